@@ -1,0 +1,31 @@
+# make demo   creates .venv, installs, runs the quickstart sweep and leaves its tables in demo-results/
+# make test   the same environment, the full test suite
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test slow lint types tables clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,lint]"
+	touch $@
+
+demo: $(READY)
+	$(BIN)/actbench sweep --output demo-results
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist demo-results src/*.egg-info

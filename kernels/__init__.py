@@ -1,0 +1,1 @@
+"""CUDA sources, one per op family; read as package data."""

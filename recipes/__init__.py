@@ -1,0 +1,1 @@
+"""Recipes that ship with actbench, one question each; read as package data."""

@@ -1,0 +1,231 @@
+"""What is written down of a measurement: one line of JSON, the meeting point of measuring and reporting.
+
+Nothing in this file, or in what it imports, imports torch. All amounts are in base units: bytes and seconds.
+A field that is ``None`` was not, or could not be, read by the meter of its case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+
+SCHEMA_VERSION = 1
+
+Task = Literal[
+    "auto",
+    "sequence-classification",
+    "masked-lm",
+    "causal-lm",
+    "seq2seq-lm",
+    "image-classification",
+]
+Attention = Literal["sdpa", "eager"]
+FloatType = Literal["float32", "bfloat16", "float16"]
+Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum"]
+MeterName = Literal["simulated", "cpu", "cuda"]
+WeightsChoice = Literal["auto", "pretrained", "random"]
+FailureReason = Literal[
+    "out-of-memory",  # the step did not fit
+    "timeout",  # the case took longer than --timeout
+    "crash",  # the process of the case died or raised something unforeseen
+    "nothing-converted",  # the scheme found nothing to work on
+    "unsupported",  # the meter, model and scheme do not go together
+    "unavailable",  # the device or a library is missing on this machine
+]
+
+
+class Data(BaseModel):
+    """A frozen value that is read from or written to a file; unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Case(Data):
+    """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it."""
+
+    model: str = Field(min_length=1)
+    task: Task = "auto"
+    scheme: str = "exact"
+    batch_size: PositiveInt
+    sequence_length: PositiveInt | None = None
+    image_size: PositiveInt | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType = "float32"
+    autocast: Literal["bfloat16", "float16"] | None = None
+    optimizer: Optimizer = "adamw"
+    weights: WeightsChoice = "random"
+    trust_remote_code: bool = False
+    meter: MeterName = "simulated"
+    device_profile: str | None = None
+    memory_limit_bytes: PositiveInt | None = None
+    find_largest_batch: bool = False
+    gradient_quality: bool = True
+    seed: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = 2
+    min_steps: PositiveInt = 10
+    min_seconds: Annotated[float, Field(ge=0)] = 1.0
+
+    def key(self) -> str:
+        """Return the identity of the case: equal cases, and only those, have equal keys."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Site(Data):
+    """One place of the model that a scheme changed.
+
+    Attributes:
+        path: Dotted path of the module in the model; empty for the model itself.
+        was: What stood there, such as ``nn.GELU``.
+        becomes: What stands there now, such as ``3-bit GELU``.
+        bytes_before: Bytes this place keeps for backward in the exact model at the case's batch.
+        bytes_after: The same after conversion.
+        calls: How often it ran in one step; 0 means that the step never reached it.
+    """
+
+    path: str
+    was: str
+    becomes: str
+    bytes_before: NonNegativeInt | None = None
+    bytes_after: NonNegativeInt | None = None
+    calls: NonNegativeInt | None = None
+
+
+class Unreached(Data):
+    """A place that a reader might expect to be converted and that was not, with the reason."""
+
+    path: str
+    kind: str
+    reason: str
+
+
+class LargestBatch(Data):
+    """How the largest batch was found and proved.
+
+    Attributes:
+        batch_size: The largest integer batch that fits; 0 when not even one sample does.
+        predicted: What the simulation predicted, before anything was tried.
+        memory_limit_bytes: The memory that the step may use.
+        fits_peak_bytes: Peak of the step at ``batch_size``.
+        next_peak_bytes: Peak of the step at ``batch_size + 1``, where the meter could still read it.
+        next_outcome: What happened at ``batch_size + 1``.
+        trials: How many steps at distinct batch sizes were run or simulated, the prediction's not counted.
+    """
+
+    batch_size: NonNegativeInt
+    predicted: NonNegativeInt | None
+    memory_limit_bytes: PositiveInt
+    fits_peak_bytes: NonNegativeInt | None
+    next_peak_bytes: NonNegativeInt | None = None
+    next_outcome: Literal["out-of-memory", "over-limit", "not-tried"] = "out-of-memory"
+    trials: NonNegativeInt
+
+
+class Measurement(Data):
+    """What a meter read of one case.
+
+    Attributes:
+        weights_bytes: Parameters and buffers.
+        gradients_bytes: Gradients of the parameters at the end of backward.
+        optimizer_bytes: Optimizer state.
+        activation_bytes: Bytes live after forward minus bytes live before it.
+        peak_bytes: Peak allocated in one training step, everything included. The headline.
+        reserved_bytes: Peak reserved by the allocator's pool (CUDA).
+        process_bytes: What the driver says the process holds (CUDA, by NVML).
+        step_seconds: Seconds of each timed step.
+        gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
+        gradient_cosine: Cosine between the two gradients.
+        loss: Loss of the measured step.
+    """
+
+    kind: Literal["measured"] = "measured"
+    weights_bytes: NonNegativeInt
+    gradients_bytes: NonNegativeInt | None = None
+    optimizer_bytes: NonNegativeInt | None = None
+    activation_bytes: int
+    peak_bytes: NonNegativeInt
+    reserved_bytes: NonNegativeInt | None = None
+    process_bytes: NonNegativeInt | None = None
+    step_seconds: tuple[float, ...] | None = None
+    largest_batch: NonNegativeInt | None = None
+    largest_batch_search: LargestBatch | None = None
+    gradient_error: float | None = None
+    gradient_cosine: float | None = None
+    loss: float | None = None
+    weights_origin: str = "random"
+    sites: tuple[Site, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Failure(Data):
+    """Why a case has no measurement. A failed case is a result."""
+
+    kind: Literal["failed"] = "failed"
+    reason: FailureReason
+    message: str
+    peak_bytes: NonNegativeInt | None = None
+
+
+Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]
+
+
+class Machine(Data):
+    """Where a case was measured."""
+
+    name: str
+    system: str
+    processor: str
+    cores: PositiveInt
+    memory_bytes: PositiveInt
+    gpu: str | None = None
+    gpu_memory_bytes: PositiveInt | None = None
+    driver: str | None = None
+
+
+class Versions(Data):
+    """What a case was measured with. ``dirty`` is true when the checkout had uncommitted changes."""
+
+    actbench: str
+    python: str
+    torch: str
+    torchvision: str | None = None
+    transformers: str | None = None
+    numba: str | None = None
+    cuda: str | None = None
+    cupy: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class Published(Data):
+    """A figure that the authors of a scheme published.
+
+    Attributes:
+        quantity: What the figure says: ``peak_saving`` is the share of exact's peak that is saved (0.138 = 13.8 %),
+            ``batch_ratio`` the largest batch over exact's, ``largest_batch`` the batch itself,
+            ``activation_ratio`` exact's activation bytes over the scheme's.
+        value: The figure.
+        setting: Model, batch, hardware.
+        source: Where it stands.
+    """
+
+    quantity: Literal["peak_saving", "peak_bytes", "batch_ratio", "largest_batch", "activation_ratio"]
+    value: float
+    setting: str
+    source: str
+
+
+class Record(Data):
+    """One line of a results file."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    recipe: str
+    case: Case
+    outcome: Outcome
+    machine: Machine
+    versions: Versions
+    command: str
+    recorded_at: str
+    published: tuple[Published, ...] = ()

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from actbench.records import Data, Published
+from actbench.training import TrainingSetup
+
+
+class Scheme(Data):
+    """A method from a paper, as a function from a training setup to a training setup.
+
+    Class attributes that a scheme gives:
+        name: How it is called in specifications.
+        summary: One line for ``actbench schemes``.
+        paper: Where the method comes from; empty for what has no paper.
+        positional: The field that the value after the colon fills; None when it takes none.
+        rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
+            30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
+        lossy_forward: True when the forward pass is not bit for bit that of the exact model.
+        published: Figures its authors published.
+    """
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    positional: ClassVar[str | None] = None
+    rank: ClassVar[int] = 10
+    lossy_forward: ClassVar[bool] = False
+    published: ClassVar[tuple[Published, ...]] = ()
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Return the setup with the scheme applied; modules are changed in place.
+
+        Raises:
+            ConversionError: The model holds nothing the scheme works on.
+        """
+        raise NotImplementedError
+
+    @property
+    def claimed_bits(self) -> float | None:
+        """Bits kept per element of what the scheme packs, or None where that is no fixed number."""
+        return None
+
+    @property
+    def spec(self) -> str:
+        """The shortest specification that builds this scheme."""
+        head = self.name
+        if self.positional is not None:
+            head += f":{_written(getattr(self, self.positional))}"
+        options = [
+            f"{key}={_written(getattr(self, key))}"
+            for key, field in type(self).model_fields.items()
+            if key != self.positional and getattr(self, key) != field.get_default(call_default_factory=True)
+        ]
+        return ",".join([head, *options])
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(str(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

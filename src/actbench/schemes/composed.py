@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actbench.errors import SpecError
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+
+class Composed(Scheme):
+    """Several schemes as one: their functions composed in order of rank, then name."""
+
+    parts: tuple[Scheme, ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[Scheme], text: str) -> Composed:
+        """Compose schemes, refusing those that cannot stand together.
+
+        Raises:
+            SpecError: ``exact`` is composed with something, or one scheme stands twice.
+        """
+        seen: set[str] = set()
+        for part in parts:
+            if part.name == "exact":
+                raise SpecError(f"scheme {text!r}: exact is the unchanged model and cannot be composed; leave it out")
+            if part.name in seen:
+                raise SpecError(f"scheme {text!r}: {part.name} stands twice; give it once, with all its keys")
+            seen.add(part.name)
+        return cls(parts=tuple(sorted(parts, key=lambda part: (part.rank, part.name))))
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Apply each part to the result of the one before."""
+        for part in self.parts:
+            setup = part.apply(setup)
+        return setup
+
+    @property
+    def spec(self) -> str:
+        """The parts' specifications joined by ``+``, in the order in which they are applied."""
+        return "+".join(part.spec for part in self.parts)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+
+class Exact(Scheme):
+    """The model as it is. Every ratio in a table is against this row."""
+
+    name: ClassVar[str] = "exact"
+    summary: ClassVar[str] = "the model as it is; the row that ratios are against"
+    rank: ClassVar[int] = 0
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Return the setup unchanged."""
+        return setup

@@ -1,0 +1,88 @@
+"""What is trained and how one step of it runs: the value that workloads make, schemes change and meters read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actbench.errors import MeasurementError
+from actbench.records import Site, Unreached
+
+Batch = Mapping[str, Any]
+Loss = Callable[[nn.Module, Batch], Tensor]
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A module with everything that makes a training step of it, and what schemes have done to it so far.
+
+    Attributes:
+        module: The model.
+        loss: From the model and a batch to a scalar.
+        make_optimizer: From the model to its optimizer.
+        autocast_dtype: Type for ``torch.autocast``, or None for none.
+        sites: What schemes changed, in the order of the model.
+        unreached: What a reader might expect to be changed and was not.
+    """
+
+    module: nn.Module
+    loss: Loss | None = None
+    make_optimizer: MakeOptimizer | None = None
+    autocast_dtype: torch.dtype | None = None
+    sites: tuple[Site, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
+
+    def changed(
+        self, module: nn.Module, sites: tuple[Site, ...], unreached: tuple[Unreached, ...] = ()
+    ) -> TrainingSetup:
+        """Return this setup with another module and further sites."""
+        return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached)
+
+
+class TrainStep:
+    """One training step of a setup on one batch, in parts, so that a meter can read between them.
+
+    Raises:
+        MeasurementError: The setup has no loss or no optimizer.
+    """
+
+    def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
+        if setup.loss is None or setup.make_optimizer is None:
+            raise MeasurementError("a training step needs a loss and an optimizer; this setup has none")
+        self.setup = setup
+        self.batch = batch
+        self.optimizer = setup.make_optimizer(setup.module)
+
+    def forward(self) -> Tensor:
+        """Return the loss, a scalar with its graph."""
+        assert self.setup.loss is not None
+        with self._autocast():
+            return self.setup.loss(self.setup.module, self.batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the loss to the parameters."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Step the optimizer and free the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def __call__(self) -> Tensor:
+        """Run the whole step and return the detached loss."""
+        loss = self.forward()
+        self.backward(loss)
+        self.update()
+        return loss.detach()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.setup.autocast_dtype is None:
+            return nullcontext()
+        device = next(self.setup.module.parameters()).device
+        return torch.autocast(device.type, dtype=self.setup.autocast_dtype)
