@@ -1,1 +1,91 @@
+"""Convert, measure and compare schemes that save activation memory in training.
+
+Every public name is loaded when it is first used, so ``import actbench`` imports neither torch nor anything heavy::
+
+    import actbench
+
+    model = actbench.convert(model, "fewbit:3+randomized:0.2")
+"""
+
 from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from actbench.bench import measure
+    from actbench.conversion import Conversion, conversion_of, convert
+    from actbench.errors import (
+        ActbenchError,
+        ConversionError,
+        KernelError,
+        MeasurementError,
+        ModelError,
+        OutOfMemoryError,
+        RecipeError,
+        SpecError,
+        StoreError,
+        UsageError,
+    )
+    from actbench.folders import load_converted, save_converted
+    from actbench.records import Case
+
+    __version__: str
+
+_HOMES = {
+    "ActbenchError": "errors",
+    "Case": "records",
+    "Conversion": "conversion",
+    "ConversionError": "errors",
+    "KernelError": "errors",
+    "MeasurementError": "errors",
+    "ModelError": "errors",
+    "OutOfMemoryError": "errors",
+    "RecipeError": "errors",
+    "SpecError": "errors",
+    "StoreError": "errors",
+    "UsageError": "errors",
+    "conversion_of": "conversion",
+    "convert": "conversion",
+    "load_converted": "folders",
+    "measure": "bench",
+    "save_converted": "folders",
+}
+
+__all__ = [
+    "ActbenchError",
+    "Case",
+    "Conversion",
+    "ConversionError",
+    "KernelError",
+    "MeasurementError",
+    "ModelError",
+    "OutOfMemoryError",
+    "RecipeError",
+    "SpecError",
+    "StoreError",
+    "UsageError",
+    "__version__",
+    "conversion_of",
+    "convert",
+    "load_converted",
+    "measure",
+    "save_converted",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        value: Any = metadata.version("actbench")
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(f"actbench.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'actbench' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

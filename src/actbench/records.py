@@ -7,11 +7,11 @@ A field that is ``None`` was not, or could not be, read by the meter of its case
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 Task = Literal[
     "auto",
@@ -37,9 +37,12 @@ FailureReason = Literal[
 
 
 class Data(BaseModel):
-    """A frozen value that is read from or written to a file; unknown fields are refused."""
+    """A frozen value that is read from or written to a file; unknown fields are refused.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    NaN and infinity are written as strings and read back as numbers: a null would say that nothing was measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Case(Data):
@@ -218,7 +221,7 @@ class Published(Data):
 
 
 class Record(Data):
-    """One line of a results file."""
+    """One line of a results file. ``label`` is what the recipe calls the scheme, where it does."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     recipe: str
@@ -228,4 +231,5 @@ class Record(Data):
     versions: Versions
     command: str
     recorded_at: str
+    label: str | None = None
     published: tuple[Published, ...] = ()

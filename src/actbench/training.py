@@ -44,6 +44,23 @@ class TrainingSetup:
         """Return this setup with another module and further sites."""
         return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached)
 
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of the model on a batch, a scalar with its graph.
+
+        Raises:
+            MeasurementError: The setup has no loss.
+        """
+        if self.loss is None:
+            raise MeasurementError("a training forward needs a loss; this setup has none")
+        with self._autocast():
+            return self.loss(self.module, batch)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        device = next(self.module.parameters()).device
+        return torch.autocast(device.type, dtype=self.autocast_dtype)
+
 
 class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
@@ -61,9 +78,7 @@ class TrainStep:
 
     def forward(self) -> Tensor:
         """Return the loss, a scalar with its graph."""
-        assert self.setup.loss is not None
-        with self._autocast():
-            return self.setup.loss(self.setup.module, self.batch)
+        return self.setup.forward(self.batch)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss to the parameters."""
@@ -80,9 +95,3 @@ class TrainStep:
         self.backward(loss)
         self.update()
         return loss.detach()
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.setup.autocast_dtype is None:
-            return nullcontext()
-        device = next(self.setup.module.parameters()).device
-        return torch.autocast(device.type, dtype=self.setup.autocast_dtype)

@@ -1,0 +1,30 @@
+"""The command line: one file per group of verbs; each verb is a library call plus printing."""
+
+from __future__ import annotations
+
+import sys
+
+from actbench.cli import convert, doctor, listing, report, sweep  # noqa: F401  (each registers its verbs)
+from actbench.cli.app import app
+from actbench.errors import ActbenchError
+
+
+def main() -> None:
+    """Run the command line.
+
+    Exit status: 0 all is well, 1 some case failed or a limit was crossed, 2 wrong usage, 130 interrupted.
+    """
+    debug = "--debug" in sys.argv[1:2]
+    try:
+        app(prog_name="actbench")
+    except ActbenchError as error:
+        if debug:
+            raise
+        print(f"actbench: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("actbench: interrupted; rows that were finished are kept", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)

@@ -1,0 +1,26 @@
+"""Reading bytes and seconds of a training step, on a device or in a simulation of one."""
+
+from __future__ import annotations
+
+from actbench.meters import profiles
+from actbench.meters.base import MemoryReading, Meter
+from actbench.meters.cpu import CpuMeter
+from actbench.meters.cuda import CudaMeter
+from actbench.meters.simulated import SimulatedMeter
+from actbench.records import Case
+
+__all__ = ["MemoryReading", "Meter", "open_meter"]
+
+
+def open_meter(case: Case) -> Meter:
+    """Return the meter of a case; the device profile is the simulated meter's alone, the others read a real device.
+
+    Raises:
+        UsageError: There is no such device profile.
+        MeasurementError: The device is not there.
+    """
+    if case.meter == "cpu":
+        return CpuMeter(case.memory_limit_bytes)
+    if case.meter == "cuda":
+        return CudaMeter(case.memory_limit_bytes)
+    return SimulatedMeter(profiles.get(case.device_profile or profiles.DEFAULT), case.memory_limit_bytes)

@@ -28,6 +28,24 @@ def names() -> list[str]:
     return list(find())
 
 
+def lookup(name: str, text: str | None = None) -> type[Scheme]:
+    """Return the scheme of a name.
+
+    Args:
+        name: The name.
+        text: The specification that it stands in, for the message of the error.
+
+    Raises:
+        SpecError: There is no such scheme; the message names the closest one.
+    """
+    found = find().get(name)
+    if found is None:
+        close = difflib.get_close_matches(name, names(), n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise SpecError(f"scheme {(text or name)!r}: there is no scheme {name!r}; {hint}known: {', '.join(names())}")
+    return found
+
+
 def build(text: str) -> Scheme:
     """Build the scheme that a specification names; several joined by ``+`` become one composed scheme.
 
@@ -43,11 +61,7 @@ def build(text: str) -> Scheme:
 
 
 def _build_part(part: spec.Part, text: str) -> Scheme:
-    cls = find().get(part.name)
-    if cls is None:
-        close = difflib.get_close_matches(part.name, names(), n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise SpecError(f"scheme {text!r}: there is no scheme {part.name!r}; {hint}known: {', '.join(names())}")
+    cls = lookup(part.name, text)
     values: dict[str, Any] = dict(part.options)
     if part.value is not None:
         if cls.positional is None:

@@ -1,0 +1,51 @@
+"""Models to train: how each is found, built, fed and scored. Neither torchvision nor transformers is imported until
+a model of theirs is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from actbench.records import Case, Task
+from actbench.workloads import names, presets
+from actbench.workloads.base import Workload
+
+
+class Available(NamedTuple):
+    """A model that can be named without further ado."""
+
+    spec: str
+    source: str
+    task: Task
+    note: str
+
+
+def load(case: Case) -> Workload:
+    """Find the model of a case.
+
+    Raises:
+        ModelError: The model is unknown, broken, or does not do the task; the message says what to do.
+    """
+    name = names.parse(case.model)
+    if name.kind == "torchvision":
+        from actbench.workloads.torchvision import TorchvisionWorkload
+
+        return TorchvisionWorkload(name.name, case)
+    if name.kind == "function":
+        from actbench.workloads.function import FunctionWorkload
+
+        return FunctionWorkload(name.name, case)
+    from actbench.workloads.huggingface import HuggingFaceWorkload
+
+    return HuggingFaceWorkload(name, case)
+
+
+def available() -> list[Available]:
+    """Return the shipped presets and torchvision's classification models."""
+    from actbench.workloads import torchvision
+
+    shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in presets.presets().values()]
+    return shipped + [
+        Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")
+        for name in torchvision.names()
+    ]

@@ -1,0 +1,162 @@
+// What the kernels share: float types, eight elements at a time, streams of codes, random words.
+//
+// Elements are counted in 64 bits. A warp works on tiles of 256 elements, eight neighbours a lane: eight codes of b
+// bits are b whole bytes, so no two lanes write to one byte. CuPy compiles with -ftz=true whatever it is told, so
+// arithmetic that must equal torch's names its instructions.
+#pragma once
+
+#ifndef KERNEL
+#define KERNEL extern "C" __global__ __launch_bounds__(256) void
+#endif
+
+using Index = long long;
+using Word = unsigned long long;
+
+constexpr int kThreads = 256, kLanes = 32, kWarps = kThreads / kLanes, kTile = 8 * kLanes;
+
+__device__ __forceinline__ int lane() { return threadIdx.x % kLanes; }
+__device__ __forceinline__ int warp() { return threadIdx.x / kLanes; }
+__device__ __forceinline__ Index first_tile() { return Index(blockIdx.x) * kWarps + warp(); }
+__device__ __forceinline__ Index tile_step() { return Index(gridDim.x) * kWarps; }
+__device__ __forceinline__ bool aligned(const void* pointer) { return reinterpret_cast<Word>(pointer) % 16 == 0; }
+
+// ---- Instructions by name: subnormal numbers stay, nothing is fused, NVRTC needs no headers. The header by which the
+// tests run kernels on the host has its own four.
+
+#ifdef __CUDA_ARCH__
+__device__ __forceinline__ unsigned above(float x, float bound) {
+    unsigned result;
+    asm("{ .reg .pred p; setp.gt.f32 p, %1, %2; selp.u32 %0, 1, 0, p; }" : "=r"(result) : "f"(x), "f"(bound));
+    return result;
+}
+__device__ __forceinline__ float product(float a, float b) {
+    float result;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float half_to_float(unsigned short bits) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(bits));
+    return wide;
+}
+__device__ __forceinline__ unsigned short float_to_half(float wide) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
+    return bits;
+}
+#endif
+
+// ---- Float types: widened exactly, narrowed to nearest even.
+
+struct Float32 { float value; };
+struct Float16 { unsigned short bits; };
+struct BFloat16 { unsigned short bits; };
+
+__device__ __forceinline__ float widened(Float32 x) { return x.value; }
+__device__ __forceinline__ void narrow(float wide, Float32& x) { x.value = wide; }
+
+__device__ __forceinline__ float widened(Float16 x) { return half_to_float(x.bits); }
+__device__ __forceinline__ void narrow(float wide, Float16& x) { x.bits = float_to_half(wide); }
+
+__device__ __forceinline__ float widened(BFloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
+__device__ __forceinline__ void narrow(float wide, BFloat16& x) {
+    const unsigned bits = __float_as_uint(wide);
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    x.bits = is_nan ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+
+// ---- Eight elements a lane: two or one loads of 16 bytes, or one by one where the pointer or the end forbids it.
+
+template <class Scalar>
+struct alignas(16) Vector {
+    static constexpr int size = 16 / sizeof(Scalar);
+    Scalar lanes[size];
+};
+
+// Elements past the end are NaN, which no bound is below.
+template <class Scalar>
+__device__ __forceinline__ void load8(const Scalar* source, Index left, bool whole, float (&values)[8]) {
+    constexpr int size = Vector<Scalar>::size;
+    if (whole && left >= 8) {
+        Vector<Scalar> parts[8 / size];
+#pragma unroll
+        for (int i = 0; i < 8 / size; ++i) parts[i] = reinterpret_cast<const Vector<Scalar>*>(source)[i];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = widened(parts[i / size].lanes[i % size]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = i < left ? widened(source[i]) : __uint_as_float(0x7fc00000);
+    }
+}
+
+template <class Scalar>
+__device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, const float (&values)[8]) {
+    constexpr int size = Vector<Scalar>::size;
+    if (whole && left >= 8) {
+#pragma unroll
+        for (int i = 0; i < 8 / size; ++i) {
+            Vector<Scalar> part;
+#pragma unroll
+            for (int j = 0; j < size; ++j) narrow(values[i * size + j], part.lanes[j]);
+            reinterpret_cast<Vector<Scalar>*>(target)[i] = part;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i < left) narrow(values[i], target[i]);
+    }
+}
+
+// ---- A tile's codes are 32 * bits bytes of one little-endian stream. They pass through shared memory, so that the
+// warp moves them as 2 * bits neighbouring vectors. `left` is how many bytes the stream has from `target` on.
+
+using Bytes16 = Vector<unsigned char>;
+
+template <int bits>
+struct alignas(16) Stage {
+    unsigned char bytes[kLanes * bits];
+};
+
+template <int bits>
+__device__ __forceinline__ void store_codes(Word group, unsigned char* target, Index left, bool whole, Stage<bits>& stage) {
+#pragma unroll
+    for (int i = 0; i < bits; ++i) stage.bytes[lane() * bits + i] = static_cast<unsigned char>(group >> (8 * i));
+    __syncwarp();
+    if (whole && left >= kLanes * bits) {
+        if (lane() < 2 * bits) reinterpret_cast<Bytes16*>(target)[lane()] = reinterpret_cast<Bytes16*>(stage.bytes)[lane()];
+    } else {
+        for (int i = lane(); i < kLanes * bits && i < left; i += kLanes) target[i] = stage.bytes[i];
+    }
+    __syncwarp();
+}
+
+template <int bits>
+__device__ __forceinline__ Word load_codes(const unsigned char* source, Index left, bool whole, Stage<bits>& stage) {
+    if (whole && left >= kLanes * bits) {
+        if (lane() < 2 * bits) reinterpret_cast<Bytes16*>(stage.bytes)[lane()] = reinterpret_cast<const Bytes16*>(source)[lane()];
+    } else {
+        for (int i = lane(); i < kLanes * bits && i < left; i += kLanes) stage.bytes[i] = source[i];
+    }
+    __syncwarp();
+    Word group = 0;
+#pragma unroll
+    for (int i = 0; i < bits; ++i) group |= Word(stage.bytes[lane() * bits + i]) << (8 * i);
+    __syncwarp();
+    return group;
+}
+
+// ---- Random words: a hash of a state and a counter (splitmix64), as in actbench/ops/noise.py.
+
+__device__ __forceinline__ Word random_word(Word state, Word index) {
+    Word word = state + (index + 1) * 0x9E3779B97F4A7C15ull;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
+    return word ^ (word >> 31);
+}
+
+// 64 bits of the endless stream of a state's words, from any bit on.
+__device__ __forceinline__ Word random_bits(Word state, Word position) {
+    const int shift = position % 64;
+    const Word low = random_word(state, position / 64) >> shift;
+    return shift == 0 ? low : low | random_word(state, position / 64 + 1) << (64 - shift);
+}

@@ -1,0 +1,163 @@
+"""Measuring one case: the only place where workload, scheme and meter meet."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from actbench import inspection, meters, schemes, search, workloads
+from actbench.errors import (
+    ActbenchError,
+    ConversionError,
+    MeasurementError,
+    OutOfMemoryError,
+    UsageError,
+)
+from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
+from actbench.training import TrainingSetup, TrainStep
+
+
+class Session:
+    """One case being measured, in the process in which it is made.
+
+    Args:
+        case: What to build, what to apply and how to measure it.
+
+    Raises:
+        ActbenchError: The case cannot be built here; :func:`failure_of` says what that means for its record.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.scheme = schemes.build(case.scheme)
+        self.meter = meters.open_meter(case)
+        self.workload = workloads.load(case)
+        self._warm = False
+        self._step: TrainStep | None = None
+        torch.manual_seed(case.seed)
+        exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
+        exact = self.meter.adopt(exact)
+        kept_before = self._trace(exact)
+        self._exact_gradient = self._gradient(exact) if self._wants_gradient_quality else None
+        self.setup = self.scheme.apply(exact)
+        self.sites, self.unreached = inspection.inspect(kept_before, self._trace(self.setup), self.setup)
+
+    def memory(self) -> Measurement:
+        """Read everything but time: bytes, sites, gradient quality and, where asked, the largest batch.
+
+        Raises:
+            OutOfMemoryError: The step does not fit.
+        """
+        error, cosine, warnings = self._gradient_quality()
+        reading = self.meter.memory(self._new_step(self.case.batch_size))
+        search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
+        return Measurement(
+            weights_bytes=reading.weights_bytes,
+            gradients_bytes=reading.gradients_bytes,
+            optimizer_bytes=reading.optimizer_bytes,
+            activation_bytes=reading.activation_bytes,
+            peak_bytes=reading.peak_bytes,
+            reserved_bytes=reading.reserved_bytes,
+            process_bytes=reading.process_bytes,
+            loss=reading.loss,
+            gradient_error=error,
+            gradient_cosine=cosine,
+            largest_batch=None if search_result is None else search_result.batch_size,
+            largest_batch_search=search_result,
+            weights_origin=self.workload.weights_origin,
+            sites=self.sites,
+            unreached=self.unreached,
+            warnings=self.workload.warnings + warnings,
+        )
+
+    def time(self, steps: int) -> tuple[float, ...] | None:
+        """Run one round of timed steps; the first round is preceded by the case's warm-up.
+
+        Returns:
+            Seconds of each step, or None when the meter has no clock.
+        """
+        if not self.meter.materialize:
+            return None
+        if self._step is None:
+            self._step = self._new_step(self.case.batch_size)
+        if not self._warm:
+            self.meter.seconds(self._step, self.case.warmup_steps)
+            self._warm = True
+        return self.meter.seconds(self._step, steps)
+
+    @property
+    def _wants_gradient_quality(self) -> bool:
+        return self.case.gradient_quality and self.meter.materialize and self.case.scheme != "exact"
+
+    def _new_step(self, batch_size: int) -> TrainStep:
+        with self.meter.active():
+            batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
+            return TrainStep(self.setup, batch)
+
+    def _trace(self, setup: TrainingSetup) -> inspection.Trace:
+        return inspection.trace(setup, lambda: self.workload.batch(self.case.batch_size, seed=self.case.seed))
+
+    def _gradient(self, setup: TrainingSetup) -> Gradients | None:
+        """Return the gradient on the case's batch, or None when that alone does not fit."""
+        try:
+            with self.meter.active():
+                batch = self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
+                return gradients_of(setup, batch, self.case.seed)
+        except (OutOfMemoryError, torch.OutOfMemoryError, MemoryError):
+            return None
+
+    def _gradient_quality(self) -> tuple[float | None, float | None, tuple[str, ...]]:
+        if not self._wants_gradient_quality:
+            return None, None, ()
+        exact, self._exact_gradient = self._exact_gradient, None
+        found = None if exact is None else self._gradient(self.setup)
+        if exact is None or found is None:
+            return None, None, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
+        error, cosine = relative_error_and_cosine(found, exact)
+        return error, cosine, ()
+
+    def _largest_batch(self) -> LargestBatch:
+        def fits(batch_size: int) -> search.Trial:
+            try:
+                return search.Trial(True, self.meter.memory(self._new_step(batch_size)).peak_bytes)
+            except OutOfMemoryError as error:
+                return search.Trial(False, error.peak_bytes)
+
+        return search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
+
+
+def measure(case: Case) -> Measurement:
+    """Measure a case in this process: bytes first, then time in a pass of its own.
+
+    Raises:
+        ActbenchError: The case cannot be measured; see :func:`failure_of`.
+    """
+    session = Session(case)
+    measurement = session.memory()
+    seconds: list[float] = []
+    started = time.perf_counter()
+    while len(seconds) < case.min_steps or time.perf_counter() - started < case.min_seconds:
+        more = session.time(case.min_steps)
+        if more is None:
+            return measurement
+        seconds.extend(more)
+    return measurement.model_copy(update={"step_seconds": tuple(seconds)})
+
+
+_REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
+    (OutOfMemoryError, "out-of-memory"),
+    (torch.OutOfMemoryError, "out-of-memory"),
+    (MemoryError, "out-of-memory"),
+    (ConversionError, "nothing-converted"),
+    (MeasurementError, "unavailable"),
+    (UsageError, "unsupported"),
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
+    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
+    message = str(error) if isinstance(error, ActbenchError) else f"{type(error).__name__}: {error}"
+    return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))

@@ -1,0 +1,165 @@
+"""The typer application and the options that several verbs share; the only file that imports typer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from actbench.records import Attention, FloatType, Optimizer, Task, WeightsChoice
+
+app = typer.Typer(
+    name="actbench",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Convert, measure and compare schemes that save activation memory in training.\n\n"
+    "Every number that actbench prints was measured: by the CUDA allocator, by the CPU allocator, or by running "
+    "the training step on fake tensors with the operators that the named device would choose.\n\n"
+    "Start with **actbench sweep**, which runs the quickstart recipe, or **actbench measure resnet50 --scheme "
+    "checkpoint**.",
+)
+
+Exit = typer.Exit
+echo = typer.echo
+
+
+def argument(metavar: str, text: str) -> Any:
+    """Return a positional argument for an ``Annotated`` type."""
+    return typer.Argument(metavar=metavar, help=text, show_default=False)
+
+
+def option(name: str, text: str, **details: Any) -> Any:
+    """Return an option for an ``Annotated`` type."""
+    return typer.Option(name, help=text, **details)
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a "
+        "local folder, or file.py:function.",
+    ),
+]
+SchemeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scheme",
+        "-s",
+        metavar="SPEC",
+        help="NAME[:VALUE][,key=value…], joined by +: fewbit:3, randomized:0.2, fewbit:3+checkpoint. Repeat for "
+        "several rows. 'actbench schemes' lists them.",
+    ),
+]
+GeluBitsOption = Annotated[
+    str | None,
+    typer.Option("--gelu-bits", metavar="BITS", help="Short for the scheme fewbit:BITS,functions=gelu (1 to 8)."),
+]
+LinearOption = Annotated[
+    str | None,
+    typer.Option("--linear", metavar="SPEC", help="Scheme for linear layers, such as randomized:0.2."),
+]
+TaskOption = Annotated[Task, typer.Option("--task", help="What the model is trained for; auto reads it off the model.")]
+BatchOption = Annotated[
+    str,
+    typer.Option(
+        "--batch-size",
+        "-b",
+        metavar="RANGE",
+        help="8, a list 8,16,32, or a range 8-512*2 or 8-64+8.",
+    ),
+]
+SequenceOption = Annotated[
+    int | None, typer.Option("--sequence-length", min=1, help="Tokens per sample (default 128).", show_default=False)
+]
+ImageOption = Annotated[
+    int | None, typer.Option("--image-size", min=1, help="Height and width of images.", show_default=False)
+]
+AttentionOption = Annotated[
+    Attention, typer.Option("--attention", help="Attention implementation of Hugging Face models.")
+]
+DtypeOption = Annotated[FloatType, typer.Option("--dtype", help="Type of the weights and inputs.")]
+AutocastOption = Annotated[
+    str | None, typer.Option("--autocast", metavar="TYPE", help="bfloat16 or float16: train under torch.autocast.")
+]
+OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="Optimizer of the training step.")]
+WeightsOption = Annotated[
+    WeightsChoice,
+    typer.Option(
+        "--weights",
+        help="auto takes the cache or the hub and, when neither answers within seconds, random weights with a "
+        "warning; random never asks the network.",
+    ),
+]
+MeterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--meter",
+        "-m",
+        metavar="METER",
+        help="simulated, cpu or cuda; repeat or separate by commas for several side by side. Default: cuda with a "
+        "GPU, otherwise simulated.",
+    ),
+]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device-profile", metavar="NAME", help="Device that the simulated meter stands for (default cuda-16gib)."
+    ),
+]
+MemoryLimitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-limit", metavar="SIZE", help="Memory a step may use, such as 16GiB; stands for a smaller card."
+    ),
+]
+MaxBatchOption = Annotated[
+    bool, typer.Option("--max-batch", help="Find the largest batch that fits, and prove that the next one does not.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights, data and sketches.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Timed steps of a case, at least.")]
+SecondsOption = Annotated[float, typer.Option("--seconds", min=0, help="Seconds of timed steps of a case, at least.")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Simulated cases that run at a time (default: half the cores)."),
+]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=1, help="Seconds after which a case is stopped and recorded as failed.")
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what the results file already holds.")]
+TrustOption = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with a hub model.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="PATH", help="Folder or file to write to.", show_default=False)
+]
+MarkdownOption = Annotated[
+    Path | None, typer.Option("--export-markdown", metavar="FILE", help="Write the table as Markdown.")
+]
+CsvOption = Annotated[
+    Path | None, typer.Option("--export-csv", metavar="FILE", help="Write the table as CSV, in bytes and seconds.")
+]
+JsonOption = Annotated[Path | None, typer.Option("--export-json", metavar="FILE", help="Write the records as JSON.")]
+HtmlOption = Annotated[Path | None, typer.Option("--export-html", metavar="FILE", help="Write the table as HTML.")]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import importlib.metadata
+
+        echo(f"actbench {importlib.metadata.version('actbench')}")
+        raise Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Options of every verb; ``--debug`` is acted on by the entry point, before any verb runs."""

@@ -1,0 +1,199 @@
+"""Converting a model for one's own training loop, and the mark that a converted model carries."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from actbench import schemes
+from actbench.errors import ConversionError
+from actbench.inspection import inspect, trace
+from actbench.records import Data, Site, Unreached
+from actbench.schemes import Scheme
+from actbench.training import Batch, TrainingSetup
+
+_MARK = "actbench_conversion"
+_EXAMPLE = "example"
+
+
+class Conversion(Data):
+    """What was done to a model: the mark that :func:`convert` leaves on it.
+
+    Attributes:
+        scheme: Specification of the scheme.
+        version: Version of actbench that converted it.
+        sites: What changed.
+        unreached: What a reader might expect to have changed and did not.
+    """
+
+    scheme: str
+    version: str
+    sites: tuple[Site, ...]
+    unreached: tuple[Unreached, ...] = ()
+
+
+def convert(
+    model: nn.Module,
+    scheme: str | Scheme,
+    *,
+    example_batch: Any = None,
+    loss: Callable[[nn.Module, Any], Tensor] | None = None,
+) -> nn.Module:
+    """Make a model keep less for backward, for use in one's own training loop or with a trainer.
+
+    The model is changed in place and keeps its Parameter objects, state_dict keys, hooks, flags and devices. When
+    anything is refused, it is left as it was. ::
+
+        model = actbench.convert(model, "fewbit:3+randomized:0.2")
+
+    Args:
+        model: The model, not converted before.
+        scheme: A specification such as ``fewbit:3``, or a scheme.
+        example_batch: What the model is called with: keyword arguments as a mapping, positional ones as a tuple, or
+            one tensor. With it, one training forward on fake tensors (no memory, no random numbers, no values) tells
+            what each site keeps before and after, and which sites never run; without it, both stay unknown.
+        loss: From the model and ``example_batch`` to a scalar; by default the model's own loss, or the sum of what
+            it returns.
+
+    Returns:
+        The converted model: ``model`` itself, unless the scheme replaces the whole of it.
+
+    Raises:
+        SpecError: The specification is wrong.
+        ConversionError: The model was converted before, nothing in it can be converted, or the scheme changes more
+            than a model can carry.
+    """
+    if isinstance(scheme, str):
+        scheme = schemes.build(scheme)
+    refuse_converted(model, scheme)
+    setup = TrainingSetup(model, loss=_example_loss(loss))
+    if example_batch is None:
+        with _unchanged_on_error(model):
+            return mark(apply_to_model(scheme, setup), scheme)
+    before = trace(setup, lambda: {_EXAMPLE: _shaped_like(example_batch)})
+    with _unchanged_on_error(model):
+        converted = apply_to_model(scheme, setup)
+        after = trace(converted, lambda: {_EXAMPLE: _shaped_like(example_batch)})
+        sites, unreached = inspect(before, after, converted)
+        return mark(TrainingSetup(converted.module, sites=sites, unreached=unreached), scheme)
+
+
+def conversion_of(model: nn.Module) -> Conversion | None:
+    """Return what was done to a model, or to a model inside it, by :func:`convert`; None for an unconverted one."""
+    marks = (vars(module).get(_MARK) for module in model.modules())
+    return next((found for found in marks if found is not None), None)
+
+
+def mark(setup: TrainingSetup, scheme: Scheme) -> nn.Module:
+    """Leave the mark on a converted model and return it.
+
+    Raises:
+        ConversionError: Nothing was converted.
+    """
+    if not setup.sites:
+        raise ConversionError(f"scheme {scheme.spec!r} converts nothing in this model; see 'actbench schemes'")
+    vars(setup.module)[_MARK] = Conversion(
+        scheme=scheme.spec,
+        version=importlib.metadata.version("actbench"),
+        sites=setup.sites,
+        unreached=setup.unreached,
+    )
+    return setup.module
+
+
+def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
+    """Raise a ConversionError if a model, or a model inside it, was converted before."""
+    found = conversion_of(model)
+    if found is not None:
+        raise ConversionError(
+            f"this model was already converted with {found.scheme!r} ({len(found.sites)} sites); take the unconverted "
+            f"model and convert it once, with schemes composed by +, such as {found.scheme}+{scheme.spec}"
+        )
+
+
+def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
+    """Apply a scheme to a setup of which only the model will be kept.
+
+    Raises:
+        ConversionError: The scheme changes the optimizer, the loss or autocast, which a model cannot carry.
+    """
+    applied = scheme.apply(setup)
+    changed = [
+        what
+        for what, differs in (
+            ("the optimizer", applied.make_optimizer is not setup.make_optimizer),
+            ("the loss", applied.loss is not setup.loss),
+            ("autocast", applied.autocast_dtype is not setup.autocast_dtype),
+        )
+        if differs
+    ]
+    if changed:
+        raise ConversionError(
+            f"scheme {scheme.spec!r} also changes {' and '.join(changed)}, which a converted model cannot carry; "
+            "measure it with 'actbench measure', or apply it to a TrainingSetup of your own"
+        )
+    return applied
+
+
+@contextmanager
+def _unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """Give every module of a model its attributes, children and hooks back if anything is raised."""
+    kept = [(vars(module), dict(vars(module))) for module in model.modules()]
+    tables = [
+        (value, dict(value)) for _, attributes in kept for value in attributes.values() if isinstance(value, dict)
+    ]
+    try:
+        yield
+    except BaseException:
+        for now, then in kept + tables:
+            now.clear()
+            now.update(then)
+        raise
+
+
+def _example_loss(loss: Callable[[nn.Module, Any], Tensor] | None) -> Callable[[nn.Module, Batch], Tensor]:
+    chosen = _own_loss if loss is None else loss
+    return lambda model, batch: chosen(model, batch[_EXAMPLE])
+
+
+def _own_loss(model: nn.Module, example: Any) -> Tensor:
+    output = _call(model, example)
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    leaves = tree_leaves(dict(output) if isinstance(output, Mapping) else output)
+    results = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not results:
+        raise ConversionError(
+            f"the model returns a {type(output).__name__} without a loss or a floating-point tensor; give convert a "
+            "loss=, a function from the model and the example batch to a scalar"
+        )
+    return torch.stack([result.float().sum() for result in results]).sum()
+
+
+def _call(model: nn.Module, example: Any) -> Any:
+    if isinstance(example, Mapping):
+        return model(**example)
+    if isinstance(example, tuple | list):
+        return model(*example)
+    return model(example)
+
+
+def _shaped_like(example: Any) -> Any:
+    """Return an example batch with tensors of the same shapes on the CPU, fake where a fake tensor mode is active."""
+    if isinstance(example, Mapping):
+        example = dict(example)  # a tokenizer's mapping is no dict
+    return tree_map(
+        lambda leaf: (
+            torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+            if isinstance(leaf, Tensor)
+            else leaf
+        ),
+        example,
+    )

@@ -1,0 +1,56 @@
+"""Writing texts to files: what stood there stays until every text is on disk, and no file is ever half-written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from actbench.errors import StoreError, UsageError
+
+
+def export(texts: Mapping[Path, str]) -> None:
+    """Write each text to its path, making folders on the way. A pipe or a device, such as /dev/stdout, is written into.
+
+    Raises:
+        UsageError: Two paths are the same file.
+        StoreError: A path cannot be written. Nothing that stood there was changed, unless the disk failed at the very
+            end, in putting finished files in their places.
+    """
+    targets = [path.resolve() for path in texts]
+    for place, target in enumerate(targets):
+        if target in targets[:place]:
+            raise UsageError(f"{target} is to be written twice: give each export a file of its own")
+    streams = [target for target in targets if target.exists() and not (target.is_file() or target.is_dir())]
+    staged: list[tuple[Path, Path]] = []
+    target = Path()
+    try:
+        for target, text in zip(targets, texts.values(), strict=True):
+            if target in streams:
+                target.write_text(text, encoding="utf-8")
+            else:
+                staged.append((_staged(target, text), target))
+        for temporary, target in staged:
+            temporary.replace(target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from None
+    finally:
+        for temporary, _ in staged:
+            temporary.unlink(missing_ok=True)
+
+
+def _staged(target: Path, text: str) -> Path:
+    """Write a text beside its target and wait until the disk has it."""
+    if target.is_dir():
+        raise StoreError(f"{target} is a folder: name a file in it, such as {target / 'table.md'}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary

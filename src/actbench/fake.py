@@ -1,0 +1,74 @@
+"""Models of fake tensors: shapes, types and bytes without values, on the CPU, with no memory behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def fake_mode() -> FakeTensorMode:
+    """Return a new fake tensor mode that takes the few real tensors a model makes of its own as fake ones.
+
+    Tensors are fake *CPU* tensors on every machine: fake CUDA tensors run a forward pass but no backward one where
+    there is no driver.
+    """
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """Make every parameter and buffer of a module a fake CPU tensor of ``mode``, in place and for good.
+
+    Shapes, strides, types and ``requires_grad`` are kept, and what was one object in two places stays one object.
+
+    Args:
+        module: A model on the CPU or the meta device.
+        mode: The mode that the new tensors belong to.
+
+    Returns:
+        The same module.
+    """
+    twins: dict[int, tuple[Tensor, Tensor]] = {}
+    for table in _tables(module):
+        for name, tensor in table.items():
+            if tensor is not None:
+                table[name] = _twin(tensor, mode, twins)
+    return module
+
+
+@contextmanager
+def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[nn.Module]:
+    """Make a module fake, as :func:`to_fake` does, and give it its very own tensors back at the end.
+
+    The tensors come back after an exception too, and no gradient or buffer update of the fake time reaches them.
+    """
+    tables = _tables(module)
+    kept = [dict(table) for table in tables]
+    try:
+        yield to_fake(module, mode)
+    finally:
+        for table, own in zip(tables, kept, strict=True):
+            table.clear()
+            table.update(own)
+
+
+def _tables(module: nn.Module) -> list[dict[str, Any]]:
+    return [table for part in module.modules() for table in (part._parameters, part._buffers)]
+
+
+def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
+        return tensor
+    if id(tensor) not in twins:
+        with mode:
+            twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        for name, value in vars(tensor).items():
+            vars(twin).setdefault(name, value)
+        twins[id(tensor)] = (tensor, twin)  # the tensor is held too, or its id could come back as another's
+    return twins[id(tensor)][1]

@@ -1,0 +1,48 @@
+"""How far a scheme's gradient is from the exact one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from actbench.training import Batch, TrainingSetup, TrainStep
+
+Gradients = Mapping[nn.Parameter, Tensor]
+
+
+def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
+    """Run forward and backward once and return the gradient of every parameter that got one.
+
+    The default generators are seeded first, so that two setups on one batch draw the same dropout masks. The
+    gradients are taken from the parameters, which are left without any.
+    """
+    torch.manual_seed(seed)
+    step = TrainStep(setup, batch)
+    step.backward(step.forward())
+    found = {p: p.grad for p in setup.module.parameters() if p.grad is not None}
+    step.optimizer.zero_grad(set_to_none=True)
+    return found
+
+
+def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float, float]:
+    """Compare two gradients over all parameters as one long vector.
+
+    Returns:
+        ``|found - exact| / |exact|`` and the cosine between the two; NaN where the exact gradient is zero.
+    """
+    error = dot = found_square = exact_square = 0.0
+    for parameter, reference in exact.items():
+        mine = found.get(parameter)
+        a = torch.zeros_like(reference).double() if mine is None else mine.double()
+        b = reference.double()
+        error += float((a - b).square().sum())
+        dot += float((a * b).sum())
+        found_square += float(a.square().sum())
+        exact_square += float(b.square().sum())
+    if exact_square == 0.0:
+        return math.nan, math.nan
+    norms = math.sqrt(found_square * exact_square)
+    return math.sqrt(error / exact_square), dot / norms if norms else math.nan

@@ -1,0 +1,182 @@
+"""The lines of a results file, as bytes: split, read as records, and added to without ever leaving half a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from actbench.errors import StoreError
+from actbench.mistakes import dotted
+from actbench.records import SCHEMA_VERSION, Record
+
+_BEGINNING = b'{"schema_version":'
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""By schema version: turns a record of that version into one of the next."""
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of a file.
+
+    Attributes:
+        numbered: Whole lines that are not blank, with their numbers from 1.
+        torn: Whether a half-written line follows them.
+        whole_bytes: Length of the file without the half-written line.
+        file_bytes: Length of the file.
+    """
+
+    numbered: tuple[tuple[int, bytes], ...]
+    torn: bool
+    whole_bytes: int
+    file_bytes: int
+
+
+def split(path: Path) -> Lines:
+    """Split a file into lines.
+
+    Raises:
+        StoreError: The file cannot be read, or its last line was not written by actbench.
+    """
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is not a file that holds results")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
+    numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
+    if not numbered or _is_json(numbered[-1][1]):
+        return Lines(tuple(numbered), torn=False, whole_bytes=len(content), file_bytes=len(content))
+    number, last = numbered.pop()
+    if not (last.startswith(_BEGINNING) or _BEGINNING.startswith(last)):
+        raise StoreError(f"{path}:{number}: this is not a record of actbench; is {path.name} a results file?")
+    return Lines(tuple(numbered), torn=True, whole_bytes=content.rindex(last), file_bytes=len(content))
+
+
+def parse(line: bytes, place: str) -> Record:
+    """Read a line as a record; one of an older schema version is brought to the present one.
+
+    Args:
+        line: JSON.
+        place: Name of the file and number of the line, for the message.
+
+    Raises:
+        StoreError: The line is broken or was written by a newer actbench.
+    """
+    try:
+        return Record.model_validate_json(line)
+    except ValidationError:
+        pass  # below it is found out why: an older version is no mistake
+    if not _is_json(line):
+        raise StoreError(
+            f"{place}: the line is broken (not JSON). Remove it, and its case is measured again, or restore the file"
+        )
+    try:
+        return Record.model_validate(_migrated(from_json(line), place))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise StoreError(
+            f"{place}: not a valid record: {dotted(first['loc'])}: {first['msg']}. Remove the line, and its case is "
+            f"measured again, or restore the file"
+        ) from None
+
+
+def _migrated(data: Any, place: str) -> dict[str, Any]:
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int):
+        raise StoreError(f"{place}: this is not a record of actbench: it has no schema_version")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{place}: written by a newer actbench (schema version {version}, this one knows {SCHEMA_VERSION}): "
+            f"read it with that one, or install it here"
+        )
+    while version < SCHEMA_VERSION:
+        if version not in MIGRATIONS:
+            raise StoreError(f"{place}: there was never a schema version {version}; the line is broken")
+        data = MIGRATIONS[version](data)
+        version += 1
+    return dict(data)
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        from_json(line)
+    except ValueError:
+        return False
+    return True
+
+
+class LineFile:
+    """A file that lines are added to. Its length is known, so that another writer is noticed.
+
+    Args:
+        path: The file; made by the first line.
+        whole_bytes: Length up to the end of the last whole line; what follows is cut off before the next is added.
+        file_bytes: Length of the file.
+    """
+
+    def __init__(self, path: Path, whole_bytes: int = 0, file_bytes: int = 0) -> None:
+        self.path = path
+        self.whole_bytes = whole_bytes
+        self.file_bytes = file_bytes
+
+    def append(self, line: bytes) -> None:
+        """Add a line, without its end, and wait until the disk has it.
+
+        Raises:
+            StoreError: It cannot be written, or another program changed the file. No part of the line stays behind.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._append(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: the record cannot be written: {error.strerror}. The records before it are safe; make "
+                f"room or name another file with --output, and start again: what is there is not measured twice"
+            ) from error
+
+    def _append(self, descriptor: int, line: bytes) -> None:
+        if os.fstat(descriptor).st_size != self.file_bytes:
+            raise StoreError(
+                f"{self.path}: another program changed the file while actbench was writing to it; nothing was written. "
+                f"Look at the file, then start again"
+            )
+        os.ftruncate(descriptor, self.whole_bytes)
+        self.file_bytes = self.whole_bytes
+        unended = self.whole_bytes > 0 and os.pread(descriptor, 1, self.whole_bytes - 1) != b"\n"
+        content = (b"\n" if unended else b"") + line + b"\n"
+        try:
+            _write(descriptor, content, self.whole_bytes)
+            if self.whole_bytes == 0:
+                _sync_folder(self.path.parent)
+        except BaseException:
+            with suppress(OSError):  # what cannot be cut off now is a half-written line, which readers leave out
+                os.ftruncate(descriptor, self.whole_bytes)
+            raise
+        self.whole_bytes = self.file_bytes = self.whole_bytes + len(content)
+
+
+def _write(descriptor: int, content: bytes, offset: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written
+    os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the disk has the name of a new file."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

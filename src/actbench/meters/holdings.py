@@ -1,0 +1,43 @@
+"""The tensors that a training step holds on to between its operators, and their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from actbench.training import TrainStep
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    """Return the gradients that the parameters of a module have now."""
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors that an optimizer keeps from step to step."""
+    return tensors_in(list(optimizer.state.values()))
+
+
+def everything(step: TrainStep) -> list[Tensor]:
+    """Return what is alive before a step runs: weights, batch and optimizer state."""
+    return [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested dicts, lists and tuples."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def stored_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the distinct storages behind tensors."""
+    storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storage.nbytes() for storage in storages.values())

@@ -1,0 +1,150 @@
+"""The simulated meter: one step on fake tensors, with the operators and the block size of a named device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.utils._pytree import tree_map
+
+from actbench import hostmemory
+from actbench.errors import MeasurementError
+from actbench.fake import fake_mode, to_fake
+from actbench.meters import holdings, temporaries
+from actbench.meters.base import MemoryReading
+from actbench.meters.ledger import Ledger
+from actbench.meters.limits import check_limit
+from actbench.meters.operators import cuda_operators
+from actbench.meters.profiles import DeviceProfile
+from actbench.records import MeterName
+from actbench.training import Batch, TrainingSetup, TrainStep
+
+
+class SimulatedMeter:
+    """Counts the bytes of a step that is never computed; its cost does not grow with the batch.
+
+    Args:
+        profile: The device to simulate.
+        memory_limit_bytes: Memory that a step may use; None for all that the device has.
+
+    Attributes:
+        profile: As given.
+    """
+
+    name: MeterName = "simulated"
+    materialize = False
+
+    def __init__(self, profile: DeviceProfile, memory_limit_bytes: int | None = None) -> None:
+        self.profile = profile
+        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
+        self._mode = fake_mode()
+        self._is_active = False
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make new tensors fake and let the device's operators run; may be entered again while it is active."""
+        if self._is_active:
+            yield
+            return
+        self._is_active = True
+        try:
+            with self._mode, cuda_operators(self.profile) if self.profile.is_cuda else nullcontext():
+                yield
+        finally:
+            self._is_active = False
+
+    def adopt(self, setup: TrainingSetup) -> TrainingSetup:
+        """Make the module's parameters and buffers fake, in place."""
+        to_fake(setup.module, self._mode)
+        return setup
+
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch with its real tensors made fake."""
+        return {name: tree_map(self._fake, value) for name, value in batch.items()}
+
+    def memory(self, step: TrainStep) -> MemoryReading:
+        """Run the step twice on fake tensors and read the ledger of the second run.
+
+        Raises:
+            OutOfMemoryError: The peak is above ``memory_bytes``.
+            MeasurementError: The model looks at values, or uses an operator that has no fake form.
+        """
+        ledger = Ledger(
+            rounding=self.profile.rounding_bytes,
+            host_is_free=self.profile.is_cuda,
+            temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
+        )
+        with self.active(), _only_shapes(), ledger:
+            ledger.add(holdings.everything(step))
+            self._reach_steady_state(step, ledger)
+            reading = _read(step, ledger)
+        check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
+        return reading
+
+    def seconds(self, step: TrainStep, steps: int) -> None:
+        """Return None: a step that is not computed takes no time that means anything."""
+        return
+
+    def _fake(self, value: object) -> object:
+        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+    def _reach_steady_state(self, step: TrainStep, ledger: Ledger) -> None:
+        if self.profile.is_cuda:
+            _use_foreach(step.optimizer)
+        step()
+        if self.profile.is_cuda:
+            counters = _step_counters(step.optimizer)
+            for counter in counters:
+                hostmemory.mark(counter.untyped_storage())
+            ledger.add(counters)
+        gc.collect()
+
+
+def _read(step: TrainStep, ledger: Ledger) -> MemoryReading:
+    ledger.reset_peak()
+    before = ledger.live_bytes
+    loss = step.forward()
+    after = ledger.live_bytes
+    step.backward(loss)
+    gradients_bytes = holdings.stored_bytes(holdings.gradients(step.setup.module))
+    step.update()
+    state = [tensor for tensor in holdings.optimizer_state(step.optimizer) if not ledger.leaves_out(tensor)]
+    return MemoryReading(
+        weights_bytes=holdings.stored_bytes(holdings.weights(step.setup.module)),
+        gradients_bytes=gradients_bytes,
+        optimizer_bytes=holdings.stored_bytes(state),
+        activation_bytes=after - before,
+        peak_bytes=ledger.peak_bytes,
+    )
+
+
+def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Choose the implementation that torch.optim takes for CUDA parameters when nothing else was asked for."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the scalars in which Adam counts its steps, which it keeps on the host for CUDA parameters."""
+    counters = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]
+
+
+@contextmanager
+def _only_shapes() -> Iterator[None]:
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise MeasurementError(
+            f"--meter simulated: the model needs the values of tensors, which a simulation does not have"
+            f" ({type(error).__name__}: {error}); measure it with --meter cpu or --meter cuda"
+        ) from error

@@ -1,0 +1,142 @@
+"""What operators allocate and free before they return: the part of a peak that no ledger of results can see.
+
+Bytes are those of torch's kernels. Left out are the libraries' workspaces (cuBLAS, cuDNN) and what depends on the
+processor (scratch buffers of oneDNN, buffers of a few KiB per thread).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.meters.ledger import round_up
+
+aten = torch.ops.aten
+
+Formula = Callable[[Any, Any], int]
+"""From an operator's arguments and its result to the bytes of its temporaries."""
+
+_ONEDNN_BLOCK = 16
+"""Channels in one block of oneDNN's layouts; inputs with fewer channels are read as they are."""
+
+
+def cpu(func: Any, args: tuple[Any, ...], result: Any) -> int:
+    """Return the bytes of an operator's temporaries on the CPU."""
+    return _look_up(_CPU, func, args, result)
+
+
+def cuda(func: Any, args: tuple[Any, ...], result: Any) -> int:
+    """Return the bytes of an operator's temporaries on a CUDA device."""
+    return _look_up(_CUDA, func, args, result)
+
+
+def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], result: Any) -> int:
+    formula = table.get(func)
+    return 0 if formula is None else formula(args, result)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _convolution(args: Any, result: Tensor) -> int:
+    """Blocked copies of input and weight, and the blocked result of oneDNN, from which the plain one is copied."""
+    x, weight, _, stride, _, dilation, *_, groups = args
+    if not _uses_onednn(x, weight, stride, dilation, groups):
+        return _column_bytes(x, weight, result, stride)
+    if _is_channels_last(x) or _is_channels_last(weight):
+        return 2 * _bytes(weight)
+    blocked = _blocked_bytes(result)
+    return max(_blocked_input_bytes(x) + _bytes(weight) + blocked - _bytes(result), blocked)
+
+
+def _convolution_backward(args: Any, result: Any) -> int:
+    """First the gradient of the input and then that of the weight, each as in :func:`_convolution`."""
+    grad, x, weight, _, stride, _, dilation, _, _, groups, wanted = args
+    if not _uses_onednn(x, weight, stride, dilation, groups):
+        return _column_bytes(x, weight, grad, stride)
+    if _is_channels_last(x) or _is_channels_last(weight):
+        return 3 * _bytes(weight)
+    x_grad = _bytes(x) if wanted[0] else 0
+    w_grad = _bytes(weight) if wanted[1] else 0
+    blocked = _blocked_bytes(x) if wanted[0] else 0
+    of_input = max(_blocked_bytes(grad) + _bytes(weight) + blocked, blocked + x_grad) if wanted[0] else 0
+    of_weight = max(_blocked_bytes(grad) + _blocked_input_bytes(x) + w_grad, 2 * w_grad) if wanted[1] else 0
+    return max(of_input, x_grad + of_weight) - x_grad - w_grad
+
+
+def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:
+    """Follow torch's choice: tiny single images are convolved by its own kernel."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not available or not torch.backends.mkldnn.enabled or x.dtype == torch.float64:
+        return False
+    kernel = weight.shape[2:]
+    plain = max(stride) == 1 and max(dilation) == 1 and max(kernel) == 1
+    if plain and x.shape[0] < 16 and torch.get_num_threads() == 1:
+        return False
+    return groups > 1 or min(kernel[-2:]) > 3 or x.shape[0] > 1 or x.numel() > 20480
+
+
+def _column_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
+    if max(weight.shape[2:]) == 1 and max(stride) == 1:
+        return 0  # a pointwise kernel reads the image itself
+    return x.shape[0] * math.prod(weight.shape[1:]) * math.prod(output.shape[2:]) * x.element_size()
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def _blocked_bytes(x: Tensor) -> int:
+    return _bytes(x) // max(x.shape[1], 1) * round_up(x.shape[1], _ONEDNN_BLOCK)
+
+
+def _blocked_input_bytes(x: Tensor) -> int:
+    return 0 if x.shape[1] < _ONEDNN_BLOCK else _blocked_bytes(x)
+
+
+def _batch_norm_backward(args: Any, result: Any) -> int:
+    """The vectorised kernel makes a second gradient of the input; it needs both tensors in one layout."""
+    grad, x = args[:2]
+    for layout in (torch.contiguous_format, torch.channels_last):
+        if x.dim() == 4 and grad.is_contiguous(memory_format=layout) and x.is_contiguous(memory_format=layout):
+            return _bytes(x)
+    return 0
+
+
+def _safe_softmax(args: Any, result: Tensor) -> int:
+    """A byte per score says which are minus infinity, and one per row whether all are."""
+    return result.numel() + result.numel() // max(result.shape[-1], 1)
+
+
+def _flash_attention_backward(args: Any, result: Any) -> int:
+    """The gradient of the queries is summed in float32, in tiles of 128 rows; shared heads get a gradient each."""
+    _, query, key = args[:3]
+    batch, heads, rows, width = query.shape
+    tiled: int = batch * heads * round_up(rows, 128)
+    shared: int = 2 * _bytes(key) // key.shape[1] * heads if key.shape[1] != heads else 0
+    return tiled * round_up(width, 32) * 4 + tiled * 4 + shared
+
+
+def _efficient_attention_backward(args: Any, result: Any) -> int:
+    """Row sums of gradient times output, which float32 makes from the whole product; halves sum in float32."""
+    query: Tensor = args[1]
+    return query.numel() * 4 + query.numel() // query.shape[-1] * 4
+
+
+_CPU: Mapping[Any, Formula] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten._safe_softmax.default: _safe_softmax,
+}
+
+_CUDA: Mapping[Any, Formula] = {
+    aten._safe_softmax.default: _safe_softmax,
+    aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
+    aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
+}

@@ -1,0 +1,80 @@
+"""Turns what pydantic says about a mapping into lines that name the place, what was found and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+Location = tuple[int | str, ...]
+
+
+def dotted(location: Location) -> str:
+    """Write a location as ``scheme[2].spec``, counted from 0; the whole of it is ``recipe``."""
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return text.lstrip(".") or "recipe"
+
+
+def explain(
+    error: ValidationError,
+    data: Any,
+    sections: Mapping[str, type[BaseModel]],
+    place: Callable[[Location], str] = dotted,
+) -> list[str]:
+    """Return one line for each mistake.
+
+    Args:
+        error: What pydantic found.
+        data: What was validated, as its author wrote it.
+        sections: The model of each section by its key; the outermost has the key ``""``.
+        place: How a location is written.
+    """
+    lines = []
+    for detail in error.errors():
+        location = _written(detail["loc"], data)
+        lines.append(f"{place(location)}: {_problem(detail, location, sections)}")
+    return lines
+
+
+def _written(location: Location, data: Any) -> Location:
+    """Leave out the index that pydantic adds where the author wrote one value in place of a list."""
+    kept: list[int | str] = []
+    for step in location:
+        if isinstance(step, int) and not isinstance(data, list | tuple):
+            continue
+        kept.append(step)
+        try:
+            data = data[step]
+        except (LookupError, TypeError):
+            data = None
+    return tuple(kept)
+
+
+def _problem(detail: ErrorDetails, location: Location, sections: Mapping[str, type[BaseModel]]) -> str:
+    found = detail["input"]
+    match detail["type"]:
+        case "missing":
+            return "is missing"
+        case "extra_forbidden":
+            return _unknown_key(location, sections)
+        case "literal_error":
+            return f"{found!r} is not one of {detail['ctx']['expected']}"
+        case "too_short":
+            return "is empty: write at least one value"
+        case "value_error":
+            return str(detail["ctx"]["error"])
+        case "model_type":
+            return f"{found!r} is not a table"
+    message = detail["msg"]
+    return f"{found!r} is not allowed: {message[0].lower()}{message[1:]}"
+
+
+def _unknown_key(location: Location, sections: Mapping[str, type[BaseModel]]) -> str:
+    *outer, key = (step for step in location if isinstance(step, str))
+    allowed = list(sections[outer[-1] if outer else ""].model_fields)
+    close = difflib.get_close_matches(key, allowed, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"unknown key; {hint}allowed: {', '.join(allowed)}"

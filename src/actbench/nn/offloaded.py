@@ -1,0 +1,127 @@
+"""A model whose saved tensors wait in host memory for the backward pass (Rhu et al., "vDNN", arXiv 1602.08124)."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from actbench.errors import ConversionError
+from actbench.nn.rebound import ReboundForward
+from actbench.nn.sharing import SharingTable
+from actbench.ops.host import from_host, to_host
+from actbench.units import KIB
+
+_SMALLEST_BYTES = KIB  # below this a copy costs more time than its bytes are worth
+
+
+@dataclass(frozen=True, eq=False)
+class StaysHere:
+    """A saved tensor that is left where it is.
+
+    Attributes:
+        tensor: The tensor.
+        version: Its version when it was saved: with hooks around it, autograd itself does not look.
+    """
+
+    tensor: Tensor
+    version: int
+
+    def unpack(self) -> Tensor:
+        """Return the tensor.
+
+        Raises:
+            RuntimeError: It was changed in place after it was saved, as autograd says without hooks.
+        """
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self.tensor.dtype} {list(self.tensor.shape)} is at version {self.tensor._version}; expected version "
+                f"{self.version} instead"
+            )
+        return self.tensor
+
+
+@dataclass(frozen=True, eq=False)
+class OnHost:
+    """A saved tensor in host memory.
+
+    Attributes:
+        host: Its values, once each: a dimension of stride 0 has size 1 here.
+        shape: Its shape.
+        device: Where it was.
+    """
+
+    host: Tensor
+    shape: torch.Size
+    device: torch.device
+
+    def unpack(self) -> Tensor:
+        """Return the tensor on the device where it was."""
+        return from_host(self.host, self.device).expand(self.shape)
+
+
+class OffloadedForward(ReboundForward):
+    """A forward whose saved tensors go to host memory, except parameters, buffers and what is smaller than 1 KiB."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self._sharing: SharingTable[OnHost] = SharingTable()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model under saved-tensor hooks.
+
+        Raises:
+            ConversionError: Under ``torch.compile``, which cannot trace the hooks.
+        """
+        if torch.compiler.is_compiling():
+            raise ConversionError(
+                "offload cannot be compiled: it works by saved-tensor hooks, which torch.compile does not trace; use "
+                "it without compile, or randomized or fewbit with it"
+            )
+        if not torch.is_grad_enabled():
+            return self.inner(*args, **kwargs)
+        own = {tensor.untyped_storage() for tensor in [*self.module.parameters(), *self.module.buffers()]}
+
+        def pack(tensor: Tensor) -> StaysHere | OnHost:
+            if not _can_leave(tensor) or tensor.untyped_storage() in own:
+                return StaysHere(tensor, tensor._version)
+            return self._moved(tensor)
+
+        with saved_tensors_hooks(pack, _unpack):
+            return self.inner(*args, **kwargs)
+
+    def _moved(self, tensor: Tensor) -> OnHost:
+        moved = self._sharing.recall(tensor)
+        if moved is None:
+            moved = OnHost(to_host(_without_repeats(tensor)), tensor.shape, tensor.device)
+            self._sharing.remember(tensor, weakref.ref(moved))
+        return moved
+
+
+def _unpack(packed: StaysHere | OnHost) -> Tensor:
+    return packed.unpack()
+
+
+def _can_leave(tensor: Tensor) -> bool:
+    """Return whether the bytes of a tensor can be elsewhere. A fake cpu tensor stands for one of any device."""
+    if tensor.layout != torch.strided or tensor.nbytes < _SMALLEST_BYTES:
+        return False
+    fake = isinstance(tensor, FakeTensor)
+    return (fake or type(tensor) in (Tensor, nn.Parameter)) and _is_elsewhere(tensor.device, fake)
+
+
+def _is_elsewhere(device: torch.device, fake: bool) -> bool:
+    return fake or device.type != "cpu"
+
+
+def _without_repeats(tensor: Tensor) -> Tensor:
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor

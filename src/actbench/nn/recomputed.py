@@ -1,0 +1,116 @@
+"""Blocks whose activations are recomputed in the backward pass (Chen et al., "Training Deep Nets with Sublinear Memory
+Cost", arXiv 1604.06174), by torch's non-re-entrant checkpointing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from actbench.nn.rebound import ReboundForward
+
+TORCHVISION_BLOCKS = {
+    "convnext": ("CNBlock",),
+    "densenet": ("_DenseLayer",),
+    "efficientnet": ("MBConv", "FusedMBConv"),
+    "googlenet": ("Inception",),
+    "inception": ("InceptionA", "InceptionB", "InceptionC", "InceptionD", "InceptionE"),
+    "maxvit": ("MaxVitLayer",),
+    "mnasnet": ("_InvertedResidual",),
+    "mobilenetv2": ("InvertedResidual",),
+    "mobilenetv3": ("InvertedResidual",),
+    "regnet": ("ResBottleneckBlock",),
+    "resnet": ("BasicBlock", "Bottleneck"),
+    "shufflenetv2": ("InvertedResidual",),
+    "squeezenet": ("Fire",),
+    "swin_transformer": ("SwinTransformerBlock", "SwinTransformerBlockV2"),
+    "vision_transformer": ("EncoderBlock",),
+}
+"""Classes that are one block of a model, by file of ``torchvision.models``."""
+
+_KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names}
+_HUGGING_FACE_BLOCK = "GradientCheckpointingLayer"  # the class from which transformers derives every block
+
+
+def is_block(module: nn.Module, names: Collection[str] = ()) -> bool:
+    """Return whether a module is a block.
+
+    Args:
+        module: The module.
+        names: Names of classes that count as blocks; none for the ones known of torchvision and transformers.
+    """
+    if names:
+        return type(module).__name__ in names
+    bases = type(module).__mro__
+    return any(cls.__name__ == _HUGGING_FACE_BLOCK or f"{cls.__module__}.{cls.__qualname__}" in _KNOWN for cls in bases)
+
+
+def blocks(model: nn.Module, names: Collection[str] = ()) -> list[tuple[str, nn.Module]]:
+    """Return path and module of each block of a model; blocks inside a block are part of it."""
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[nn.Module] = set()
+
+    def visit(module: nn.Module, path: str) -> None:
+        if module in seen:
+            return
+        seen.add(module)
+        if is_block(module, names):
+            found.append((path, module))
+            return
+        for name, child in module.named_children():
+            visit(child, f"{path}.{name}" if path else name)
+
+    visit(model, "")
+    return found
+
+
+class RecomputedForward(ReboundForward):
+    """A forward that keeps its inputs only and runs again in the backward pass; plain outside of training."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block under checkpointing.
+
+        A cache of keys and values is left out, as transformers itself does: the second run would fill it again.
+        """
+        if not (self.module.training and torch.is_grad_enabled()):
+            return self.inner(*args, **kwargs)
+        args = tuple(None if _is_cache(value) else value for value in args)
+        kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+        if kwargs.get("use_cache"):
+            kwargs["use_cache"] = False
+        run = functools.partial(self.inner, **kwargs)
+        norms = [norm for norm in self.module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
+        if not norms:
+            return checkpoint(run, *args, use_reentrant=False)
+        return checkpoint(run, *args, use_reentrant=False, context_fn=functools.partial(_contexts, norms))
+
+
+def _is_cache(value: Any) -> bool:
+    return any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__)
+
+
+def _contexts(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _statistics_kept(norms)
+
+
+@contextmanager
+def _statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
+    """Keep running statistics as they are: the first run has counted this batch already.
+
+    A momentum of 0 does so without changing what the layer saves for backward, which must be the same in both runs.
+    """
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, momentum, counted in before:
+            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted

@@ -1,0 +1,90 @@
+"""How the CPU kernels are compiled and threaded, in one place.
+
+Numba's own choices do not fit here: its ``workqueue`` layer aborts the process when two threads enter it at once (the
+autograd engine, DataParallel), and a pool that was started before a fork is dead after it. So nothing is compiled or
+started at import; the first call takes the ``omp`` layer, and each call takes as many threads as torch has.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+
+from actbench.ops import cache
+
+BLOCK = 2048
+"""Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
+
+_BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that kernels call."""
+    return numba.njit(function)  # type: ignore[no-any-return]
+
+
+class Kernel:
+    """A function over blocks (``numba.prange``), compiled at its first call.
+
+    Args:
+        function: Takes the number of blocks, then the arguments of the call.
+    """
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, elements: int, *arguments: Any) -> None:
+        """Run over ``elements`` elements with torch's number of threads, or fewer for little work."""
+        blocks = -(-elements // BLOCK)
+        if blocks == 0:
+            return
+        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD), numba.config.NUMBA_NUM_THREADS)
+        if not _parallel():
+            self._compiled(blocks, *arguments)
+            return
+        before = numba.get_num_threads()
+        numba.set_num_threads(wanted)
+        try:
+            self._compiled(blocks, *arguments)
+        finally:
+            numba.set_num_threads(before)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., None]:
+        kept = numba.config.CACHE_DIR
+        place = _cache_folder()
+        numba.config.CACHE_DIR = str(place or "")
+        try:  # the folder is read when a function is wrapped, so other users of Numba keep theirs
+            return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
+        finally:
+            numba.config.CACHE_DIR = kept
+
+
+@functools.cache
+def _parallel() -> bool:
+    """Start Numba's pool and return whether kernels may use it: only the ``omp`` and ``tbb`` layers bear callers at once."""
+    if importlib.util.find_spec("numba.np.ufunc.omppool") is None:
+        return False
+    numba.config.THREADING_LAYER = "omp"  # without effect where the caller's program has started a layer already
+    try:
+        numba.get_num_threads()
+        layer = numba.threading_layer()
+    except ValueError:  # the OpenMP library itself is missing
+        return False
+    return layer in ("omp", "tbb")
+
+
+@functools.cache
+def _cache_folder() -> Path | None:
+    """Return the folder for machine code of exactly these sources: Numba itself looks at one file, not at what it calls."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    return cache.folder(f"numba-{digest}-{'parallel' if _parallel() else 'serial'}")

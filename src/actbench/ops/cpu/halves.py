@@ -1,0 +1,106 @@
+"""Float types in Numba, which has no half precision: values travel as their bits, in integers.
+
+Widening is exact and narrowing rounds once to nearest even, as torch does. The loops are free of branches, so that
+they vectorise; every intermediate is cast back to 32 bits, because Numba widens integer results to 64.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from actbench.ops.cpu.compiled import inlined
+
+FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+"""The kind that kernels are told, by type."""
+
+
+def raw(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bits of a contiguous float tensor as a flat uint32 or uint16 array over the same memory."""
+    width = torch.uint32 if tensor.dtype == torch.float32 else torch.uint16
+    return tensor.detach().reshape(-1).view(width).numpy()
+
+
+@inlined
+def widen(source: np.ndarray, kind: int, target: np.ndarray) -> None:
+    """Write the float32 bits of every value of ``source``.
+
+    Args:
+        source: uint32 for float32, uint16 for the half types.
+        kind: One of ``KINDS``.
+        target: uint32, as long as ``source``.
+    """
+    if kind == FLOAT32:
+        for i in range(source.size):
+            target[i] = np.uint32(source[i])
+    elif kind == BFLOAT16:
+        for i in range(source.size):
+            target[i] = np.uint32(np.uint32(source[i]) << np.uint32(16))
+    else:
+        for i in range(source.size):
+            target[i] = _widened_half(np.uint32(source[i]))
+
+
+@inlined
+def _widened_half(half: np.uint32) -> np.uint32:
+    sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
+    magnitude = np.uint32(half & np.uint32(0x7FFF))
+    rebias = np.uint32(112 << 23)
+    normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + rebias)
+    special = np.uint32(normal + rebias)  # infinities and NaN: the largest exponent of either type
+    tiny = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
+    wide = special if magnitude >= np.uint32(0x7C00) else normal
+    wide = tiny if magnitude < np.uint32(0x0400) else wide
+    return np.uint32(wide | sign)
+
+
+@inlined
+def clear_signs(wide: np.ndarray) -> None:
+    """Replace float32 values by their absolutes, in place, given as uint32."""
+    for i in range(wide.size):
+        wide[i] = np.uint32(wide[i] & np.uint32(0x7FFFFFFF))
+
+
+@inlined
+def narrow(source: np.ndarray, kind: int, target: np.ndarray) -> None:
+    """Round float32 bits to the type of ``target``; the reverse of :func:`widen`.
+
+    Args:
+        source: uint32, as long as ``target``.
+        kind: One of ``KINDS``.
+        target: uint32 or uint16.
+    """
+    if kind == FLOAT32:
+        for i in range(target.size):
+            target[i] = source[i]
+    elif kind == BFLOAT16:
+        for i in range(target.size):
+            target[i] = _rounded_brain(source[i])
+    else:
+        for i in range(target.size):
+            target[i] = _rounded_half(source[i])
+
+
+@inlined
+def _rounded_brain(wide: np.uint32) -> np.uint32:
+    odd = np.uint32(np.uint32(wide >> np.uint32(16)) & np.uint32(1))
+    rounded = np.uint32(np.uint32(wide + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+    is_nan = np.uint32(wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint32(0x7FC0) if is_nan else rounded
+
+
+@inlined
+def _rounded_half(wide: np.uint32) -> np.uint32:
+    sign = np.uint32(np.uint32(wide >> np.uint32(16)) & np.uint32(0x8000))
+    magnitude = np.uint32(wide & np.uint32(0x7FFFFFFF))
+    odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
+    rebias = np.uint32(112 << 23)
+    normal = np.uint32(np.uint32(magnitude + np.uint32(0xFFF) + odd - rebias) >> np.uint32(13))
+    # Below 2**-14 the last bit stands for 2**-24: adding 0.5, whose last bit stands for the same, rounds there.
+    shifted = np.float32(np.uint32(magnitude).view(np.float32) + np.float32(0.5))
+    tiny = np.uint32(np.float32(shifted).view(np.uint32) - np.uint32(0x3F000000))
+    half = tiny if magnitude < np.uint32(113 << 23) else normal
+    half = np.uint32(0x7C00) if magnitude >= np.uint32(0x477FF000) else half  # 65520 and above round to infinity
+    half = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else half
+    return np.uint32(half | sign)

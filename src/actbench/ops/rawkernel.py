@@ -1,0 +1,110 @@
+"""CUDA kernels of the folder ``kernels/``, launched on torch's tensors; the one place that knows CuPy.
+
+Torch allocates, CuPy compiles and launches: it gets bare addresses and torch's current stream, and its own memory pool
+stays empty. A kernel is compiled when it is first used on a device, and CuPy keeps the machine code on disk.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actbench.errors import KernelError
+
+THREADS: Final = 256
+"""Threads of a block, as the kernels' launch bounds say."""
+
+SCALARS: Final = {torch.float32: "Float32", torch.float16: "Float16", torch.bfloat16: "BFloat16"}
+"""What the kernels call the types they are compiled for."""
+
+STANDARD: Final = "-std=c++17"
+
+_BLOCKS_PER_PROCESSOR = 32  # enough to fill it several times over; kernels stride over the rest
+_HEADER = "common.cuh"
+
+Macros = Mapping[str, str | int]
+
+
+def source(stem: str) -> str:
+    """Return the source of one op family with the shared header put in its place.
+
+    CuPy's cache looks at the text it is given and not at files that it includes, so there must be none.
+    """
+    folder = resources.files("actbench.kernels")
+    header, body = ((folder / name).read_text("utf-8") for name in (_HEADER, f"{stem}.cu"))
+    placed = f'#line 1 "{_HEADER}"\n{header.replace("#pragma once", "")}#line 1 "{stem}.cu"\n'
+    return placed + body.replace(f'#include "{_HEADER}"', "")
+
+
+def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Tensor | np.generic) -> None:
+    """Start a kernel on the device of its tensors, in torch's current stream there.
+
+    Args:
+        stem: Name of the source without its ending.
+        kernel: Name of the kernel in it.
+        macros: What the source is compiled for.
+        threads: How many threads have work; the grid may be smaller, as kernels stride. 0 starts nothing.
+        *arguments: Those of the kernel, in order: contiguous tensors of one CUDA device, and scalars of exactly the
+            parameters' types.
+
+    Raises:
+        KernelError: CuPy is missing, finds no usable driver, or the source does not compile.
+    """
+    if threads == 0:
+        return
+    device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
+    passed = tuple(np.uint64(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments)
+    with torch.cuda.device(device):
+        function = _function(stem, kernel, _options(macros), device.index)
+        blocks = min(-(-threads // THREADS), _most_blocks(device.index))
+        with _cupy().cuda.Stream.from_external(_CurrentStream()):
+            function((blocks,), (THREADS,), passed)
+
+
+class _CurrentStream:
+    """Torch's current stream by the CUDA stream protocol, which torch's own object has only in newer versions."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, torch.cuda.current_stream().cuda_stream)
+
+
+def _options(macros: Macros) -> tuple[str, ...]:
+    return (STANDARD, *(f"-D{name}={value}" for name, value in sorted(macros.items())))
+
+
+@functools.cache
+def _function(stem: str, kernel: str, options: tuple[str, ...], device: int) -> Any:
+    """Return CuPy's function, compiled for the current device, which ``device`` names."""
+    cupy = _cupy()
+    try:
+        function = cupy.RawModule(code=source(stem), options=options).get_function(kernel)
+        function.compile()
+    except cupy.cuda.compiler.CompileException as error:
+        raise KernelError(f"kernels/{stem}.cu does not compile with {' '.join(options)}:\n{error}") from error
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise KernelError(
+            f"kernels/{stem}.cu: CuPy {cupy.__version__} cannot use cuda:{device} ({error});"
+            " install the CuPy of your driver's CUDA version, for CUDA 13: pip install 'actbench[cuda]'"
+        ) from error
+    return function
+
+
+@functools.cache
+def _most_blocks(device: int) -> int:
+    return _BLOCKS_PER_PROCESSOR * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise KernelError(
+            f"CUDA tensors need CuPy, and it cannot be imported ({error}): pip install 'actbench[cuda]'"
+        ) from error
+    return cupy

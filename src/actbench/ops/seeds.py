@@ -1,0 +1,75 @@
+"""Fresh seeds that follow ``torch.manual_seed`` without taking a number from torch's generator.
+
+Dropout on the CPU draws from the default generator, so a scheme that drew its seeds there would change the masks of the
+model it is compared with. A generator of our own could not know that ``torch.manual_seed`` was called, nor be saved,
+restored and forked with torch's. So a seed is a hash of the default generator's state, and what is moved on is a part
+of the state that no number depends on: of 624 words of a Mersenne twister (Matsumoto, Nishimura 1998) the low 31 bits
+of the first never enter the next 624, and the word itself is the first to be used up.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actbench.errors import KernelError
+from actbench.ops import noise
+from actbench.ops.library import library
+
+# The state as 64-bit words: initial seed, flags, position in the block, then the 624 words of the block.
+_SEED, _POSITION, _BLOCK = 0, 2, 3
+_UNUSED = (1 << 31) - 1
+
+
+def draw(generator: torch.Generator) -> int:
+    """Return a fresh 64-bit seed from the state of a CPU generator, whose numbers stay what they would have been."""
+    state = generator.get_state()
+    words = state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
+    seed = 0
+    for index in (_SEED, _POSITION, _BLOCK, _BLOCK + 1, _BLOCK + 2):
+        seed = noise.mixed(seed ^ int(words[index]))
+    first = int(words[_BLOCK])
+    words[_BLOCK] = (first & ~_UNUSED) | ((first + 1) & _UNUSED)
+    generator.set_state(state)
+    return seed
+
+
+@functools.cache
+def _check_layout() -> None:
+    """Try on a generator of our own that the state lies as this file says.
+
+    Raises:
+        KernelError: It does not, in this version of torch.
+    """
+    plain, drawn = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    different = draw(drawn) != draw(drawn)
+    same = torch.equal(torch.rand(1300, generator=plain), torch.rand(1300, generator=drawn))
+    if not (different and same):
+        raise KernelError(
+            f"seeds cannot be drawn: the state of torch {torch.__version__}'s CPU generator is not laid out as in the "
+            "versions actbench knows; use a version it was tested with (see 'actbench doctor')"
+        )
+
+
+def _fresh_seed() -> Tensor:
+    _check_layout()
+    return torch.tensor(noise.signed(draw(torch.default_generator)), dtype=torch.int64)
+
+
+def _fake() -> Tensor:
+    return torch.empty((), dtype=torch.int64)
+
+
+# The tag keeps compilers from merging two draws into one or from drawing again in the backward pass.
+library.define("fresh_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
+library.impl("fresh_seed", _fresh_seed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("actbench::fresh_seed", _fake, lib=library)
+
+
+def fresh_seed() -> Tensor:
+    """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values."""
+    seed: Tensor = torch.ops.actbench.fresh_seed.default()
+    return seed

@@ -1,0 +1,136 @@
+"""Few-bit derivatives: which step of a piecewise-constant function each element is on, packed; and its product with a gradient.
+
+``actbench::stepwise_encode(x, bounds, bits, fold)`` gives each element the number of bounds strictly below it (below
+``|x|`` when folded, for even derivatives) and packs these codes as in :mod:`actbench.ops.bitpack`. NaN has code 0; it
+is the forward output, which is exact, that carries a NaN on. Half types are compared as float32, which holds them
+exactly; float64 is compared in float64 and is computed by the reference.
+
+``actbench::stepwise_decode(packed, levels, grad, bits)`` is ``grad * levels[code]``, one product in float32 (float64
+for float64) rounded once to the type of ``grad``.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from actbench.errors import KernelError
+from actbench.ops import bitpack
+from actbench.ops.cpu import stepwise as cpu
+from actbench.ops.library import library
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
+    """Encode in plain torch, on any device: what every kernel is held to, bit for bit.
+
+    Args:
+        x: float32, float16, bfloat16 or float64, contiguous.
+        bounds: float32 ``(2**bits - 1,)``, ascending.
+        bits: 1 to 8.
+        fold: Compare ``|x|``.
+
+    Returns:
+        uint8 ``(ceil(x.numel() * bits / 8),)``.
+    """
+    _check_encode(x, bounds, bits)
+    values = _wide(x).reshape(-1)
+    values = values.abs() if fold else values
+    codes = torch.bucketize(values, bounds.to(values.dtype)).to(torch.uint8)
+    return bitpack.pack(codes.masked_fill(values.isnan(), 0), bits)
+
+
+def decode_reference(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
+    """Decode in plain torch, on any device: what every kernel is held to, bit for bit.
+
+    Args:
+        packed: uint8 ``(ceil(grad.numel() * bits / 8),)``.
+        levels: float32 ``(2**bits,)``.
+        grad: float32, float16, bfloat16 or float64, contiguous.
+        bits: 1 to 8.
+
+    Returns:
+        A tensor like ``grad``.
+    """
+    _check_decode(packed, levels, grad, bits)
+    codes = bitpack.unpack(packed, bits, grad.numel())
+    wide = _wide(grad)
+    return (wide * levels.to(wide.dtype)[codes].reshape(grad.shape)).to(grad.dtype)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _encode_cpu(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
+    if x.dtype == torch.float64:
+        return encode_reference(x, bounds, bits, fold)
+    _check_encode(x, bounds, bits)
+    return cpu.encode(x, bounds, bits, fold)
+
+
+def _decode_cpu(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
+    if grad.dtype == torch.float64:
+        return decode_reference(packed, levels, grad, bits)
+    _check_decode(packed, levels, grad, bits)
+    return cpu.decode(packed, levels, grad, bits)
+
+
+def _encode_fake(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
+    _check_encode(x, bounds, bits)
+    return x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
+
+
+def _decode_fake(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
+    _check_decode(packed, levels, grad, bits)
+    return torch.empty_like(grad)
+
+
+def _no_cuda(*_: object) -> NoReturn:
+    raise KernelError(
+        "few-bit activations were asked to run on a CUDA tensor, but this version of actbench has no CUDA kernels: "
+        "move the model and its batch to the CPU, or use the simulated meter"
+    )
+
+
+def _check_bits(bits: int, tensor: Tensor, table: Tensor, entries: int, what: str) -> None:
+    torch._check(1 <= bits <= 8, lambda: f"bits must be from 1 to 8, found {bits}")
+    torch._check(tensor.dtype in DTYPES, lambda: f"{tensor.dtype} is not one of {DTYPES}")
+    torch._check(tensor.is_contiguous(), lambda: f"the tensor must be contiguous, found strides {tensor.stride()}")
+    torch._check(
+        table.dtype == torch.float32 and table.dim() == 1 and table.is_contiguous(),
+        lambda: f"{what} must be a contiguous float32 vector, found {table.dtype} {tuple(table.shape)}",
+    )
+    torch._check(table.numel() == entries, lambda: f"{bits} bits take {entries} {what}, found {table.numel()}")
+    torch._check(table.device == tensor.device, lambda: f"{what} on {table.device}, the tensor on {tensor.device}")
+
+
+def _check_encode(x: Tensor, bounds: Tensor, bits: int) -> None:
+    _check_bits(bits, x, bounds, 2**bits - 1, "bounds")
+
+
+def _check_decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> None:
+    _check_bits(bits, grad, levels, 2**bits, "levels")
+    expected = bitpack.packed_bytes(grad.numel(), bits)
+    torch._check(
+        packed.dtype == torch.uint8 and packed.is_contiguous() and packed.device == grad.device,
+        lambda: f"packed must be contiguous uint8 on {grad.device}, found {packed.dtype} on {packed.device}",
+    )
+    torch._check(packed.numel() == expected, lambda: f"packed must have {expected} bytes, found {packed.numel()}")
+
+
+library.define(
+    "stepwise_encode(Tensor x, Tensor bounds, int bits, bool fold) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+)
+library.define(
+    "stepwise_decode(Tensor packed, Tensor levels, Tensor grad, int bits) -> Tensor", tags=torch.Tag.pt2_compliant_tag
+)
+library.impl("stepwise_encode", _encode_cpu, "CPU")
+library.impl("stepwise_decode", _decode_cpu, "CPU")
+library.impl("stepwise_encode", _no_cuda, "CUDA")
+library.impl("stepwise_decode", _no_cuda, "CUDA")
+torch.library.register_fake("actbench::stepwise_encode", _encode_fake, lib=library)
+torch.library.register_fake("actbench::stepwise_decode", _decode_fake, lib=library)

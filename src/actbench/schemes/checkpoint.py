@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import PositiveInt
+
+from actbench.errors import ConversionError
+from actbench.nn.census import census
+from actbench.nn.recomputed import RecomputedForward, blocks
+from actbench.records import Site
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+
+class Checkpoint(Scheme):
+    """The blocks of a model keep their inputs only and run a second time in the backward pass.
+
+    Paper: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
+    Kept for backward: what goes into each block. Gradients are exact, dropout masks are drawn again as they were, and
+    running statistics of norms are counted once. Caches of keys and values stay empty in training.
+    Not reproduced: the choice of segments by a memory budget.
+
+    Attributes:
+        every: Recompute the first of every so many blocks; 1 recomputes all.
+        blocks: Names of the classes that are blocks, for a model whose blocks are not known.
+    """
+
+    name: ClassVar[str] = "checkpoint"
+    summary: ClassVar[str] = "blocks keep their inputs only and run again in the backward pass; gradients are exact"
+    paper: ClassVar[str] = "Chen et al. 2016, arXiv 1604.06174"
+    rank: ClassVar[int] = 30
+
+    every: PositiveInt = 1
+    blocks: tuple[str, ...] = ()
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a recomputing forward on the blocks.
+
+        Raises:
+            ConversionError: The model has no known blocks, or recomputes them already.
+        """
+        found = blocks(setup.module, self.blocks)
+        if not found:
+            wanted = f"no module of class {' or '.join(self.blocks)}" if self.blocks else "no block that actbench knows"
+            raise ConversionError(
+                f"checkpoint: {type(setup.module).__name__} has {wanted}; name the classes of its blocks, such as "
+                f"checkpoint,blocks=MyBlock; it holds {census(setup.module)}"
+            )
+        chosen = found[:: self.every]
+        if any(RecomputedForward.of(block) for _, block in chosen):
+            raise ConversionError("checkpoint: the model recomputes its blocks already; convert the original model")
+        for _, block in chosen:
+            RecomputedForward(block).bind()
+        sites = tuple(Site(path=path, was=type(block).__name__, becomes="recomputed") for path, block in chosen)
+        return setup.changed(setup.module, sites)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from actbench.errors import ConversionError
+from actbench.nn.offloaded import OffloadedForward
+from actbench.records import Site
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+
+class Offload(Scheme):
+    """Saved tensors wait in host memory for the backward pass.
+
+    Paper: Rhu et al., "vDNN", arXiv 1602.08124.
+    Kept for backward on the device: parameters, buffers, tensors below 1 KiB, and what the loss outside of the model
+    saves. Gradients are exact. A model on the CPU has nowhere to move its tensors: there they stay where they are.
+    Not reproduced: copies that overlap with computation on a second stream.
+    """
+
+    name: ClassVar[str] = "offload"
+    summary: ClassVar[str] = "saved tensors wait in host memory for the backward pass; gradients are exact"
+    paper: ClassVar[str] = "Rhu et al. 2016, arXiv 1602.08124"
+    rank: ClassVar[int] = 40
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind an offloading forward on the model.
+
+        Raises:
+            ConversionError: The model offloads already.
+        """
+        if OffloadedForward.of(setup.module) is not None:
+            raise ConversionError("offload: the model offloads its saved tensors already; convert the original model")
+        OffloadedForward(setup.module).bind()
+        site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors in host memory")
+        return setup.changed(setup.module, (site,))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, PositiveInt, model_validator
+from torch import nn
+
+from actbench.codecs.sketch import Sketching
+from actbench.errors import ConversionError
+from actbench.nn.census import census
+from actbench.nn.sharing import SharingTable
+from actbench.nn.sketched import Sketch, Sketched, sketched
+from actbench.nn.swap import swap
+from actbench.ops.sketch import Kind
+from actbench.records import Published, Site, Unreached
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+
+class Randomized(Scheme):
+    """Linear layers keep a random sketch of their input.
+
+    Paper: Bershatsky et al., "Memory-Efficient Backpropagation through Large Linear Layers", arXiv 2201.13195.
+    Kept for backward: S X / sqrt(k), (k, d_in) in place of the (rows, d_in) input, and the seed of S, 8 bytes; layers
+    that read one input keep one sketch. Forward, input and bias gradients are exact; the weight gradient is unbiased.
+    Not reproduced: the DCT, DFT and column-sampling variants.
+
+    Attributes:
+        ratio: Rows of the sketch per row of the input (all leading dimensions count as rows), rounded down.
+        sketch: Distribution of the entries of S.
+        dim: Rows of the sketch, in place of a ratio.
+        min: The fewest rows that a ratio may give.
+        max: The most rows.
+    """
+
+    name: ClassVar[str] = "randomized"
+    summary: ClassVar[str] = "linear layers keep a random sketch of their input; only the weight gradient is estimated"
+    paper: ClassVar[str] = "Bershatsky et al. 2022, arXiv 2201.13195"
+    positional: ClassVar[str | None] = "ratio"
+    rank: ClassVar[int] = 10
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            quantity="peak_saving",
+            value=0.186,
+            setting="randomized:0.2, RoBERTa-base, MRPC, batch 128, GPU not named",
+            source="README of github.com/skolai/fewbit",
+        ),
+    )
+
+    ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
+    sketch: Kind = "gaussian"
+    dim: PositiveInt | None = None
+    min: PositiveInt | None = None
+    max: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min={self.min} is more than max={self.max}")
+        return self
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace every ``nn.Linear`` and every ``Conv1D`` of transformers.
+
+        Raises:
+            ConversionError: There is none, or the model has been converted before.
+        """
+        if any(isinstance(module, Sketched) for module in setup.module.modules()):
+            raise ConversionError("randomized: the model holds sketched layers already; convert the original model")
+        sketching = Sketching(self.sketch, self.ratio, self.dim, self.min, self.max)
+        sharing: SharingTable[Sketch] = SharingTable()
+        sites: list[Site] = []
+        unreached: list[Unreached] = []
+
+        def rule(module: nn.Module, path: str) -> nn.Module | None:
+            reason = _why_not(module)
+            if reason is not None:
+                unreached.append(Unreached(path=path, kind=type(module).__name__, reason=reason))
+                return None
+            new = sketched(module, sketching, sharing)
+            if new is not None:
+                was = "nn.Linear" if type(module) is nn.Linear else type(module).__name__
+                sites.append(Site(path=path, was=was, becomes=self._becomes()))
+            return new
+
+        model = swap(setup.module, rule)
+        if not sites:
+            raise ConversionError(
+                f"randomized: {type(model).__name__} has no nn.Linear and no Conv1D of transformers to convert; it "
+                f"holds {census(model)}"
+            )
+        return setup.changed(model, tuple(sites), tuple(unreached))
+
+    def _becomes(self) -> str:
+        return f"{self.sketch} sketch, {f'{self.dim} rows' if self.dim is not None else f'ratio {self.ratio:g}'}"
+
+
+def _why_not(module: nn.Module) -> str | None:
+    """Return why a layer that looks linear is left alone, or None."""
+    if type(module).__name__ == "NonDynamicallyQuantizableLinear":
+        return "MultiheadAttention reads its weight without calling it"
+    if isinstance(module, nn.MultiheadAttention):
+        return "its input projection is a parameter and no layer"
+    if isinstance(module, nn.Linear) and type(module) is not nn.Linear:
+        return "a subclass of nn.Linear, whose forward may be another"
+    if type(module) is nn.Linear and "forward" in vars(module):
+        return "another forward is bound on this layer"
+    return None

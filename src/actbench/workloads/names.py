@@ -1,0 +1,142 @@
+"""The grammar of model specifications, and what each of them means.
+
+``roberta-base``                      a shipped preset
+``resnet50``, ``torchvision:resnet50``  a torchvision classification model
+``hf:org/name``, ``org/name``         a model on the Hugging Face hub, or in its cache
+``./folder``                          a local folder written by ``save_pretrained``
+``file.py:function``                  what a function of one's own returns
+
+Hugging Face models take changes of their config: ``roberta-base@num_hidden_layers=4,hidden_size=128``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from actbench.errors import ModelError
+from actbench.workloads import presets
+
+Kind = Literal["preset", "hub", "folder", "torchvision", "function"]
+
+_FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
+_REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
+
+
+@dataclass(frozen=True)
+class ModelName:
+    """A model specification that was understood.
+
+    Attributes:
+        kind: What it names.
+        name: The preset, repository, model or path; for functions ``file.py:function``.
+        changes: Keys of the config to change, with their new values.
+    """
+
+    kind: Kind
+    name: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+
+def parse(spec: str) -> ModelName:
+    """Say what a model specification names. Shipped names come before local folders of the same bare name.
+
+    Raises:
+        ModelError: It names nothing that is known, or does not follow the grammar.
+    """
+    head, changes = _split_changes(spec)
+    name = _parse_name(head)
+    if changes and name.kind in ("torchvision", "function"):
+        raise ModelError(f"model {spec!r}: only Hugging Face models take changes after the @")
+    return ModelName(name.kind, name.name, changes)
+
+
+def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
+    head, at, tail = spec.rpartition("@")
+    if not at or ("=" not in tail and Path(spec).exists()):
+        return spec, {}
+    changes: dict[str, Any] = {}
+    for pair in tail.split(","):
+        key, equals, value = pair.partition("=")
+        if not equals or not value or not key.isidentifier() or key in changes:
+            raise ModelError(f"model {spec!r}: {pair!r} after the @ is not a new key=value")
+        changes[key] = _value(value)
+    return head, changes
+
+
+def _value(text: str) -> Any:
+    """Read a number, true, false or null as JSON does; anything else is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _parse_name(text: str) -> ModelName:
+    prefix, colon, rest = text.partition(":")
+    if colon and prefix == "torchvision":
+        return _torchvision(rest)
+    if colon and prefix == "hf":
+        return _hub(rest)
+    if _FUNCTION.fullmatch(text):
+        return ModelName("function", text)
+    preset = presets.find(text)
+    if preset is not None:
+        return ModelName("preset", preset.name)
+    if text.startswith((".", "/", "~")) or "\\" in text:
+        return _folder(text)
+    if "/" in text:
+        return _folder(text) if Path(text).exists() else _hub(text)
+    return _bare(text)
+
+
+def _torchvision(name: str) -> ModelName:
+    from actbench.workloads import torchvision
+
+    torchvision.check(name)
+    return ModelName("torchvision", name)
+
+
+def _hub(name: str) -> ModelName:
+    preset = presets.find(name)
+    if preset is not None:
+        return ModelName("preset", preset.name)
+    if not _REPOSITORY.fullmatch(name):
+        raise ModelError(f"model 'hf:{name}': {name!r} is not a name on the hub; write hf:org/name")
+    return ModelName("hub", name)
+
+
+def _folder(text: str) -> ModelName:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return ModelName("folder", str(path))
+    if not path.exists():
+        raise ModelError(f"model {text!r}: there is no such folder")
+    if path.suffix == ".py":
+        raise ModelError(f"model {text!r}: say which function builds the model, as in {text}:build")
+    reason = "pickles are not read, because reading one runs the code in it" if path.suffix in _PICKLES else ""
+    raise ModelError(
+        f"model {text!r} is a file, not a folder{f'; {reason}' if reason else ''}: "
+        "give a folder with config.json and model.safetensors, as save_pretrained writes it"
+    )
+
+
+def _bare(text: str) -> ModelName:
+    from actbench.workloads import torchvision
+
+    if text in torchvision.names():
+        return ModelName("torchvision", text)
+    if Path(text).exists():
+        return _folder(text)
+    known = [*presets.presets(), *(name for preset in presets.presets().values() for name in preset.also)]
+    close = difflib.get_close_matches(text, [*known, *torchvision.names()], n=3)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    raise ModelError(
+        f"there is no model {text!r}; {hint}See 'actbench models' for the shipped names; others are written "
+        "hf:org/name (the hub), ./folder (a local folder) or file.py:function (your own code)"
+    )

@@ -1,0 +1,198 @@
+"""torchvision's classification models. The only file that imports torchvision; imported when one is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import io
+import re
+import warnings
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from actbench.errors import ModelError
+from actbench.records import Case
+from actbench.training import Batch, TrainingSetup
+from actbench.workloads import hub, inputs
+from actbench.workloads.construct import construct
+from actbench.workloads.optimizers import make_optimizer
+
+models: Any = torchvision.models  # its names are re-exported in a way that type checkers do not follow
+
+USUAL_SIZE = 224
+CLASSES = 1000
+# Weights of the auxiliary classifiers: Szegedy et al. 2014 (GoogLeNet) and the torchvision reference for Inception v3.
+AUXILIARY_WEIGHT = {"GoogLeNetOutputs": 0.3, "InceptionOutputs": 0.4}
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Return the names of all classification models."""
+    return tuple(models.list_models(module=models))
+
+
+def check(name: str) -> None:
+    """Check that torchvision has a classification model of this name.
+
+    Raises:
+        ModelError: It has none, or the model is for another task.
+    """
+    if name in names():
+        return
+    if name in models.list_models():
+        kind = models.get_model_builder(name).__module__.removeprefix("torchvision.models.").partition(".")[0]
+        raise ModelError(
+            f"torchvision:{name} is a {kind} model; only classification models can be measured (see 'actbench models')"
+        )
+    close = difflib.get_close_matches(name, names(), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "see 'actbench models' for the names"
+    raise ModelError(f"torchvision has no model {name!r}; {hint}")
+
+
+@functools.cache
+def published_weights(name: str) -> tuple[int, Any]:
+    """Return the smallest image size (pixels) that weights were published for, and those weights."""
+    published = models.get_model_weights(name)
+    size = {weights: int(weights.transforms.keywords.get("crop_size", USUAL_SIZE)) for weights in published}
+    smallest = min(size.values(), default=USUAL_SIZE)
+    fitting = [weights for weights in published if size[weights] == smallest]
+    if not fitting:
+        return smallest, None
+    return smallest, published.DEFAULT if published.DEFAULT in fitting else fitting[-1]
+
+
+def image_size(name: str) -> int:
+    """Return the height and width in pixels that images have unless asked otherwise."""
+    return published_weights(name)[0]
+
+
+class TorchvisionWorkload:
+    """A torchvision classification model on random images of 1000 classes, with cross-entropy.
+
+    Args:
+        name: Name of the model in torchvision.
+        case: Gives the image size, the types, the weights policy and the optimizer; a sequence length and an
+            attention implementation mean nothing here.
+
+    Raises:
+        ModelError: There is no such classification model, or another task is asked of it.
+    """
+
+    def __init__(self, name: str, case: Case) -> None:
+        check(name)
+        if case.task not in ("auto", "image-classification"):
+            raise ModelError(f"--task {case.task}: {case.model} is a torchvision model and does image-classification")
+        self.name = name
+        self.case = case
+        self.spec = case.model
+        self.weights_origin = "random"
+        self.warnings: tuple[str, ...] = ()
+        self.image_size = case.image_size or image_size(name)
+
+    def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
+        """Build the model in training mode with its loss and optimizer.
+
+        Raises:
+            ModelError: The model cannot be built at this image size, or its weights cannot be had.
+        """
+        self.warnings = ()
+        try:
+            module = construct(self._make, materialize=materialize, seed=seed)
+        except (ValueError, RuntimeError, AssertionError) as error:
+            raise ModelError(
+                f"{self.spec} cannot be built for images of {self.image_size} px: {error} (see --image-size)"
+            ) from error
+        self.weights_origin = self._load(module) if materialize else hub.without_values(self.case.weights)
+        return TrainingSetup(
+            module=module.to(getattr(torch, self.case.dtype)),
+            loss=_loss,
+            make_optimizer=make_optimizer(self.case.optimizer),
+            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+        )
+
+    def batch(self, batch_size: int, *, seed: int) -> Batch:
+        """Make ``images (batch_size, 3, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
+        random = inputs.generator(seed)
+        size = (self.image_size, self.image_size)
+        return {
+            "images": inputs.images(batch_size, 3, size, getattr(torch, self.case.dtype), random),
+            "labels": inputs.classes(batch_size, CLASSES, random),
+        }
+
+    def _make(self) -> nn.Module:
+        parameters = inspect.signature(_class_of(self.name)).parameters
+        options: dict[str, Any] = {}
+        if "image_size" in parameters:
+            options["image_size"] = self.image_size
+        if "input_size" in parameters:
+            options["input_size"] = (self.image_size, self.image_size)
+        if "init_weights" in parameters and "aux_logits" in parameters:
+            options["init_weights"] = False  # GoogLeNet and Inception warn, and are slow, without a choice
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module: nn.Module = models.get_model(self.name, weights=None, **options)
+        return module
+
+    def _load(self, module: nn.Module) -> str:
+        """Load published weights if the policy asks for them, and return where the weights come from."""
+        if self.case.weights == "random":
+            return "random"
+        _, weights = published_weights(self.name)
+        if weights is None:
+            return self._without_weights("torchvision publishes no weights for it")
+        file = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
+        if not file.exists() and (hub.offline() or not hub.reachable(weights.url)):
+            return self._without_weights(f"{weights.url} does not answer and nothing is cached at {file}")
+        try:
+            module.load_state_dict(_read(weights.url))
+        except (RuntimeError, OSError) as error:
+            problem = str(error).strip().splitlines()[-1].strip()
+            raise ModelError(
+                f"the published weights of {self.spec} cannot be loaded: {problem} (see --weights random)"
+            ) from error
+        return f"pretrained:{weights}"
+
+    def _without_weights(self, reason: str) -> str:
+        if self.case.weights == "pretrained":
+            raise ModelError(f"no pretrained weights for {self.spec}: {reason}; use --weights random")
+        self.warnings += (f"{self.spec}: {reason}; random weights are used",)
+        return "random"
+
+
+def _class_of(name: str) -> Any:
+    """Return the class that the builder of a model instantiates; its signature says what can be chosen."""
+    builder = models.get_model_builder(name)
+    returned = inspect.get_annotations(builder)["return"]
+    module = importlib.import_module(builder.__module__)
+    return getattr(module, returned) if isinstance(returned, str) else returned
+
+
+def _read(url: str) -> dict[str, Tensor]:
+    """Read weights from torch's cache or the network; the restricted reader runs no code of the file."""
+    with redirect_stderr(io.StringIO()):
+        state = torch.hub.load_state_dict_from_url(
+            url, map_location="cpu", progress=False, check_hash=True, weights_only=True
+        )
+    # DenseNet's files write norm.1 where the model says norm1.
+    return {re.sub(r"(denselayer\d+\.(?:norm|conv))\.([12])\.", r"\1\2.", key): value for key, value in state.items()}
+
+
+def _loss(module: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy of the class scores, plus the weighted ones of auxiliary classifiers where there are any."""
+    output = module(batch["images"])
+    if isinstance(output, Tensor):
+        return F.cross_entropy(output, batch["labels"])
+    scores, *auxiliary = output
+    loss = F.cross_entropy(scores, batch["labels"])
+    weight = AUXILIARY_WEIGHT[type(output).__name__]
+    for other in auxiliary:
+        loss = loss + weight * F.cross_entropy(other, batch["labels"])
+    return loss

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actbench.errors import SpecError
+from actbench.spec import Part, parse
+
+
+def test_a_name_a_value_and_options() -> None:
+    assert parse("fewbit:2,functions=gelu/silu") == (Part("fewbit", "2", {"functions": "gelu/silu"}),)
+
+
+def test_parts_joined_by_plus_keep_their_order() -> None:
+    assert parse(" fewbit:3 + randomized:0.2,sketch=rademacher ") == (
+        Part("fewbit", "3"),
+        Part("randomized", "0.2", {"sketch": "rademacher"}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "the scheme is empty"),
+        ("  ", "the scheme is empty"),
+        ("fewbit:", "nothing follows the colon in 'fewbit:'"),
+        ("+fewbit:3", "'' does not begin with a name"),
+        ("fewbit:3+", "'' does not begin with a name"),
+        ("Fewbit:3", "does not begin with a name"),
+        (":3", "does not begin with a name"),
+        ("fewbit 3", "does not begin with a name"),
+        ("fewbit:3,gelu", "'gelu' in 'fewbit:3,gelu' is not of the form key=value"),
+        ("fewbit:3,functions=", "is not of the form key=value"),
+        ("fewbit:3,=gelu", "is not of the form key=value"),
+        ("fewbit:3,a=1,a=2", "'a' stands twice"),
+    ],
+)
+def test_what_does_not_follow_the_grammar_is_refused_with_its_place(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+
+    assert told in str(caught.value)
+
+
+_names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+_values = st.from_regex(r"[A-Za-z0-9./_-]{1,8}", fullmatch=True)
+_parts = st.builds(Part, _names, st.none() | _values, st.dictionaries(_names, _values, max_size=3))
+
+
+@given(st.lists(_parts, min_size=1, max_size=4))
+def test_what_is_written_reads_back(parts: list[Part]) -> None:
+    assert parse("+".join(map(str, parts))) == tuple(parts)

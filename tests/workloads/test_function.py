@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from actbench import workloads
+from actbench.errors import ModelError
+from actbench.fake import fake_mode, to_fake
+from actbench.records import Case
+
+GOOD = """
+    import torch
+    from torch import nn
+    from neighbour import WIDTH
+
+    def build():
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 10))
+        def make_batch(n):
+            return {"x": torch.randn(n, WIDTH), "y": torch.randint(10, (n,))}
+        def loss(module, batch):
+            return nn.functional.cross_entropy(module(batch["x"]), batch["y"])
+        return model.eval(), make_batch, loss
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "neighbour.py").write_text("WIDTH = 8\n")
+    (folder / "own.py").write_text(textwrap.dedent(text))
+    return f"{folder / 'own.py'}:build"
+
+
+def test_a_function_gives_model_batches_and_loss(tmp_path: Path) -> None:
+    workload = workloads.load(Case(model=write(tmp_path, GOOD), batch_size=4, optimizer="sgd"))
+    setup = workload.setup(materialize=True, seed=0)
+    batch = workload.batch(4, seed=1)
+    assert setup.loss is not None
+
+    setup.loss(setup.module, batch).backward()
+
+    assert setup.module.training
+    assert batch["x"].shape == (4, 8)
+    assert torch.equal(batch["x"], workload.batch(4, seed=1)["x"])
+    assert all(parameter.grad is not None for parameter in setup.module.parameters())
+    assert workload.weights_origin == "function"
+
+
+def test_the_case_decides_the_type(tmp_path: Path) -> None:
+    workload = workloads.load(Case(model=write(tmp_path, GOOD), batch_size=4, dtype="bfloat16"))
+    setup = workload.setup(materialize=True, seed=0)
+
+    assert {parameter.dtype for parameter in setup.module.parameters()} == {torch.bfloat16}
+    assert workload.batch(2, seed=0)["x"].dtype == torch.bfloat16
+    assert workload.batch(2, seed=0)["y"].dtype == torch.int64
+
+
+def test_it_runs_on_fake_tensors(tmp_path: Path) -> None:
+    workload = workloads.load(Case(model=write(tmp_path, GOOD), batch_size=4))
+    setup = workload.setup(materialize=False, seed=0)
+    mode = fake_mode()
+    to_fake(setup.module, mode)
+    assert setup.loss is not None
+
+    with mode:
+        setup.loss(setup.module, workload.batch(2**20, seed=0)).backward()
+
+    assert all(parameter.grad is not None for parameter in setup.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def build(:\n    pass\n", r"own\.py:1: SyntaxError"),
+        ("\n\nraise ValueError('oh')\n", r"own\.py:3: ValueError: oh"),
+        ("import sys\nsys.exit(3)\n", r"own\.py:2: SystemExit"),
+        ("import no_such_module_at_all\n", r"own\.py:1: ModuleNotFoundError"),
+        ("other = 1\n", "has no function 'build'"),
+        ("build = 1\n", "has no function 'build'"),
+    ],
+)
+def test_a_file_that_does_not_run_is_an_error_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        workloads.load(Case(model=write(tmp_path, text), batch_size=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def build():\n    return 1 / 0\n", r"own\.py:2: ZeroDivisionError"),
+        ("def build():\n    return 1\n", r"returned int; it must return \(module, make_batch, loss\)"),
+        ("def build():\n    return 1, 2, 3\n", r"returned \(int, int, int\)"),
+    ],
+)
+def test_a_function_that_returns_something_else_is_an_error(tmp_path: Path, text: str, words: str) -> None:
+    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=1))
+
+    with pytest.raises(ModelError, match=words):
+        workload.setup(materialize=True, seed=0)
+
+
+def test_a_batch_must_be_a_mapping(tmp_path: Path) -> None:
+    text = "from torch import nn\ndef build():\n    return nn.Linear(1, 1), lambda n: [n], lambda m, b: 0\n"
+    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=1))
+
+    with pytest.raises(ModelError, match="make_batch returned list"):
+        workload.batch(1, seed=0)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no file"):
+        workloads.load(Case(model=f"{tmp_path / 'none.py'}:build", batch_size=1))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from actbench import workloads
+from actbench.records import Case
+from actbench.workloads.presets import find, presets
+
+HEAD = 768 * 2 + 2  # a linear classifier of two labels
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "parameters"),
+    [
+        ("bert-base-uncased", "auto", 109_482_240 + HEAD),
+        ("bert-large-uncased", "auto", 335_141_888 + 1024 * 2 + 2),
+        ("roberta-base", "auto", 124_645_632 + HEAD),  # its head's dense layer has the size of the pooler
+        ("roberta-large", "auto", 355_359_744 + 1024 * 2 + 2),
+        ("distilroberta-base", "auto", 82_118_400 + HEAD),
+        ("distilbert-base-uncased", "auto", 66_362_880 + 768 * 768 + 768 + HEAD),
+        ("gpt2", "auto", 124_439_808),
+        ("gpt2-medium", "auto", 354_823_168),
+        ("gpt2-large", "auto", 774_030_080),
+        ("gpt2-xl", "auto", 1_557_611_200),
+        ("t5-small", "auto", 60_506_624),
+        ("t5-base", "auto", 222_903_552),
+        ("google/vit-base-patch16-224", "auto", 86_567_656),
+        ("llama-160m", "auto", 2 * 32000 * 768 + 12 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768) + 768),
+    ],
+)
+def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, parameters: int) -> None:
+    workload = workloads.load(Case.model_validate({"model": model, "task": task, "batch_size": 1}))
+
+    module = workload.setup(materialize=False, seed=0).module
+
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+def test_a_preset_is_found_by_every_name_of_it() -> None:
+    vit = presets()["google/vit-base-patch16-224"]
+
+    assert find("vit-base-patch16-224") is vit
+    assert find("openai-community/gpt2") is presets()["gpt2"]
+    assert find("gpt5") is None
+
+
+def test_a_preset_that_is_like_another_changes_only_what_it_says() -> None:
+    base, large = presets()["roberta-base"], presets()["roberta-large"]
+
+    assert large.config["num_hidden_layers"] == 24
+    assert large.config["max_position_embeddings"] == base.config["max_position_embeddings"] == 514
+    assert large.task == base.task
+
+
+def test_made_up_models_name_no_repository() -> None:
+    assert not any(preset.hub for name, preset in presets().items() if name.startswith(("tiny-", "llama-160m")))

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from actbench import workloads
+from actbench.errors import ModelError
+from actbench.fake import fake_mode, to_fake
+from actbench.records import Case
+from actbench.workloads import hub
+from actbench.workloads.torchvision import TorchvisionWorkload, names
+
+
+def load(model: str, **options: object) -> TorchvisionWorkload:
+    workload = workloads.load(Case.model_validate({"model": model, "batch_size": 2, **options}))
+    assert isinstance(workload, TorchvisionWorkload)
+    return workload
+
+
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ("resnet18", 32),
+        ("googlenet", 64),
+        ("inception_v3", 75),
+        ("densenet121", 32),
+        ("mobilenet_v3_small", 32),
+        ("vit_b_16", 32),
+        ("regnet_x_400mf", 32),
+        ("convnext_tiny", 32),
+        ("swin_t", 32),
+    ],
+)
+def test_a_step_reaches_every_parameter(model: str, size: int) -> None:
+    workload = load(model, image_size=size)
+    setup = workload.setup(materialize=True, seed=0)
+    batch = workload.batch(2, seed=0)
+    assert setup.loss is not None
+
+    setup.loss(setup.module, batch).backward()
+
+    assert setup.module.training
+    assert batch["images"].shape == (2, 3, size, size)
+    assert all(parameter.grad is not None for parameter in setup.module.parameters())
+
+
+@pytest.mark.parametrize("model", names())
+def test_every_model_builds_without_memory(model: str) -> None:
+    module = load(model).setup(materialize=False, seed=0).module
+
+    real = [parameter for parameter in module.parameters() if not parameter.is_meta]
+    assert sum(parameter.numel() for parameter in real) < 1_000_000
+    assert sum(parameter.numel() for parameter in module.parameters()) > 1_000_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", names())
+def test_every_model_takes_a_step_on_fake_tensors(model: str) -> None:
+    workload = load(model)
+    setup = workload.setup(materialize=False, seed=0)
+    mode = fake_mode()
+    to_fake(setup.module, mode)
+    assert setup.loss is not None
+
+    with mode:
+        setup.loss(setup.module, workload.batch(2, seed=0)).backward()
+
+    assert all(parameter.grad is not None for parameter in setup.module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "size"),
+    [
+        ("resnet18", 11_689_512, 224),
+        ("resnet50", 25_557_032, 224),
+        ("vit_b_16", 86_567_656, 224),
+        ("inception_v3", 27_161_264, 299),
+        ("efficientnet_b4", 19_341_616, 380),
+        ("vit_h_14", 632_045_800, 224),
+    ],
+)
+def test_sizes_are_the_published_ones(model: str, parameters: int, size: int) -> None:
+    workload = load(model)
+
+    assert sum(value.numel() for value in workload.setup(materialize=False, seed=0).module.parameters()) == parameters
+    assert workload.image_size == size
+
+
+def test_auxiliary_classifiers_count_with_their_weight() -> None:
+    workload = load("googlenet", image_size=64)
+    setup = workload.setup(materialize=True, seed=0)
+    batch = workload.batch(2, seed=0)
+    assert setup.loss is not None
+    for module in setup.module.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+    scores, second, first = setup.module(batch["images"])
+    main, *others = (F.cross_entropy(output, batch["labels"]) for output in (scores, second, first))
+
+    torch.testing.assert_close(setup.loss(setup.module, batch), main + 0.3 * others[0] + 0.3 * others[1])
+
+
+def test_the_seed_decides_the_weights_and_the_case_the_type() -> None:
+    first, again, other = (load("squeezenet1_1").setup(materialize=True, seed=seed).module for seed in (1, 1, 2))
+    half = load("squeezenet1_1", dtype="bfloat16")
+
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert {value.dtype for value in half.setup(materialize=True, seed=0).module.parameters()} == {torch.bfloat16}
+    assert half.batch(1, seed=0)["images"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("model", "size"), [("vit_b_16", 30), ("maxvit_t", 100)])
+def test_an_impossible_image_size_is_an_error(model: str, size: int) -> None:
+    with pytest.raises(ModelError, match=f"cannot be built for images of {size} px"):
+        load(model, image_size=size).setup(materialize=False, seed=0)
+
+
+def test_another_task_is_refused() -> None:
+    with pytest.raises(ModelError, match="--task causal-lm"):
+        load("resnet18", task="causal-lm")
+
+
+@pytest.mark.parametrize("model", ["squeezenet1_1", "densenet121"])
+def test_published_weights_come_from_the_cache(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.models import get_model_weights
+
+    published = load(model).setup(materialize=True, seed=5).module
+    url = get_model_weights(model).DEFAULT.url
+    (tmp_path / "checkpoints").mkdir()
+    # DenseNet's published file has norm.1 where the model has norm1.
+    state = {
+        key.replace("norm1.", "norm.1.").replace("conv2.", "conv.2."): t for key, t in published.state_dict().items()
+    }
+    torch.save(state if model == "densenet121" else published.state_dict(), tmp_path / "checkpoints" / Path(url).name)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    workload = load(model, weights="pretrained")
+
+    module = workload.setup(materialize=True, seed=0).module
+
+    assert workload.weights_origin.startswith("pretrained:")
+    assert all(torch.equal(a, b) for a, b in zip(published.parameters(), module.parameters(), strict=True))
+
+
+def test_without_a_network_auto_warns_and_pretrained_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(hub, "offline", lambda: False)
+    monkeypatch.setattr(hub, "reachable", lambda url: False)
+    workload = load("squeezenet1_1", weights="auto")
+
+    workload.setup(materialize=True, seed=0)
+
+    assert workload.weights_origin == "random"
+    assert "random weights are used" in workload.warnings[0]
+    with pytest.raises(ModelError, match="use --weights random"):
+        load("squeezenet1_1", weights="pretrained").setup(materialize=True, seed=0)
