@@ -24,7 +24,7 @@ __device__ __forceinline__ bool aligned(const void* pointer) { return reinterpre
 // tests run kernels on the host has its own four.
 
 #ifdef __CUDA_ARCH__
-__device__ __forceinline__ unsigned above(float x, float bound) {
+__device__ __forceinline__ bool above(float x, float bound) {
     unsigned result;
     asm("{ .reg .pred p; setp.gt.f32 p, %1, %2; selp.u32 %0, 1, 0, p; }" : "=r"(result) : "f"(x), "f"(bound));
     return result;
@@ -112,13 +112,17 @@ __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, c
 
 using Bytes16 = Vector<unsigned char>;
 
+template <bool small> struct GroupOf { using type = unsigned; };
+template <> struct GroupOf<false> { using type = Word; };
+template <int bits> using Group = typename GroupOf<bits <= 4>::type;  // eight codes, the first one lowest
+
 template <int bits>
 struct alignas(16) Stage {
     unsigned char bytes[kLanes * bits];
 };
 
 template <int bits>
-__device__ __forceinline__ void store_codes(Word group, unsigned char* target, Index left, bool whole, Stage<bits>& stage) {
+__device__ __forceinline__ void store_codes(Group<bits> group, unsigned char* target, Index left, bool whole, Stage<bits>& stage) {
 #pragma unroll
     for (int i = 0; i < bits; ++i) stage.bytes[lane() * bits + i] = static_cast<unsigned char>(group >> (8 * i));
     __syncwarp();
@@ -131,16 +135,16 @@ __device__ __forceinline__ void store_codes(Word group, unsigned char* target, I
 }
 
 template <int bits>
-__device__ __forceinline__ Word load_codes(const unsigned char* source, Index left, bool whole, Stage<bits>& stage) {
+__device__ __forceinline__ Group<bits> load_codes(const unsigned char* source, Index left, bool whole, Stage<bits>& stage) {
     if (whole && left >= kLanes * bits) {
         if (lane() < 2 * bits) reinterpret_cast<Bytes16*>(stage.bytes)[lane()] = reinterpret_cast<const Bytes16*>(source)[lane()];
     } else {
         for (int i = lane(); i < kLanes * bits && i < left; i += kLanes) stage.bytes[i] = source[i];
     }
     __syncwarp();
-    Word group = 0;
+    Group<bits> group = 0;
 #pragma unroll
-    for (int i = 0; i < bits; ++i) group |= Word(stage.bytes[lane() * bits + i]) << (8 * i);
+    for (int i = 0; i < bits; ++i) group |= Group<bits>(stage.bytes[lane() * bits + i]) << (8 * i);
     __syncwarp();
     return group;
 }

@@ -163,15 +163,22 @@ def measure(cohort, memory_bytes):
 def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):
     cohort = cases(log, "peak:400", "peak:300", "peak:100")
     outcomes = measure(cohort, memory_bytes=500 / MEMORY_SHARE)
-    assert [outcome.peak_bytes for _, outcome in outcomes] == [400, 300, 100]
+    assert [outcome.peak_bytes for _, outcome in outcomes] == [400, 100, 300]
     order = [scheme for scheme, _ in groupby(events(log, "time"))]
-    assert order == ["peak:400", *["peak:300", "peak:100"] * 5]
+    assert order == [*["peak:400", "peak:100"] * 5, "peak:300"]
 
 
 def test_a_case_that_finds_no_room_beside_others_is_measured_again_alone(log):
-    outcomes = measure(cases(log, "exact", "shy"), memory_bytes=2**40)
-    assert [type(outcome) for _, outcome in outcomes] == [Measurement, Measurement]
-    assert events(log, "begin") == ["exact", "shy", "shy"]
+    outcomes = measure(cases(log, "exact", "shy", "name:b"), memory_bytes=2**40)
+    assert [type(outcome) for _, outcome in outcomes] == [Measurement] * 3
+    assert events(log, "begin") == ["exact", "shy", "name:b", "shy"]
+    assert events(log, "time") == ["exact", "name:b"] * 5 + ["shy"] * 5
+
+
+def test_a_case_that_dies_beside_others_is_measured_again_alone_and_then_believed(log):
+    outcomes = dict(measure(cases(log, "exact", "kill", "bug"), memory_bytes=2**40))
+    assert [case.scheme for case, outcome in outcomes.items() if isinstance(outcome, Failure)] == ["bug", "kill"]
+    assert events(log, "begin") == ["exact", "kill", "bug", "kill"]
 
 
 def test_a_case_that_finds_no_room_alone_is_not_measured_again(log):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -97,30 +96,31 @@ class Cohort:
         """Measure cases that differ in nothing but the scheme.
 
         Each reads its memory in turn and then waits while the next does; when all have, they are timed in rounds. A
-        case whose peak is too much beside those that wait, or that fails beside them for want of memory, lets them be
-        timed and end first and then starts afresh.
+        case whose peak is too much beside those that wait, or that may have failed for want of room beside them, is
+        put off: it starts afresh when they have ended.
 
         Yields:
             Each case with its outcome.
         """
-        waiting = deque(cases)
+        waiting = list(cases)
         while waiting:
             with ExitStack() as held:
-                group = self._gather(waiting, held)
+                group, waiting = self._gather(waiting, held)
                 self._time_in_rounds(group)
             yield from [(member.case, member.result()) for member in group]
 
-    def _gather(self, waiting: deque[Case], held: ExitStack) -> list[_Member]:
-        """Take the cases off the queue that can be alive together, each with its memory read."""
+    def _gather(self, cases: Sequence[Case], held: ExitStack) -> tuple[list[_Member], list[Case]]:
+        """Read the memory of each case; return those that can be alive together and those put off."""
         group: list[_Member] = []
-        while waiting:
-            member = self._begin(waiting[0], held)
-            if group and self._crowded(member, group):
+        put_off: list[Case] = []
+        for case in cases:
+            member = self._begin(case, held)
+            if self._crowded(member, beside_bytes=sum(other.held_bytes for other in group)):
                 member.session.close()
-                return group
-            group.append(member)
-            waiting.popleft()
-        return group
+                put_off.append(case)
+            else:
+                group.append(member)
+        return group, put_off
 
     def _begin(self, case: Case, held: ExitStack) -> _Member:
         self.progress.started(case)
@@ -130,11 +130,13 @@ class Cohort:
             self.progress.memory_read(case, outcome.peak_bytes)
         return _Member(case, session, outcome)
 
-    def _crowded(self, member: _Member, group: Sequence[_Member]) -> bool:
-        beside = sum(other.held_bytes for other in group)
-        if isinstance(member.outcome, Failure):
-            return beside > 0 and member.outcome.reason in ("out-of-memory", "crash")
-        return beside > 0 and beside + member.held_bytes > MEMORY_SHARE * self.memory_bytes
+    def _crowded(self, member: _Member, beside_bytes: int) -> bool:
+        if beside_bytes == 0:
+            return False
+        if isinstance(member.outcome, Failure):  # where its peak is known the step ran, and needs more than its limit
+            refused = member.outcome.reason == "out-of-memory" and member.outcome.peak_bytes is None
+            return refused or member.session.died
+        return beside_bytes + member.held_bytes > MEMORY_SHARE * self.memory_bytes
 
     def _time_in_rounds(self, group: Sequence[_Member]) -> None:
         while turns := [member for member in group if member.wants_turn]:

@@ -148,7 +148,8 @@ def _order(record: Record) -> tuple[Any, ...]:
 
 def _sortable(settings: dict[str, Any]) -> tuple[Any, ...]:
     """Make values of any type comparable: None first, numbers by size."""
-    return tuple((value is not None, str(value).zfill(20)) for value in settings.values())
+    values = settings.values()
+    return tuple((value is not None, value if isinstance(value, int | float) else 0, str(value)) for value in values)
 
 
 def _scheme_order(scheme: str) -> tuple[Any, ...]:

@@ -21,6 +21,9 @@ class IsolatedSession:
         server: Where the process is forked.
         case: What it measures.
         timeout_seconds: Time that the process may work; waiting for its turn is not work. None is without end.
+
+    Attributes:
+        died: Whether the process ended without an answer.
     """
 
     def __init__(self, server: ForkServer, case: Case, timeout_seconds: float | None) -> None:
@@ -28,6 +31,7 @@ class IsolatedSession:
         self._case = case
         self._timeout_seconds = timeout_seconds
         self._worked_seconds = 0.0
+        self.died = False
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
@@ -55,6 +59,7 @@ class IsolatedSession:
         except ProcessDiedError as death:
             if death.code is None:
                 raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
+            self.died = True
             return Failure(reason="crash", message=_describe(death))
         except NoAnswerError:
             self._process.kill()

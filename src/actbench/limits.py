@@ -56,7 +56,8 @@ class Limit:
         if before == 0:
             return lower_is_better and after > 0
         grown = change(before, after) or 0.0
-        return (grown if lower_is_better else -grown) > self.amount
+        worse = grown if lower_is_better else -grown
+        return worse > self.amount and not math.isclose(worse, self.amount, abs_tol=1e-12)  # 1.05 - 1 is above 0.05
 
 
 def parse_limit(text: str) -> Limit:

@@ -85,7 +85,7 @@ def _processor() -> str:
 def _slug(name: str) -> str:
     """Turn a device's name into one for files: ``AMD EPYC(TM) 7B13 @ 2.4GHz`` into ``amd-epyc-7b13``."""
     bare = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", " ", name.lower())
-    return "-".join(re.findall(r"[a-z0-9.]+", bare)) or "machine"
+    return "-".join(re.findall(r"[a-z0-9]+(?:\.[0-9]+)?", bare)) or "machine"
 
 
 def _version(distribution: str) -> str | None:

@@ -13,9 +13,9 @@ Location = tuple[int | str, ...]
 
 
 def dotted(location: Location) -> str:
-    """Write a location as ``scheme[2].spec``, counted from 0; the whole of it is ``recipe``."""
+    """Write a location as ``scheme[2].spec``, counted from 0."""
     text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
-    return text.lstrip(".") or "recipe"
+    return text.lstrip(".")
 
 
 def explain(
@@ -35,7 +35,8 @@ def explain(
     lines = []
     for detail in error.errors():
         location = _written(detail["loc"], data)
-        lines.append(f"{place(location)}: {_problem(detail, location, sections)}")
+        problem = _problem(detail, location, sections)
+        lines.append(f"{place(location)}: {problem}" if location else problem)
     return lines
 
 

@@ -68,11 +68,20 @@ class Recipe(Data):
             seen.add(case.key())
         return self
 
-    def rows(self) -> tuple[SchemeRow, ...]:
-        """Return the schemes, with ``exact`` first when the author gave none: ratios need it."""
-        if any(row.spec == "exact" for row in self.scheme):
-            return self.scheme
-        return (SchemeRow(spec="exact"), *self.scheme)
+    @model_validator(mode="after")
+    def _models_are_there(self) -> Recipe:
+        models = list(dict.fromkeys(model for grid in self.workload for model in grid.model))
+        for place, row in enumerate(self.scheme):
+            for model in row.models or ():
+                if model not in models:
+                    found = f"scheme[{place}].models: {model!r} is not a model of this recipe"
+                    raise ValueError(f"{found}: {', '.join(models)}")
+        return self
+
+    def rows(self, model: str) -> tuple[SchemeRow, ...]:
+        """Return the schemes for a model, with ``exact`` first when the author gave none: ratios need it."""
+        rows = tuple(row for row in self.scheme if row.suits(model))
+        return rows if any(row.spec == "exact" for row in rows) else (SchemeRow(spec="exact"), *rows)
 
     def cases(self) -> tuple[PlannedCase, ...]:
         """Return every case of the grid, the schemes of one point beside each other."""
@@ -81,16 +90,17 @@ class Recipe(Data):
     def _cases_of(self, grid: WorkloadGrid) -> Iterator[PlannedCase]:
         # The largest batch does not depend on the batch size, so only the smallest of the grid asks for it.
         measure, smallest = self.measure, min(grid.batch_size)
-        for point, meter, seed, row in itertools.product(grid.points(), measure.meters, measure.seed, self.rows()):
-            case = Case(
-                **point,
-                **measure.settings(meter),
-                scheme=row.spec,
-                meter=meter,
-                find_largest_batch=measure.largest_batch and point["batch_size"] == smallest,
-                seed=seed,
-            )
-            yield PlannedCase(case, row.label, row.published)
+        for point, meter, seed in itertools.product(grid.points(), grid.meters or measure.meters, measure.seed):
+            for row in self.rows(point["model"]):
+                case = Case(
+                    **point,
+                    **measure.settings(meter),
+                    scheme=row.spec,
+                    meter=meter,
+                    find_largest_batch=measure.largest_batch and point["batch_size"] == smallest,
+                    seed=seed,
+                )
+                yield PlannedCase(case, row.label, row.published)
 
     @classmethod
     def from_flags(
@@ -107,7 +117,7 @@ class Recipe(Data):
             RecipeError: A value cannot be used; the message names its flag.
         """
         models = workload.get("model") or ()
-        name = models if isinstance(models, str) else "+".join(models)
+        name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
         base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
         return _validated(_with_flags(base, workload, measure or {}, schemes), "command line", _flag)
 
@@ -153,6 +163,15 @@ def shipped() -> dict[str, str]:
     return {name: load(name).title for name in names()}
 
 
+def source(name: str) -> str:
+    """Return the text of a recipe that ships with actbench.
+
+    Raises:
+        RecipeError: There is no such recipe.
+    """
+    return _file(name).read_text(encoding="utf-8")
+
+
 def _file(source: str | Path) -> Traversable:
     text = str(source)
     if text in names():
@@ -184,7 +203,8 @@ def _with_flags(
     base: Mapping[str, Any], workload: Mapping[str, Any], measure: Mapping[str, Any], schemes: Sequence[str]
 ) -> dict[str, Any]:
     merged = dict(base)
-    merged["workload"] = [{**grid, **_given(workload)} for grid in base["workload"]]
+    chosen = {**_given(workload), **({"meters": None} if measure.get("meters") else {})}
+    merged["workload"] = [{**grid, **chosen} for grid in base["workload"]]
     merged["measure"] = {**base.get("measure", {}), **_given(measure)}
     if schemes:
         merged["scheme"] = [{"spec": text} for text in schemes]
@@ -206,4 +226,4 @@ _FLAGS = {
 
 def _flag(location: Location) -> str:
     names = [step for step in location if isinstance(step, str)]
-    return _FLAGS.get(names[-1], "--" + names[-1].replace("_", "-")) if names else "recipe"
+    return _FLAGS.get(names[-1], "--" + names[-1].replace("_", "-"))

@@ -101,8 +101,9 @@ def run(
     progress = progress or Silent()
     planned = {entry.case: entry for entry in plan}
     todo = [case for case in planned if force or not store.done(case.key())]
-    for case in planned.keys() - set(todo):
-        progress.skipped(case)
+    for case in planned:
+        if case not in todo:
+            progress.skipped(case)
     summary = Summary(skipped=len(planned) - len(todo))
     progress.planned(todo, jobs)
     if not todo:

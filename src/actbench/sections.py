@@ -29,7 +29,10 @@ def _as_bytes(value: Any) -> Any:
 
 
 class WorkloadGrid(Data):
-    """The models and how they are trained; what is left out is as :class:`~actbench.records.Case` has it."""
+    """The models and how they are trained; what is left out is as :class:`~actbench.records.Case` has it.
+
+    ``meters`` stands for this workload in place of those of ``[measure]``.
+    """
 
     model: Axis[Annotated[str, Field(min_length=1)]]
     batch_size: BatchSizes
@@ -42,10 +45,12 @@ class WorkloadGrid(Data):
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
+    meters: Axis[MeterName] | None = None
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of a case for each point of the grid, the batch size changing fastest."""
-        given = {name: getattr(self, name) for name in type(self).model_fields if getattr(self, name) is not None}
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name != "meters"}
+        given = {name: value for name, value in fields.items() if value is not None}
         axes = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
         axes["batch_size"] = axes.pop("batch_size")
         for values in itertools.product(*axes.values()):
@@ -80,9 +85,10 @@ class Measure(Data):
 
 
 class SchemeRow(Data):
-    """A scheme, how tables call it, and what its authors published."""
+    """A scheme, how tables call it, the models it is for (all, unless given), and what its authors published."""
 
     spec: str
+    models: Axis[str] | None = None
     label: str | None = Field(default=None, min_length=1)
     published: tuple[Published, ...] = ()
 
@@ -93,6 +99,10 @@ class SchemeRow(Data):
             return "+".join(str(part) for part in spec.parse(text))
         except SpecError as error:
             raise ValueError(str(error)) from None
+
+    def suits(self, model: str) -> bool:
+        """Whether the scheme is to be measured on a model."""
+        return self.models is None or model in self.models
 
     @property
     def identity(self) -> tuple[str, ...]:

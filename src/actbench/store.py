@@ -102,6 +102,21 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
     return list(latest.values()), [results.notice for results in found if results.notice]
 
 
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Return results files as they are, and for each folder those anywhere below it.
+
+    Raises:
+        StoreError: A folder holds none.
+    """
+    found: list[Path] = []
+    for path in paths:
+        below = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not below:
+            raise StoreError(f"{path}: there is no results file (.jsonl) in this folder; 'actbench sweep' writes one")
+        found.extend(below)
+    return found
+
+
 def results_path(folder: Path, recipe: str, machine: str) -> Path:
     """Return where the results of a recipe on a machine stand: ``FOLDER/RECIPE/MACHINE.jsonl``."""
     return folder / _file_name(recipe) / f"{_file_name(machine)}.jsonl"

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -110,19 +109,25 @@ bool run_block(Body& body) {
 }
 
 template <class... Arguments, size_t... i>
-int launch(void (*kernel)(Arguments...), unsigned grid, unsigned threads, void** values, std::index_sequence<i...>) {
+bool run_grid(void (*kernel)(Arguments...), unsigned grid, unsigned threads, void** values, std::index_sequence<i...>) {
     gridDim.x = grid;
     blockDim.x = threads;
-    auto body = [&] { kernel(*static_cast<std::remove_reference_t<Arguments>*>(values[i])...); };
+    auto body = [&] { kernel(*static_cast<Arguments*>(values[i])...); };
     for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x)
-        if (!run_block(body)) return 1;
-    return 0;
+        if (!run_block(body)) return false;
+    return true;
 }
 
-// Arguments as cuLaunchKernel takes them: a pointer to each. Returns 1 where threads wait for ever.
+// Arguments as cuLaunchKernel takes them, a pointer to each, and their sizes, which the driver does not ask for.
+// Returns what is wrong, or null.
 template <class... Arguments>
-int launch(void (*kernel)(Arguments...), unsigned grid, unsigned threads, void** values) {
-    return launch(kernel, grid, threads, values, std::index_sequence_for<Arguments...>{});
+const char* launch(
+    void (*kernel)(Arguments...), unsigned grid, unsigned threads, unsigned count, void** values, const size_t* sizes) {
+    const size_t expected[] = {sizeof(Arguments)...};
+    if (count != sizeof...(Arguments)) return "a wrong number of arguments";
+    if (std::memcmp(sizes, expected, sizeof expected) != 0) return "an argument of a wrong size";
+    const bool ended = run_grid(kernel, grid, threads, values, std::index_sequence_for<Arguments...>{});
+    return ended ? nullptr : "some threads wait for ever at a barrier";
 }
 
 }  // namespace host

@@ -4,8 +4,10 @@ import socket
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from huggingface_hub import errors
 
 from actbench import workloads
 from actbench.errors import ModelError
@@ -65,7 +67,8 @@ def test_without_an_answer_auto_takes_random_weights_and_says_so(monkeypatch: py
 
     assert workload.weights_origin == "random"
     assert len(workload.warnings) == 1
-    assert "did not answer within 3 s; random weights are used" in workload.warnings[0]
+    assert "did not answer within 3 s" in workload.warnings[0]
+    assert workload.warnings[0].endswith("random weights are used")
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -105,3 +108,49 @@ def test_the_cache_is_read_without_a_network(tmp_path: Path, monkeypatch: pytest
 
     assert hub.cached(("other/name", "org/name"), weights=False) == snapshot
     assert hub.cached(("org/name",), weights=True) is None
+
+
+def test_a_download_takes_safetensors_only_and_code_only_when_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot_download(repository: str, *, allow_patterns: list[str], etag_timeout: float) -> str:
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "offline", lambda: False)
+    monkeypatch.setattr(hub, "reachable", lambda url: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+
+    assert hub.download("org/name", weights=False) == tmp_path
+    hub.download("org/name", weights=True)
+    hub.download("org/name", weights=False, code=True)
+
+    assert asked[0] == ["config.json"]
+    assert all(pattern == "config.json" or "safetensors" in pattern for pattern in asked[1])
+    assert asked[2] == ["config.json", "*.py"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (errors.RepositoryNotFoundError, "the hub has no model 'org/name'"),
+        (errors.GatedRepoError, "org/name is gated.*hf auth login"),
+        (ConnectionResetError, "could not be downloaded: status 500"),
+        (errors.HfHubHTTPError, "could not be downloaded: status 500"),
+    ],
+)
+def test_what_the_hub_answers_becomes_one_message(
+    error: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(*args: object, **options: object) -> str:
+        options = {"response": Mock(headers={})} if issubclass(error, errors.HfHubHTTPError) else {}
+        raise error("status 500\nand more", **options)
+
+    monkeypatch.setattr(hub, "offline", lambda: False)
+    monkeypatch.setattr(hub, "reachable", lambda url: True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+
+    with pytest.raises(ModelError, match=words):
+        hub.download("org/name", weights=True)

@@ -115,6 +115,11 @@ def test_image_size_and_type_follow_the_case() -> None:
     setup.loss(setup.module, batch).backward()
 
 
+def test_an_image_smaller_than_a_patch_is_an_error() -> None:
+    with pytest.raises(ModelError, match="--image-size 7: one patch of this model alone is 8 px"):
+        load("tiny-vit", image_size=7)
+
+
 def test_autocast_is_passed_on_and_the_weights_stay_float32() -> None:
     setup = load("tiny-bert", autocast="bfloat16").setup(materialize=True, seed=0)
 
@@ -183,7 +188,7 @@ def test_a_new_head_is_random_by_the_seed_and_reported(saved: Path) -> None:
 
     assert torch.equal(heads[0], heads[1])
     assert not torch.equal(heads[0], heads[2])
-    assert "4 of 37 tensors are not in the weights" in workload.warnings[0]
+    assert "4 of 41 tensors are not in the weights" in workload.warnings[0]
     assert len(workload.warnings) == 1
 
 

@@ -63,14 +63,17 @@ LinearOption = Annotated[
     str | None,
     typer.Option("--linear", metavar="SPEC", help="Scheme for linear layers, such as randomized:0.2."),
 ]
-TaskOption = Annotated[Task, typer.Option("--task", help="What the model is trained for; auto reads it off the model.")]
+TaskOption = Annotated[
+    Task | None, typer.Option("--task", help="What the model is trained for; auto reads it off the model.")
+]
 BatchOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--batch-size",
         "-b",
         metavar="RANGE",
         help="8, a list 8,16,32, or a range 8-512*2 or 8-64+8.",
+        show_default=False,
     ),
 ]
 SequenceOption = Annotated[
@@ -80,15 +83,15 @@ ImageOption = Annotated[
     int | None, typer.Option("--image-size", min=1, help="Height and width of images.", show_default=False)
 ]
 AttentionOption = Annotated[
-    Attention, typer.Option("--attention", help="Attention implementation of Hugging Face models.")
+    Attention | None, typer.Option("--attention", help="Attention implementation of Hugging Face models.")
 ]
-DtypeOption = Annotated[FloatType, typer.Option("--dtype", help="Type of the weights and inputs.")]
+DtypeOption = Annotated[FloatType | None, typer.Option("--dtype", help="Type of the weights and inputs.")]
 AutocastOption = Annotated[
     str | None, typer.Option("--autocast", metavar="TYPE", help="bfloat16 or float16: train under torch.autocast.")
 ]
-OptimizerOption = Annotated[Optimizer, typer.Option("--optimizer", help="Optimizer of the training step.")]
+OptimizerOption = Annotated[Optimizer | None, typer.Option("--optimizer", help="Optimizer of the training step.")]
 WeightsOption = Annotated[
-    WeightsChoice,
+    WeightsChoice | None,
     typer.Option(
         "--weights",
         help="auto takes the cache or the hub and, when neither answers within seconds, random weights with a "
@@ -120,12 +123,14 @@ MemoryLimitOption = Annotated[
 MaxBatchOption = Annotated[
     bool, typer.Option("--max-batch", help="Find the largest batch that fits, and prove that the next one does not.")
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of weights, data and sketches.")]
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Timed steps of a case, at least.")]
-SecondsOption = Annotated[float, typer.Option("--seconds", min=0, help="Seconds of timed steps of a case, at least.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of weights, data and sketches.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Timed steps of a case, at least.")]
+SecondsOption = Annotated[
+    float | None, typer.Option("--seconds", min=0, help="Seconds of timed steps of a case, at least.")
+]
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Simulated cases that run at a time (default: half the cores)."),
+    typer.Option("--jobs", "-j", min=1, help="Simulated cases that run at a time (default: one a core)."),
 ]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=1, help="Seconds after which a case is stopped and recorded as failed.")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
     AttentionOption,
@@ -22,6 +25,13 @@ from actbench.cli.app import (
     app,
     option,
 )
+from actbench.cli.flags import composed
+from actbench.cli.printing import export_table, remark, show
+from actbench.errors import UsageError
+from actbench.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from actbench.workload_conversion import ConversionReport
 
 
 @app.command()
@@ -33,13 +43,13 @@ def convert(
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
     force: ForceOption = False,
-    task: TaskOption = "auto",
+    task: TaskOption = None,
     batch_size: Annotated[int, option("--batch-size", "Batch for which bytes are shown.", min=1)] = 8,
     sequence_length: SequenceOption = None,
     image_size: ImageOption = None,
-    attention: AttentionOption = "sdpa",
-    weights: WeightsOption = "auto",
-    seed: SeedOption = 0,
+    attention: AttentionOption = None,
+    weights: WeightsOption = None,
+    seed: SeedOption = None,
     trust_remote_code: TrustOption = False,
     export_markdown: MarkdownOption = None,
     export_csv: CsvOption = None,
@@ -58,3 +68,66 @@ def convert(
 
     actbench convert ./my-model --scheme fewbit:2+randomized:0.1 --output my-model-small
     """
+    from actbench.records import Case
+    from actbench.schemes import build
+    from actbench.tables import sites_table, unreached_table
+    from actbench.workload_conversion import convert_workload
+
+    chosen = composed(scheme, gelu_bits, linear)
+    if len(chosen) != 1:
+        raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
+    settings = {
+        "task": task,
+        "attention": attention,
+        "weights": weights or "auto",
+        "seed": seed,
+        "sequence_length": sequence_length,
+        "image_size": image_size,
+    }
+    case = Case(
+        model=model,
+        scheme=build(chosen[0]).spec,
+        batch_size=batch_size,
+        trust_remote_code=trust_remote_code,
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    folder = None if dry_run else output or Path(_folder_name(f"{model}-{case.scheme}"))
+    report = convert_workload(case, folder, force=force)
+    sites = sites_table(report.sites, f"{model} with {case.scheme}, batch {batch_size}")
+    show(sites)
+    if report.unreached:
+        show(unreached_table(report.unreached))
+    _print_totals(report)
+    export_table(sites, export_markdown, export_csv, (export_json, _as_json(report)))
+
+
+def _print_totals(report: ConversionReport) -> None:
+    before, after = report.bytes_before, report.bytes_after
+    print(
+        f"kept for backward by the whole model: {format_bytes(before)} before, {format_bytes(after)} after "
+        f"({before / after:.2f} times less), batch {report.case.batch_size}"
+    )
+    for warning in report.warnings:
+        remark(f"warning: {warning}")
+    if report.folder is None:
+        remark("nothing was written (--dry-run)")
+    else:
+        remark(f"written to {report.folder} in {format_seconds(report.seconds)}; load it with actbench.load_converted")
+
+
+def _as_json(report: ConversionReport) -> str:
+    return json.dumps(
+        {
+            "case": report.case.model_dump(),
+            "sites": [site.model_dump() for site in report.sites],
+            "unreached": [place.model_dump() for place in report.unreached],
+            "activation_bytes_before": report.bytes_before,
+            "activation_bytes_after": report.bytes_after,
+            "weights_origin": report.weights_origin,
+        },
+        indent=2,
+    )
+
+
+def _folder_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.removeprefix("hf:").removeprefix("torchvision:")).strip("-.")

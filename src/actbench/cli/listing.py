@@ -87,8 +87,8 @@ def recipes(
         print(recipe.source(name), end="")
         return
     table = _table("recipe", "question")
-    for shipped in recipe.shipped():
-        table.add_row(shipped.name, shipped.title)
+    for shipped, title in recipe.shipped().items():
+        table.add_row(shipped, title)
     Console().print(table)
 
 

@@ -23,6 +23,9 @@ Formula = Callable[[Any, Any], int]
 _ONEDNN_BLOCK = 16
 """Channels in one block of oneDNN's layouts; inputs with fewer channels are read as they are."""
 
+_ONEDNN_WIDEST_KERNEL = 14
+"""Kernels wider than this, such as those that cut images into patches, go through a matrix multiplication."""
+
 
 def cpu(func: Any, args: tuple[Any, ...], result: Any) -> int:
     """Return the bytes of an operator's temporaries on the CPU."""
@@ -63,10 +66,18 @@ def _convolution_backward(args: Any, result: Any) -> int:
         return 3 * _bytes(weight)
     x_grad = _bytes(x) if wanted[0] else 0
     w_grad = _bytes(weight) if wanted[1] else 0
-    blocked = _blocked_bytes(x) if wanted[0] else 0
-    of_input = max(_blocked_bytes(grad) + _bytes(weight) + blocked, blocked + x_grad) if wanted[0] else 0
-    of_weight = max(_blocked_bytes(grad) + _blocked_input_bytes(x) + w_grad, 2 * w_grad) if wanted[1] else 0
+    unblocked = x_grad * (2 if max(stride) > 1 else 1)  # of strides it also makes a copy in between
+    of_input = _blocked_bytes(x) + max(_blocked_bytes(grad) + _bytes(weight), unblocked) if wanted[0] else 0
+    of_weight = w_grad + max(_weight_gradient_copies(grad, x, weight), w_grad) if wanted[1] else 0
     return max(of_input, x_grad + of_weight) - x_grad - w_grad
+
+
+def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor) -> int:
+    """Blocked copies of both operands; for wide kernels, each thread's image columns and sums of weight gradients."""
+    if max(weight.shape[2:]) <= _ONEDNN_WIDEST_KERNEL:
+        return _blocked_bytes(grad) + _blocked_input_bytes(x)
+    columns = math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.element_size()
+    return min(torch.get_num_threads(), x.shape[0]) * (4 * _bytes(weight) + columns)
 
 
 def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:

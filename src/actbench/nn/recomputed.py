@@ -75,25 +75,29 @@ class RecomputedForward(ReboundForward):
     """A forward that keeps its inputs only and runs again in the backward pass; plain outside of training."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block under checkpointing.
-
-        A cache of keys and values is left out, as transformers itself does: the second run would fill it again.
-        """
+        """Run the block under checkpointing."""
         if not (self.module.training and torch.is_grad_enabled()):
             return self.inner(*args, **kwargs)
-        args = tuple(None if _is_cache(value) else value for value in args)
-        kwargs = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+        args = tuple(_for_two_runs(value) for value in args)
+        kwargs = {name: _for_two_runs(value) for name, value in kwargs.items()}
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
         run = functools.partial(self.inner, **kwargs)
         norms = [norm for norm in self.module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
-        if not norms:
+        if not norms or torch.compiler.is_compiling():  # a compiled graph updates a buffer once in any case
             return checkpoint(run, *args, use_reentrant=False)
         return checkpoint(run, *args, use_reentrant=False, context_fn=functools.partial(_contexts, norms))
 
 
-def _is_cache(value: Any) -> bool:
-    return any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__)
+def _for_two_runs(value: Any) -> Any:
+    """Return an argument as both runs of a block may have it.
+
+    A cache of keys and values is left out, as transformers itself does: the second run would fill it again. A list is
+    copied: the caller may append to it between the runs, as DenseNet does.
+    """
+    if any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__):
+        return None
+    return list(value) if isinstance(value, list) else value
 
 
 def _contexts(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

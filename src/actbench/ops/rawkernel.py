@@ -23,8 +23,6 @@ THREADS: Final = 256
 SCALARS: Final = {torch.float32: "Float32", torch.float16: "Float16", torch.bfloat16: "BFloat16"}
 """What the kernels call the types they are compiled for."""
 
-STANDARD: Final = "-std=c++17"
-
 _BLOCKS_PER_PROCESSOR = 32  # enough to fill it several times over; kernels stride over the rest
 _HEADER = "common.cuh"
 
@@ -40,6 +38,11 @@ def source(stem: str) -> str:
     header, body = ((folder / name).read_text("utf-8") for name in (_HEADER, f"{stem}.cu"))
     placed = f'#line 1 "{_HEADER}"\n{header.replace("#pragma once", "")}#line 1 "{stem}.cu"\n'
     return placed + body.replace(f'#include "{_HEADER}"', "")
+
+
+def options(macros: Macros) -> tuple[str, ...]:
+    """Return the compiler's options for a source specialised by macros."""
+    return ("-std=c++17", *(f"-D{name}={value}" for name, value in sorted(macros.items())))
 
 
 def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Tensor | np.generic) -> None:
@@ -61,7 +64,7 @@ def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Ten
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     passed = tuple(np.uint64(a.data_ptr()) if isinstance(a, Tensor) else a for a in arguments)
     with torch.cuda.device(device):
-        function = _function(stem, kernel, _options(macros), device.index)
+        function = _function(stem, kernel, options(macros), device.index)
         blocks = min(-(-threads // THREADS), _most_blocks(device.index))
         with _cupy().cuda.Stream.from_external(_CurrentStream()):
             function((blocks,), (THREADS,), passed)
@@ -74,19 +77,15 @@ class _CurrentStream:
         return (0, torch.cuda.current_stream().cuda_stream)
 
 
-def _options(macros: Macros) -> tuple[str, ...]:
-    return (STANDARD, *(f"-D{name}={value}" for name, value in sorted(macros.items())))
-
-
 @functools.cache
-def _function(stem: str, kernel: str, options: tuple[str, ...], device: int) -> Any:
+def _function(stem: str, kernel: str, chosen: tuple[str, ...], device: int) -> Any:
     """Return CuPy's function, compiled for the current device, which ``device`` names."""
     cupy = _cupy()
     try:
-        function = cupy.RawModule(code=source(stem), options=options).get_function(kernel)
+        function = cupy.RawModule(code=source(stem), options=chosen).get_function(kernel)
         function.compile()
     except cupy.cuda.compiler.CompileException as error:
-        raise KernelError(f"kernels/{stem}.cu does not compile with {' '.join(options)}:\n{error}") from error
+        raise KernelError(f"kernels/{stem}.cu does not compile with {' '.join(chosen)}:\n{error}") from error
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise KernelError(
             f"kernels/{stem}.cu: CuPy {cupy.__version__} cannot use cuda:{device} ({error});"

@@ -10,8 +10,8 @@ class Workload(Protocol):
 
     Attributes:
         spec: The model specification that was asked for.
-        weights_origin: Where the weights come from: ``random``, ``pretrained:NAME`` or ``folder:PATH``;
-            known after :meth:`setup`.
+        weights_origin: Where the weights come from: ``random``, ``pretrained:NAME``, ``folder:PATH``, ``function``,
+            or ``not loaded (shapes only)``; known after :meth:`setup`.
         warnings: What a user must know of how the model was found; known after :meth:`setup`.
     """
 

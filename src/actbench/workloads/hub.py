@@ -87,7 +87,8 @@ def download(repository: str, *, weights: bool, code: bool = False) -> Path:
         raise ModelError(f"{repository} is not in the cache, and HF_HUB_OFFLINE forbids to look further")
     if not reachable(constants.ENDPOINT):
         raise ModelError(
-            f"{repository} is not in the cache, and {constants.ENDPOINT} did not answer within {PROBE_SECONDS:g} s"
+            f"{repository} is not in the cache, and {constants.ENDPOINT} did not answer within {PROBE_SECONDS:g} s "
+            "(a local folder needs no network)"
         )
     patterns = [*(WEIGHTS if weights else CONFIG), *(["*.py"] if code else [])]
     try:
@@ -97,8 +98,10 @@ def download(repository: str, *, weights: bool, code: bool = False) -> Path:
         raise ModelError(f"{repository} is gated: ask for access on the hub, then run 'hf auth login'") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"the hub has no model {repository!r} (or it is private: run 'hf auth login')") from error
-    except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(f"{repository} could not be downloaded: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # which network library the hub stands on differs between its versions
+        raise ModelError(
+            f"{repository} could not be downloaded: {(str(error) or type(error).__name__).splitlines()[0]}"
+        ) from error
     return Path(folder)
 
 

@@ -222,6 +222,9 @@ def _model_class(config: Any, task: Task, source: Source, trusted: bool) -> Any:
 def _settled(config: Any, task: Task, image_size: int | None) -> Any:
     """Give a config what training on this task needs and pretraining did not."""
     if image_size is not None and hasattr(config, "image_size"):
+        patch = getattr(config, "patch_size", None)
+        if isinstance(patch, int) and image_size < patch:
+            raise ModelError(f"--image-size {image_size}: one patch of this model alone is {patch} px wide")
         config.image_size = image_size
     if task == "sequence-classification" and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = (batches.token_ids(getattr(config, "eos_token_id", None)) or [0])[0]

@@ -68,7 +68,7 @@ class Source:
         for key, value in self.changes.items():
             if key not in keys:
                 close = difflib.get_close_matches(key, keys, n=3)
-                hint = f"did you mean {' or '.join(close)}?" if close else f"its keys: {', '.join(sorted(keys))}"
+                hint = f"did you mean {' or '.join(close)}?" if close else "transformers documents its keys"
                 raise ModelError(f"model {self.spec!r}: a {config.model_type} config has no key {key!r}; {hint}")
             if isinstance(value, int) and value < 0:
                 raise ModelError(f"model {self.spec!r}: {key}={value} must not be negative")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import inspect
 import io
 import re
 import warnings
 from contextlib import redirect_stderr
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ models: Any = torchvision.models  # its names are re-exported in a way that type
 
 USUAL_SIZE = 224
 CLASSES = 1000
+INCEPTION_SIZE = 299  # below, the auxiliary classifier of training has nothing left to convolve
 # Weights of the auxiliary classifiers: Szegedy et al. 2014 (GoogLeNet) and the torchvision reference for Inception v3.
 AUXILIARY_WEIGHT = {"GoogLeNetOutputs": 0.3, "InceptionOutputs": 0.4}
 
@@ -74,6 +75,15 @@ def image_size(name: str) -> int:
     return published_weights(name)[0]
 
 
+def smallest_size(name: str) -> int:
+    """Return the smallest image size (pixels) that a training step of the model can be run on."""
+    if name == "inception_v3":
+        return INCEPTION_SIZE
+    if name.startswith("swin") or _size_option(name):
+        return 1  # whether a size is possible is for the constructor to say; swin pads
+    return max((max(weights.meta["min_size"]) for weights in models.get_model_weights(name)), default=1)
+
+
 class TorchvisionWorkload:
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
@@ -96,6 +106,10 @@ class TorchvisionWorkload:
         self.weights_origin = "random"
         self.warnings: tuple[str, ...] = ()
         self.image_size = case.image_size or image_size(name)
+        if self.image_size < smallest_size(name):
+            raise ModelError(
+                f"--image-size {self.image_size}: {self.spec} needs images of {smallest_size(name)} px at least"
+            )
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
@@ -128,14 +142,14 @@ class TorchvisionWorkload:
         }
 
     def _make(self) -> nn.Module:
-        parameters = inspect.signature(_class_of(self.name)).parameters
         options: dict[str, Any] = {}
-        if "image_size" in parameters:
-            options["image_size"] = self.image_size
-        if "input_size" in parameters:
-            options["input_size"] = (self.image_size, self.image_size)
-        if "init_weights" in parameters and "aux_logits" in parameters:
-            options["init_weights"] = False  # GoogLeNet and Inception warn, and are slow, without a choice
+        size_option = _size_option(self.name)
+        if size_option == "image_size":
+            options[size_option] = self.image_size
+        elif size_option == "input_size":
+            options[size_option] = (self.image_size, self.image_size)
+        if self.name in ("googlenet", "inception_v3"):
+            options["init_weights"] = False  # they warn, and are slow, without a choice
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module: nn.Module = models.get_model(self.name, weights=None, **options)
@@ -153,10 +167,10 @@ class TorchvisionWorkload:
             return self._without_weights(f"{weights.url} does not answer and nothing is cached at {file}")
         try:
             module.load_state_dict(_read(weights.url))
-        except (RuntimeError, OSError) as error:
-            problem = str(error).strip().splitlines()[-1].strip()
+        except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
+            problem = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
             raise ModelError(
-                f"the published weights of {self.spec} cannot be loaded: {problem} (see --weights random)"
+                f"the published weights of {self.spec} cannot be loaded from {file}: {problem} (see --weights random)"
             ) from error
         return f"pretrained:{weights}"
 
@@ -167,12 +181,13 @@ class TorchvisionWorkload:
         return "random"
 
 
-def _class_of(name: str) -> Any:
-    """Return the class that the builder of a model instantiates; its signature says what can be chosen."""
+def _size_option(name: str) -> str | None:
+    """Return the constructor's argument that holds the image size, for the models whose weights depend on it."""
     builder = models.get_model_builder(name)
-    returned = inspect.get_annotations(builder)["return"]
-    module = importlib.import_module(builder.__module__)
-    return getattr(module, returned) if isinstance(returned, str) else returned
+    made = inspect.get_annotations(builder, eval_str=True)["return"]
+    return next(
+        (option for option in ("image_size", "input_size") if option in inspect.signature(made).parameters), None
+    )
 
 
 def _read(url: str) -> dict[str, Tensor]:

@@ -8,8 +8,6 @@ started at import; the first call takes the ``omp`` layer, and each call takes a
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,21 +68,19 @@ class Kernel:
 
 @functools.cache
 def _parallel() -> bool:
-    """Start Numba's pool and return whether kernels may use it: only the ``omp`` and ``tbb`` layers bear callers at once."""
-    if importlib.util.find_spec("numba.np.ufunc.omppool") is None:
-        return False
-    numba.config.THREADING_LAYER = "omp"  # without effect where the caller's program has started a layer already
+    """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
+    before = numba.config.THREADING_LAYER
+    numba.config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
     try:
         numba.get_num_threads()
-        layer = numba.threading_layer()
-    except ValueError:  # the OpenMP library itself is missing
+        return numba.threading_layer() in ("omp", "tbb")
+    except ValueError:  # no OpenMP library here: one thread is slower, and safe
         return False
-    return layer in ("omp", "tbb")
+    finally:
+        numba.config.THREADING_LAYER = before
 
 
 @functools.cache
 def _cache_folder() -> Path | None:
-    """Return the folder for machine code of exactly these sources: Numba itself looks at one file, not at what it calls."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
-    return cache.folder(f"numba-{digest}-{'parallel' if _parallel() else 'serial'}")
+    """Return the folder for machine code of these sources: Numba itself looks at one file, not at what it calls."""
+    return cache.folder("parallel" if _parallel() else "serial", Path(__file__).parent.glob("*.py"))

@@ -1,0 +1,107 @@
+"""Results on standard output, progress and remarks on standard error."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actbench.cli.app import Exit
+
+if TYPE_CHECKING:
+    from actbench.experiment import Comparison
+    from actbench.recipe import Recipe
+    from actbench.records import Record
+    from actbench.tables import Table
+
+
+def command_line() -> str:
+    """Return what the user typed."""
+    return shlex.join(["actbench", *sys.argv[1:]])
+
+
+def remark(text: str) -> None:
+    """Say something that is no result."""
+    print(text, file=sys.stderr)
+
+
+def show(*tables: Table) -> None:
+    """Print tables."""
+    from rich.console import Console
+
+    from actbench import screen
+
+    for table in tables:
+        screen.show(table, Console(highlight=False))
+
+
+def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout: float, force: bool) -> Comparison:
+    """Run a recipe with its progress on standard error."""
+    from actbench import experiment, live
+
+    with live.shown() as progress:
+        return experiment.run(
+            recipe,
+            output,
+            command=command_line(),
+            jobs=jobs or len(os.sched_getaffinity(0)),
+            timeout_seconds=timeout,
+            force=force,
+            progress=progress,
+        )
+
+
+def export_results(
+    records: Sequence[Record],
+    title: str,
+    markdown: Path | None = None,
+    csv: Path | None = None,
+    json: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Write what was asked for, all of it or nothing."""
+    from actbench import exports, render, tables
+
+    table = tables.results_table(records, title)
+    texts = {
+        markdown: lambda: render.markdown(table),
+        csv: lambda: render.csv_text(table),
+        json: lambda: render.json_text(records),
+        html: lambda: render.html_page([table], title),
+    }
+    exports.export({path: text() for path, text in texts.items() if path is not None})
+
+
+def export_table(table: Table, markdown: Path | None, csv: Path | None, json: tuple[Path | None, Any]) -> None:
+    """Write a table that is not of records, and beside it a value as JSON."""
+    from actbench import exports, render
+
+    path, text = json
+    texts = {markdown: lambda: render.markdown(table), csv: lambda: render.csv_text(table), path: lambda: text}
+    exports.export({path: text() for path, text in texts.items() if path is not None})
+
+
+def finish(comparison: Comparison, title: str) -> None:
+    """Print the comparison, say where it is kept, and leave with status 1 if any case failed."""
+    from actbench import tables
+    from actbench.records import Failure
+
+    show(tables.results_table(comparison.records, title))
+    estimates = tables.estimates_table(comparison.records)
+    if estimates.rows:
+        show(estimates)
+    if comparison.notice:
+        remark(comparison.notice)
+    summary = comparison.summary
+    remark(f"{summary.measured} measured, {summary.failed} failed, {summary.skipped} taken from the results file")
+    if comparison.path is not None:
+        remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
+    failures = [record for record in comparison.records if isinstance(record.outcome, Failure)]
+    for record in failures:
+        case, outcome = record.case, record.outcome
+        remark(f"failed: {case.model}, batch {case.batch_size}, {case.scheme} ({case.meter}): {outcome.message}")
+    if failures:
+        raise Exit(1)

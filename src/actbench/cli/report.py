@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from actbench.cli.app import (
+    CsvOption,
+    Exit,
+    HtmlOption,
+    JsonOption,
+    MarkdownOption,
+    app,
+    argument,
+    option,
+)
+from actbench.cli.printing import export_results, export_table, remark, show
+
+ResultsArgument = Annotated[list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.")]
+
+
+@app.command()
+def report(
+    results: ResultsArgument,
+    title: Annotated[str, option("--title", "Heading of the table.")] = "Results",
+    export_markdown: MarkdownOption = None,
+    export_csv: CsvOption = None,
+    export_json: JsonOption = None,
+    export_html: HtmlOption = None,
+) -> None:
+    """Print results files as one table, and export it.
+
+    Of several records of one case the last counts. Rows of different machines are told apart by a column.
+
+    Examples:
+
+    actbench report results
+
+    actbench report results/quickstart/*.jsonl --export-markdown table.md --export-csv table.csv
+    """
+    from actbench import store, tables
+
+    records, notices = store.read_all(store.files_in(results))
+    for notice in notices:
+        remark(notice)
+    show(tables.results_table(records, title))
+    estimates = tables.estimates_table(records)
+    if estimates.rows:
+        show(estimates)
+    export_results(records, title, export_markdown, export_csv, export_json, export_html)
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, argument("A", "The results file to compare against.")],
+    after: Annotated[Path, argument("B", "The results file that is compared.")],
+    fail_on: Annotated[
+        list[str] | None,
+        option(
+            "--fail-on",
+            "Leave with status 1 when it gets worse than this: peak:5%, throughput:10%, largest_batch:0%, peak:>8GiB.",
+            metavar="LIMIT",
+        ),
+    ] = None,
+    export_markdown: MarkdownOption = None,
+    export_csv: CsvOption = None,
+) -> None:
+    """Compare two results files case by case; the gate for continuous integration.
+
+    Exit status: 0 all limits hold, 1 one is broken, 2 wrong usage.
+
+    Examples:
+
+    actbench compare old.jsonl new.jsonl
+
+    actbench compare old.jsonl new.jsonl --fail-on peak:5% --fail-on throughput:10%
+    """
+    from actbench import store
+    from actbench.compare import compare as compared
+    from actbench.limits import parse_limit
+
+    limits = [parse_limit(text) for text in fail_on or []]
+    (first, first_notices), (second, second_notices) = store.read_all([before]), store.read_all([after])
+    for notice in [*first_notices, *second_notices]:
+        remark(notice)
+    comparison = compared(first, second, limits)
+    show(comparison.table)
+    export_table(comparison.table, export_markdown, export_csv, (None, None))
+    for violation in comparison.violations:
+        remark(f"limit broken: {violation}")
+    if comparison.violations:
+        raise Exit(1)

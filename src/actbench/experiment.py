@@ -1,0 +1,126 @@
+"""A whole comparison as one call: check the recipe, run what is not done yet, and render the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from actbench import exports, render, runner, schemes, tables, workloads
+from actbench.errors import RecipeError
+from actbench.machine import machine
+from actbench.progress import Progress
+from actbench.recipe import Recipe
+from actbench.records import Record
+from actbench.runner import Summary
+from actbench.sections import PlannedCase
+from actbench.store import Store, results_path
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a recipe on this machine.
+
+    Attributes:
+        records: One for each case of the recipe, in its order, those of earlier runs included.
+        summary: How many cases were measured, failed and skipped in this run.
+        path: The results file, or None when none was kept.
+        notice: What a user must know of how the results file was read, or None.
+    """
+
+    records: tuple[Record, ...]
+    summary: Summary
+    path: Path | None
+    notice: str | None = None
+
+
+def plan(recipe: Recipe) -> tuple[PlannedCase, ...]:
+    """Return the cases of a recipe with every scheme and model name checked and written in its one canonical form.
+
+    Raises:
+        SpecError: A scheme does not exist or a value of it is wrong.
+        ModelError: A model does not exist.
+        RecipeError: Two rows are the same scheme, written in two ways.
+    """
+    written_cases = recipe.cases()
+    spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
+    planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
+    first: dict[str, PlannedCase] = {}
+    for entry, written in zip(planned, written_cases, strict=True):
+        other = first.setdefault(entry.case.key(), written)
+        if other is not written:
+            raise RecipeError(
+                f"{recipe.name}: {other.case.scheme!r} and {written.case.scheme!r} are the same scheme; keep one"
+            )
+    for case in {entry.case.model: entry.case for entry in planned}.values():
+        workloads.load(case)
+    return planned
+
+
+def run(
+    recipe: Recipe,
+    output: Path | None,
+    *,
+    command: str,
+    jobs: int,
+    timeout_seconds: float | None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measure the cases of a recipe that the results file does not hold yet.
+
+    Args:
+        recipe: What to compare.
+        output: A folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
+            or None to keep no file.
+        command: What a user types to have the same, for the records.
+        jobs: How many simulated cases run at a time.
+        timeout_seconds: Time that one case may work; None is without end.
+        force: Measure again what the file holds.
+        progress: Told what happens.
+
+    Raises:
+        UsageError: The recipe names something that does not exist.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    planned = plan(recipe)
+    with _opened(recipe, output) as store:
+        summary = runner.run(
+            planned,
+            store,
+            recipe=recipe.name,
+            command=command,
+            jobs=jobs,
+            timeout_seconds=timeout_seconds,
+            force=force,
+            progress=progress,
+        )
+        held = {record.case.key(): record for record in store.records if record.machine.name == machine().name}
+    records = tuple(held[key] for key in dict.fromkeys(entry.case.key() for entry in planned) if key in held)
+    if output is not None:
+        exports.export({store.path.with_suffix(suffix): text for suffix, text in texts(records, recipe.title).items()})
+    return Comparison(records, summary, store.path if output is not None else None, store.notice)
+
+
+def texts(records: Sequence[Record], title: str) -> dict[str, str]:
+    """Return what stands beside a results file, by file suffix."""
+    results, estimates = tables.results_table(records, title), tables.estimates_table(records)
+    sections = [results, estimates] if estimates.rows else [results]
+    return {".md": "\n".join(render.markdown(table) for table in sections), ".csv": render.csv_text(results)}
+
+
+def _canonical(entry: PlannedCase, spec: str) -> PlannedCase:
+    return replace(entry, case=entry.case.model_copy(update={"scheme": spec}))
+
+
+@contextmanager
+def _opened(recipe: Recipe, output: Path | None) -> Iterator[Store]:
+    if output is None:
+        with TemporaryDirectory(prefix="actbench-") as folder, Store.open_for_sweep(Path(folder) / "r.jsonl") as store:
+            yield store
+    else:
+        file = output if output.suffix == ".jsonl" else results_path(output, recipe.name, machine().name)
+        with Store.open_for_sweep(file) as store:
+            yield store

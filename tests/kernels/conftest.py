@@ -1,0 +1,100 @@
+"""Kernels on the host: sources compiled by the C++ compiler against host.h, launched in place of CuPy."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib import resources
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actbench.ops import rawkernel
+
+HERE = Path(__file__).parent
+SOURCES = Path(str(resources.files("actbench.kernels")))
+MACROS = {
+    "stepwise": {"BITS": range(1, 9), "SCALAR": rawkernel.SCALARS.values()},
+    "sketch": {"SCALAR": rawkernel.SCALARS.values()},
+    "probe": {},
+}
+BLOCKS = 3  # so few that threads stride; host.h runs odd and even ones in opposite orders
+
+Entry = Callable[..., bytes | None]
+
+
+def key(kernel: str, macros: rawkernel.Macros) -> str:
+    return " ".join([kernel, *(f"{name}={value}" for name, value in sorted(macros.items()))])
+
+
+def translation_unit(stem: str, path: Path) -> str:
+    """Return C++ with every specialisation of a source in a namespace of its own, and `start`, which finds one by key."""
+    kernels = re.findall(r"^KERNEL (\w+)\(", path.read_text(), re.MULTILINE)
+    lines, table = ['#include "host.h"', '#include "common.cuh"'], []
+    for number, values in enumerate(product(*MACROS[stem].values())):
+        macros = dict(zip(MACROS[stem], values, strict=True))
+        lines += [f"#undef {name}\n#define {name} {value}" for name, value in macros.items()]
+        lines += [f"namespace case{number} {{", f'#include "{path}"', "}"]
+        table += [
+            f'if (!std::strcmp(key, "{key(kernel, macros)}"))'
+            f" return host::launch(case{number}::{kernel}, grid, threads, count, values, sizes);"
+            for kernel in kernels
+        ]
+    arguments = "const char* key, unsigned grid, unsigned threads, unsigned count, void** values, const size_t* sizes"
+    return "\n".join([*lines, f'extern "C" const char* start({arguments}) {{', *table, 'return "no such kernel"; }'])
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Entry]:
+    """Return what gives a source's `start`, compiled at most once."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (g++ or clang++) to run kernels on the host with")
+    folder, entries = tmp_path_factory.mktemp("kernels"), {}
+
+    def entry(stem: str) -> Entry:
+        if stem not in entries:
+            path = next(place / f"{stem}.cu" for place in (SOURCES, HERE) if (place / f"{stem}.cu").exists())
+            unit, library = folder / f"{stem}.cpp", folder / f"{stem}.so"
+            unit.write_text(translation_unit(stem, path))
+            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{HERE}"]
+            done = subprocess.run([compiler, *flags, str(unit), "-o", str(library)], capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            entries[stem] = ctypes.CDLL(str(library)).start
+            entries[stem].restype = ctypes.c_char_p
+        return entries[stem]
+
+    return entry
+
+
+@pytest.fixture
+def host_launch(compiled: Callable[[str], Entry]) -> Callable[..., None]:
+    """Return a stand-in for `rawkernel.launch` that runs kernels on CPU tensors."""
+
+    def launch(
+        stem: str, kernel: str, macros: rawkernel.Macros, threads: int, *arguments: torch.Tensor | np.generic
+    ) -> None:
+        if threads == 0:
+            return
+        boxes = [np.uint64(a.data_ptr()) if isinstance(a, torch.Tensor) else a for a in arguments]
+        boxes = [np.array([box]) for box in boxes]
+        values = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
+        sizes = (ctypes.c_size_t * len(boxes))(*(box.itemsize for box in boxes))
+        grid = min(-(-threads // rawkernel.THREADS), BLOCKS)
+        name = key(kernel, macros).encode()
+        wrong = compiled(stem)(name, grid, rawkernel.THREADS, len(boxes), values, sizes)
+        assert wrong is None, f"{key(kernel, macros)}: {wrong!r}"
+
+    return launch
+
+
+@pytest.fixture
+def on_host(host_launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the launches of `actbench.ops.cuda` run on CPU tensors."""
+    monkeypatch.setattr(rawkernel, "launch", host_launch)

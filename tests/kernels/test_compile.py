@@ -1,0 +1,116 @@
+"""Every kernel compiles for every architecture, needs no stack, and computes as it says, with no GPU at hand."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+
+from actbench.ops import rawkernel
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC, which comes with torch's CUDA builds")
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+SCALARS = tuple(rawkernel.SCALARS.values())
+MACROS = {
+    "stepwise": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
+    "sketch": [{"SCALAR": scalar} for scalar in SCALARS],
+}
+KERNELS = {"stepwise": {"stepwise_encode", "stepwise_decode"}, "sketch": {"sketch_rademacher", "sketch_gaussian"}}
+MOST_REGISTERS = 40  # 65,536 registers of a processor over 40: 6 blocks of 256 threads or more
+# The full square is slow: by default all of it for one architecture, and of the others the ends and an odd width.
+EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
+SOME = [(s, m, a) for s, m, a in EVERYTHING if a == 90 or (s, m.get("BITS", 3)) in {("stepwise", 3), ("sketch", 3)}]
+CUPY_ADDS = "-ftz=true"  # after ours, and the last one counts
+
+
+def read(program: object, what: str) -> bytes:
+    _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
+    buffer = b" " * size
+    getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
+    return buffer
+
+
+def compiled(source: str, *options: str) -> tuple[str, object]:
+    """Return the compiler's log and the program."""
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
+    (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    log = read(program, "ProgramLog").rstrip(b"\0 ").decode()
+    assert result == nvrtc.nvrtcResult.NVRTC_SUCCESS, log
+    return log, program
+
+
+def needs(log: str) -> dict[str, tuple[int, int, int]]:
+    """Return the bytes of stack, the bytes of spills and the registers of each kernel, as ptxas says them."""
+    found = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        stack, stores, loads = re.search(r"(\d+) bytes stack frame, (\d+) .* stores, (\d+) .* loads", part).groups()
+        registers = re.search(r"Used (\d+) registers", part)[1]
+        found[part.split("'")[0]] = (int(stack), int(stores) + int(loads), int(registers))
+    return found
+
+
+def check(stem: str, macros: dict[str, str | int], architecture: int) -> None:
+    flags = [*rawkernel.options(macros), CUPY_ADDS, f"-arch=sm_{architecture}", "--ptxas-options=-v"]
+
+    log, _ = compiled(rawkernel.source(stem), *flags)
+
+    found = needs(log)
+    assert found.keys() == KERNELS[stem]
+    for kernel, (stack, spills, registers) in found.items():
+        assert (stack, spills) == (0, 0), kernel
+        assert registers <= MOST_REGISTERS, kernel
+
+
+def name(value: object) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+
+
+@pytest.mark.parametrize(("stem", "macros", "architecture"), SOME, ids=name)
+def test_a_kernel_compiles_without_spills_or_stack(stem, macros, architecture) -> None:
+    check(stem, macros, architecture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in SOME], ids=name)
+def test_all_the_others_compile_without_spills_or_stack(stem, macros, architecture) -> None:
+    check(stem, macros, architecture)
+
+
+def test_stack_would_be_seen() -> None:
+    greedy = """extern "C" __global__ void greedy(int* x, int n) {
+        int kept[512];
+        for (int i = 0; i < n; ++i) kept[x[i]] = i;
+        for (int i = 0; i < n; ++i) x[i] = kept[x[n - i]];
+    }"""
+
+    log, _ = compiled(greedy, "-arch=sm_90", "--ptxas-options=-v")
+
+    assert needs(log)["greedy"][0] == 512 * 4
+
+
+@pytest.mark.parametrize("macros", MACROS["stepwise"], ids=name)
+def test_no_instruction_flushes_subnormal_numbers(macros) -> None:
+    _, program = compiled(rawkernel.source("stepwise"), *rawkernel.options(macros), CUPY_ADDS, "-arch=compute_90")
+    ptx = read(program, "PTX").decode()
+
+    assert "setp.gt.f32" in ptx
+    assert "mul.rn.f32" in ptx
+    assert not re.findall(r"^\s.*\.ftz.*$", ptx, re.MULTILINE)
+    assert not re.findall(r"^\s*fma\..*$", ptx, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("scalar", "vectors"), [("Float32", 2), ("Float16", 1), ("BFloat16", 1)])
+def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: int) -> None:
+    """A lane loads or stores eight elements in one or two accesses, and its warp's codes in one."""
+    macros = {"BITS": 3, "SCALAR": scalar}
+    _, program = compiled(rawkernel.source("stepwise"), *rawkernel.options(macros), "-arch=compute_90")
+    _, *parts = re.split(r"\.entry (\w+)\(", read(program, "PTX").decode())
+
+    found = {
+        kernel: [len(re.findall(rf"{access}\.global\.(?:nc\.)?v(?:4\.\w32|2\.\w64)", body)) for access in ("ld", "st")]
+        for kernel, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+    assert found == {"stepwise_encode": [vectors, 1], "stepwise_decode": [vectors + 1, vectors]}

@@ -1,0 +1,23 @@
+import pytest
+import torch
+
+from actbench.ops.cpu import sketch
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
+def test_the_number_of_threads_changes_nothing(kind):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = sketch.rows(5, 3, 400, 100, kind)
+        torch.set_num_threads(2)
+        together = sketch.rows(5, 3, 400, 100, kind)
+    finally:
+        torch.set_num_threads(before)
+
+    assert torch.equal(alone, together)
+    assert alone.shape == (400, 100)
+
+
+def test_rademacher_entries_are_signs():
+    assert sketch.rows(5, 0, 40, 10, "rademacher").unique().tolist() == [-1, 1]

@@ -1,0 +1,38 @@
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from actbench import hostmemory
+from actbench.ops.host import from_host, to_host
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.randn(3, 4, 5, 6).to(memory_format=torch.channels_last), lambda: torch.ones(0)]
+)
+def test_a_round_trip_gives_the_tensor_back(make):
+    x = make()
+    host = to_host(x)
+    back = from_host(host, x.device)
+
+    assert torch.equal(back, x)
+    assert back.stride() == x.stride()
+    assert len({t.untyped_storage()._cdata for t in (x, host, back)}) == 3
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_only_the_copy_in_host_memory_is_marked(fake):
+    with FakeTensorMode() if fake else torch.no_grad():
+        for _ in range(2):  # a fake tensor mode answers a second, equal call from its cache
+            x = torch.ones(300)
+            host = to_host(x)
+            back = from_host(host, x.device)
+            marked = [hostmemory.is_host(t.untyped_storage()) for t in (x, host, back)]
+
+            assert marked == [False, True, False]
+
+
+def test_the_operators_are_well_formed():
+    x = torch.randn(3, 4)
+
+    torch.library.opcheck(torch.ops.actbench.to_host.default, (x,))
+    torch.library.opcheck(torch.ops.actbench.from_host.default, (x, torch.device("cpu")))

@@ -1,0 +1,55 @@
+import pytest
+import torch
+
+from actbench.ops import noise
+
+CPU = torch.device("cpu")
+WORD = (1 << 64) - 1
+
+
+def splitmix64(state: int, count: int) -> list[int]:
+    """The published generator, in integers of any size."""
+    found = []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & WORD
+        z = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
+        found.append(z ^ (z >> 31))
+    return found
+
+
+def test_splitmix64_is_the_published_one():
+    """First outputs for seed 1234567, as in the reference implementation's documentation."""
+    assert splitmix64(1234567, 3) == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_words_are_splitmix64_from_the_mixed_seed(seed):
+    state = splitmix64(seed & WORD, 1)[0]
+
+    found = noise.words(seed, 0, 50, CPU)
+
+    assert [word & WORD for word in found.tolist()] == splitmix64(state, 50)
+
+
+def test_any_part_of_the_words_can_be_made_alone():
+    assert torch.equal(noise.words(9, 0, 100, CPU)[37:60], noise.words(9, 37, 23, CPU))
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16, 32])
+def test_lanes_are_the_words_cut_from_the_low_end(bits):
+    words = [word & WORD for word in noise.words(3, 0, 4, CPU).tolist()]
+    cut = [(word >> shift) & ((1 << bits) - 1) for word in words for shift in range(0, 64, bits)]
+
+    assert noise.lanes(3, 0, len(cut), bits, CPU).tolist() == cut
+    assert noise.lanes(3, 3, len(cut) - 4, bits, CPU).tolist() == cut[3:-1]
+    assert noise.lanes(3, 3, 0, bits, CPU).tolist() == []
+
+
+def test_seeds_that_differ_by_the_step_of_the_counter_do_not_overlap():
+    """Without mixing, word 1 of a seed would be word 0 of the seed one step on."""
+    related = [noise.signed(5 + step * noise.GOLDEN) for step in range(20)]
+
+    words = torch.cat([noise.words(seed, 0, 200, CPU) for seed in related])
+
+    assert len(words.unique()) == 20 * 200

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from actbench.errors import KernelError
+from actbench.ops import seeds
+
+
+def numbers(generator):
+    return [
+        torch.rand(700, generator=generator),
+        torch.randn(1, generator=generator),
+        torch.randint(10, (1300,), generator=generator),
+        torch.rand(30, dtype=torch.float64, generator=generator),
+    ]
+
+
+@pytest.mark.parametrize("used", [0, 1, 2, 622, 623, 624, 625, 1247, 1248, 5000])
+def test_drawing_a_seed_changes_no_number_of_the_generator(used):
+    plain, drawn = torch.Generator().manual_seed(7), torch.Generator().manual_seed(7)
+    torch.rand(used, generator=plain)
+    torch.rand(used, generator=drawn)
+    for _ in range(3):
+        seeds.draw(drawn)
+
+    assert all(torch.equal(a, b) for a, b in zip(numbers(plain), numbers(drawn), strict=True))
+
+
+def test_seeds_are_fresh():
+    drawn = [seeds.fresh_seed().item() for _ in range(500)]
+
+    assert len(set(drawn)) == 500
+
+
+def test_seeds_follow_manual_seed_at_once_and_again():
+    def three(seed):
+        torch.manual_seed(seed)
+        return [seeds.fresh_seed().item() for _ in range(3)]
+
+    assert three(0) == three(0)
+    assert not set(three(0)) & set(three(1))
+
+
+def test_seeds_follow_a_restored_and_a_forked_generator():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    with torch.random.fork_rng(devices=[]):
+        inside = seeds.fresh_seed()
+    after = seeds.fresh_seed()
+    torch.set_rng_state(state)
+
+    assert inside == after == seeds.fresh_seed()
+
+
+def test_seeds_differ_after_other_draws():
+    torch.manual_seed(0)
+    first = seeds.fresh_seed()
+    torch.manual_seed(0)
+    torch.rand(1)
+
+    assert seeds.fresh_seed() != first
+
+
+def test_a_seed_can_be_drawn_in_a_fake_tensor_mode():
+    with FakeTensorMode():
+        seed = seeds.fresh_seed()
+
+    assert isinstance(seed, FakeTensor)
+    assert (seed.shape, seed.dtype, seed.device.type) == ((), torch.int64, "cpu")
+
+
+def test_another_layout_of_the_generator_is_noticed(monkeypatch):
+    monkeypatch.setattr(seeds, "_UNUSED", (1 << 32) - 1)
+    monkeypatch.setattr(seeds, "_BLOCK", seeds._BLOCK + 400)
+
+    with pytest.raises(KernelError, match="not laid out"):
+        seeds._check_layout.__wrapped__()
