@@ -21,7 +21,7 @@ __device__ __forceinline__ Index tile_step() { return Index(gridDim.x) * kWarps;
 __device__ __forceinline__ bool aligned(const void* pointer) { return reinterpret_cast<Word>(pointer) % 16 == 0; }
 
 // ---- Instructions by name: subnormal numbers stay, nothing is fused, NVRTC needs no headers. The header by which the
-// tests run kernels on the host has its own four.
+// tests run kernels on the host has its own five.
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ bool above(float x, float bound) {
@@ -44,26 +44,35 @@ __device__ __forceinline__ unsigned short float_to_half(float wide) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
     return bits;
 }
+// Written as uint4, NVRTC splits such a store where the other branch stores to the same place piece by piece.
+__device__ __forceinline__ void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 #endif
 
-// ---- Float types: widened exactly, narrowed to nearest even.
+// ---- Float types: read exactly, written as the bits of the nearest value, ties to even.
 
-struct Float32 { float value; };
-struct Float16 { unsigned short bits; };
-struct BFloat16 { unsigned short bits; };
+struct Float32 {
+    unsigned bits;
+    __device__ __forceinline__ float value() const { return __uint_as_float(bits); }
+    static __device__ __forceinline__ Float32 nearest(float wide) { return {__float_as_uint(wide)}; }
+};
 
-__device__ __forceinline__ float widened(Float32 x) { return x.value; }
-__device__ __forceinline__ void narrow(float wide, Float32& x) { x.value = wide; }
+struct Float16 {
+    unsigned short bits;
+    __device__ __forceinline__ float value() const { return half_to_float(bits); }
+    static __device__ __forceinline__ Float16 nearest(float wide) { return {float_to_half(wide)}; }
+};
 
-__device__ __forceinline__ float widened(Float16 x) { return half_to_float(x.bits); }
-__device__ __forceinline__ void narrow(float wide, Float16& x) { x.bits = float_to_half(wide); }
-
-__device__ __forceinline__ float widened(BFloat16 x) { return __uint_as_float(unsigned(x.bits) << 16); }
-__device__ __forceinline__ void narrow(float wide, BFloat16& x) {
-    const unsigned bits = __float_as_uint(wide);
-    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-    x.bits = is_nan ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-}
+struct BFloat16 {
+    unsigned short bits;
+    __device__ __forceinline__ float value() const { return __uint_as_float(unsigned(bits) << 16); }
+    static __device__ __forceinline__ BFloat16 nearest(float wide) {
+        const unsigned word = __float_as_uint(wide);
+        const bool is_nan = (word & 0x7fffffff) > 0x7f800000;
+        return {static_cast<unsigned short>(is_nan ? 0x7fc0 : (word + 0x7fff + ((word >> 16) & 1)) >> 16)};
+    }
+};
 
 // ---- Eight elements a lane: two or one loads of 16 bytes, or one by one where the pointer or the end forbids it.
 
@@ -82,28 +91,28 @@ __device__ __forceinline__ void load8(const Scalar* source, Index left, bool who
 #pragma unroll
         for (int i = 0; i < 8 / size; ++i) parts[i] = reinterpret_cast<const Vector<Scalar>*>(source)[i];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = widened(parts[i / size].lanes[i % size]);
+        for (int i = 0; i < 8; ++i) values[i] = parts[i / size].lanes[i % size].value();
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = i < left ? widened(source[i]) : __uint_as_float(0x7fc00000);
+        for (int i = 0; i < 8; ++i) values[i] = i < left ? source[i].value() : __uint_as_float(0x7fc00000);
     }
 }
 
 template <class Scalar>
 __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, const float (&values)[8]) {
-    constexpr int size = Vector<Scalar>::size;
+    constexpr int per_word = 4 / sizeof(Scalar), vectors = 2 / per_word;
     if (whole && left >= 8) {
+        unsigned words[4 * vectors] = {};
 #pragma unroll
-        for (int i = 0; i < 8 / size; ++i) {
-            Vector<Scalar> part;
+        for (int i = 0; i < 8; ++i)
+            words[i / per_word] |= unsigned(Scalar::nearest(values[i]).bits) << (i % per_word * 16);
 #pragma unroll
-            for (int j = 0; j < size; ++j) narrow(values[i * size + j], part.lanes[j]);
-            reinterpret_cast<Vector<Scalar>*>(target)[i] = part;
-        }
+        for (int i = 0; i < vectors; ++i)
+            store16(target + i * 8 / vectors, words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (i < left) narrow(values[i], target[i]);
+            if (i < left) target[i] = Scalar::nearest(values[i]);
     }
 }
 

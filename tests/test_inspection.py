@@ -227,6 +227,14 @@ def test_inspect_fills_in_bytes_and_sets_aside_what_never_runs():
     assert "read by its parent" in unreached[1].reason
 
 
+def test_sites_come_in_the_order_of_the_model():
+    model = blocks()
+    sites = tuple(Site(path=path, was="x", becomes="y") for path in ("2.act", "1.act", "3", "1.up"))
+    found = traced(model)
+    reached, _ = inspect(found, found, TrainingSetup(model, sites=sites))
+    assert [site.path for site in reached] == ["1.up", "1.act", "2.act", "3"]
+
+
 def test_sites_none_of_which_run_are_an_error():
     model = Attention()
     found = traced(model)

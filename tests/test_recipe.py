@@ -263,6 +263,15 @@ def test_every_shipped_recipe_loads_and_asks_a_question() -> None:
     assert all(recipe.load(name).name == name for name in titles)
 
 
+def test_the_text_of_a_shipped_recipe_can_be_copied(tmp_path: Path) -> None:
+    copy = tmp_path / "mine.toml"
+    copy.write_text(recipe.source("quickstart"), encoding="utf-8")
+
+    assert recipe.load(copy).cases() == recipe.load("quickstart").cases()
+    with pytest.raises(RecipeError, match="there is no recipe 'mine'"):
+        recipe.source("mine")
+
+
 def test_flags_make_the_recipe_that_a_file_would(tmp_path: Path) -> None:
     from_file = loaded(tmp_path, RECIPE + '[measure]\nmeters = ["cpu"]\n[[scheme]]\nspec = "fewbit:3"\n')
     from_flags = Recipe.from_flags(

@@ -46,7 +46,6 @@ tiny,8,offload,cpu,,,,,,,,,,,,,out-of-memory
 @pytest.fixture
 def records(make_record: MakeRecord) -> list[Record]:
     published = (Published(quantity="peak_saving", value=0.138, setting="batch 128", source="table 4"),)
-    # Powers of two apart, so that quartiles are exact: 0.375, 0.5 and 0.625 are cut to an IQR of 0.125.
     exact = make_record(meter="cpu", peak_bytes=3 * 1024**3 // 2, step_seconds=(0.4, 0.45, 0.5, 0.55, 0.6))
     fewbit = make_record(
         "fewbit:3",

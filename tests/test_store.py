@@ -72,6 +72,31 @@ def test_a_failed_case_is_done(tmp_path: Path, make_record: MakeRecord) -> None:
         assert opened.done(record.case.key())
 
 
+def test_a_case_that_was_unavailable_is_tried_again(tmp_path: Path, make_record: MakeRecord) -> None:
+    path, record = tmp_path / "box.jsonl", make_record(meter="cuda")
+    lacking = record.model_copy(update={"outcome": Failure(reason="unavailable", message="there is no GPU")})
+    write(path, lacking)
+
+    with Store.open_for_sweep(path) as opened:
+        assert not opened.done(record.case.key())
+        opened.append(lacking)
+        assert not opened.done(record.case.key())
+        opened.append(record)
+        assert opened.done(record.case.key())
+        assert opened.records == (record,)
+
+
+def test_in_a_shared_file_a_case_is_done_by_this_machine_only(tmp_path: Path, make_record: MakeRecord) -> None:
+    path, record = tmp_path / "all.jsonl", make_record(machine="there")
+    write(path, record)
+
+    with Store.open_for_sweep(path, machine="here") as opened:
+        assert not opened.done(record.case.key())
+        opened.append(make_record(machine="here"))
+        assert opened.done(record.case.key())
+        assert len(opened.records) == 2
+
+
 def test_of_several_records_of_a_case_the_last_counts_and_all_stay(tmp_path: Path, make_record: MakeRecord) -> None:
     path = tmp_path / "box.jsonl"
     old, other, new = make_record(peak_bytes=1), make_record("fewbit:3"), make_record(peak_bytes=2)
@@ -390,6 +415,19 @@ def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
 def test_a_missing_file_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="the results cannot be read: No such file"):
         store.read(tmp_path / "box.jsonl")
+
+
+def test_results_files_are_found_in_folders_at_any_depth(tmp_path: Path) -> None:
+    for name in ("b/box.jsonl", "a/box.jsonl", "a/box.md", "a/box.jsonl.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    first, second = tmp_path / "a" / "box.jsonl", tmp_path / "b" / "box.jsonl"
+
+    assert store.files_in([tmp_path]) == [first, second]
+    assert store.files_in([second, tmp_path]) == [second, first]
+    with pytest.raises(StoreError, match="empty holds no results file"):
+        store.files_in([tmp_path / "empty"])
 
 
 def test_results_stand_by_recipe_and_machine() -> None:

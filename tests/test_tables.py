@@ -99,6 +99,13 @@ def test_settings_that_go_with_the_model_are_a_note_of_that_model(make_record: M
     assert table.notes[1:3] == ("images: image size 224.", "text: sequence length 128.")
 
 
+def test_settings_of_one_meter_are_a_note_of_that_meter(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(device_profile="cuda-16gib"), make_record(meter="cpu")])
+
+    assert "device_profile" not in keys(table)
+    assert table.notes[1:3] == ("tiny (cpu): meter cpu.", "tiny (simulated): meter simulated, device profile cuda-16gib.")
+
+
 def test_rows_of_two_machines_say_so(make_record: MakeRecord) -> None:
     here, there = make_record(machine="here"), make_record(machine="there")
 

@@ -21,15 +21,15 @@ def test_one_step_has_no_spread_and_none_has_no_time() -> None:
 
 
 def test_throughput_keeps_the_relative_spread_of_the_step() -> None:
-    assert throughput(8, Spread(0.5, 0.05)) == Spread(16.0, pytest.approx(1.6))
+    assert throughput(8, Spread(0.5, 0.125)) == Spread(16.0, 16.0 * 0.25)
     assert throughput(8, Spread(0.5)) == Spread(16.0, None)
     assert throughput(8, Spread(0.0)) is None
     assert throughput(8, None) is None
 
 
 def test_relative_spreads_of_a_ratio_add_as_squares() -> None:
-    # 3 % and 4 % make 5 %.
-    assert ratio(Spread(2.0, 0.06), Spread(4.0, 0.16)) == Spread(0.5, pytest.approx(0.5 * 0.05))
+    # 3/8 and 4/8 make 5/8.
+    assert ratio(Spread(2.0, 0.75), Spread(4.0, 2.0)) == Spread(0.5, 0.5 * 5 / 8)
     assert ratio(Spread(2.0), Spread(4.0, 0.16)) == Spread(0.5, None)
     assert ratio(None, Spread(1.0)) is None
     assert ratio(Spread(1.0), Spread(0.0)) is None

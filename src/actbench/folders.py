@@ -146,7 +146,10 @@ def _kind(model: nn.Module, case: Case | None) -> str:
 
 def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
     if saved.kind == "huggingface":
-        model.save_pretrained(stage)  # type: ignore[operator]
+        from actbench.workloads.huggingface import quiet  # imports transformers, which such a model has done too
+
+        with quiet():
+            model.save_pretrained(stage)  # type: ignore[operator]
     else:
         save_model(model, str(stage / SINGLE))
 

@@ -80,12 +80,13 @@ def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
-    """Fill in what each site of a converted setup kept and keeps, and set aside those that never run.
+    """Fill in what each site of a setup kept and keeps, in the model's order, and set aside those that never run.
 
     Raises:
         ConversionError: None of the sites runs in a training step.
     """
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0]
+    order = {path: place for place, path in enumerate(after.calls)}
     sites = tuple(
         site.model_copy(
             update={
@@ -94,7 +95,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
                 "calls": after.calls.get(site.path),
             }
         )
-        for site in setup.sites
+        for site in sorted(setup.sites, key=lambda site: order.get(site.path, len(order)))
         if site not in idle
     )
     if idle and not sites:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from actbench.columns import RESULTS, Column
 from actbench.entries import Entry
-from actbench.records import Failure, Record
-from actbench.values import write
+from actbench.records import Case, Failure, Record
+from actbench.values import Value, write
 
 _PUBLISHED_UNITS = {column.key: column.unit for column in RESULTS}
 
@@ -18,7 +18,7 @@ def notes_of(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> tup
 
     Args:
         entries: The rows.
-        constant: The settings that are the same in every row of a model.
+        constant: The settings of which a model has one value on each meter.
     """
     records = [entry.record for entry in entries]
     lines = [*_settings(entries, constant), *map(_machine, records), *_published(records)]
@@ -29,20 +29,33 @@ def notes_of(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> tup
     return tuple(dict.fromkeys(lines))
 
 
-def _settings(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> Iterable[str]:
-    """Tell the settings that all rows share, then for each model those that its rows share."""
-    common = [column for column in constant if len({column.compute(entry) for entry in entries}) == 1]
-    yield from _told("All rows", entries[:1], common)
-    first_of_model = {entry.record.case.model: entry for entry in reversed(entries)}
-    for model, entry in sorted(first_of_model.items()):
-        yield from _told(model, [entry], [column for column in constant if column not in common])
+_ALL = "All rows"
+_OWNERS: tuple[Callable[[Case], str], ...] = (
+    lambda case: _ALL,
+    lambda case: case.model,
+    lambda case: f"{case.model} ({case.meter})",
+)
 
 
-def _told(whose: str, entries: Sequence[Entry], columns: Sequence[Column[Entry]]) -> Iterable[str]:
-    values = [(column, column.compute(entry)) for entry in entries for column in columns]
-    written = [f"{column.title.lower()} {write(value, column.unit)}" for column, value in values if value is not None]
-    if written:
-        yield f"{whose}: {', '.join(written)}."
+def _settings(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> list[str]:
+    """Tell each setting of the largest groups of rows that share it: all, those of a model, of a model on a meter."""
+    told: dict[str, list[str]] = {}
+    for column in constant:
+        shared = next(values for owner in _OWNERS if (values := _shared(column, entries, owner)) is not None)
+        for whose, value in shared.items():
+            if value is not None:
+                told.setdefault(whose, []).append(f"{column.title.lower()} {write(value, column.unit)}")
+    return [f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != _ALL, whose))]
+
+
+def _shared(column: Column[Entry], entries: Sequence[Entry], owner: Callable[[Case], str]) -> dict[str, Value] | None:
+    """Return the one value that the rows of each owner have, or None when those of some owner differ."""
+    values: dict[str, Value] = {}
+    for entry in entries:
+        value = column.compute(entry)
+        if values.setdefault(owner(entry.record.case), value) != value:
+            return None
+    return values
 
 
 def _machine(record: Record) -> str:

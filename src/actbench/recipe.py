@@ -167,9 +167,11 @@ def source(name: str) -> str:
     """Return the text of a recipe that ships with actbench.
 
     Raises:
-        RecipeError: There is no such recipe.
+        RecipeError: None is called so.
     """
-    return _file(name).read_text(encoding="utf-8")
+    if name not in names():
+        raise _unknown(name)
+    return (resources.files("actbench.recipes") / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _file(source: str | Path) -> Traversable:
@@ -179,9 +181,13 @@ def _file(source: str | Path) -> Traversable:
     path = Path(source)
     if path.exists() or path.suffix == ".toml" or len(path.parts) > 1:
         return path
-    close = difflib.get_close_matches(text, names(), n=1)
+    raise _unknown(text)
+
+
+def _unknown(name: str) -> RecipeError:
+    close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    raise RecipeError(f"there is no recipe {text!r}; {hint}write a path, or one of: {', '.join(names())}")
+    return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one of: {', '.join(names())}")
 
 
 def _validated(data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Recipe:

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from actbench import lines
 from actbench.errors import StoreError
-from actbench.records import Record
+from actbench.records import Failure, Record
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,30 @@ class Results:
 class Store:
     """A results file that this process alone writes to; made by :meth:`open_for_sweep`."""
 
-    def __init__(self, path: Path, results: Results) -> None:
+    def __init__(self, path: Path, results: Results, machine: str | None = None) -> None:
         self.path = path
         self.notice = results.notice
         self._file = lines.LineFile(path, results.whole_bytes, results.file_bytes)
         self._records = {_identity(record): record for record in results.records}
-        self._done = {record.case.key() for record in results.records}
+        self._machine = machine
+        self._done = {record.case.key() for record in results.records if self._settles(record)}
 
     @classmethod
     @contextmanager
-    def open_for_sweep(cls, path: Path) -> Iterator[Store]:
+    def open_for_sweep(cls, path: Path, machine: str | None = None) -> Iterator[Store]:
         """Hold the file for as long as a sweep runs; folders on the way to it are made.
+
+        Args:
+            path: The file.
+            machine: Name of this machine: the records of others, in a file that several share, leave a case to be
+                measured here. None counts the records of all.
 
         Raises:
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
         """
         with _alone(path):
             results = Results((), None, 0, 0) if not path.exists() else read(path)
-            yield cls(path, results)
+            yield cls(path, results, machine)
 
     @property
     def records(self) -> tuple[Record, ...]:
@@ -65,8 +71,15 @@ class Store:
         return tuple(self._records.values())
 
     def done(self, case_key: str) -> bool:
-        """Whether the file holds a record, measured or failed, of the case with this key."""
+        """Whether the file holds a record, measured or failed, of the case with this key.
+
+        A case that was ``unavailable`` is not done: what the machine lacked may have been installed since.
+        """
         return case_key in self._done
+
+    def _settles(self, record: Record) -> bool:
+        here = self._machine is None or record.machine.name == self._machine
+        return here and not (isinstance(record.outcome, Failure) and record.outcome.reason == "unavailable")
 
     def append(self, record: Record) -> None:
         """Write a record behind the others and wait until the disk has it.
@@ -76,7 +89,8 @@ class Store:
         """
         self._file.append(record.model_dump_json().encode())
         self._records[_identity(record)] = record
-        self._done.add(record.case.key())
+        if self._settles(record):
+            self._done.add(record.case.key())
 
 
 def read(path: Path) -> Results:
@@ -103,18 +117,18 @@ def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return results files as they are, and for each folder those anywhere below it.
+    """Return the results files among paths and in the folders among them, at any depth, each once.
 
     Raises:
         StoreError: A folder holds none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
-        below = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        if not below:
-            raise StoreError(f"{path}: there is no results file (.jsonl) in this folder; 'actbench sweep' writes one")
-        found.extend(below)
-    return found
+        found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not found:
+            raise StoreError(f"{path} holds no results file (.jsonl)")
+        files += found
+    return list(dict.fromkeys(files))
 
 
 def results_path(folder: Path, recipe: str, machine: str) -> Path:

@@ -58,7 +58,7 @@ def results_table(records: Sequence[Record], title: str = "Results") -> Table:
     """Return the comparison of schemes: one row for each record, ratios against the exact model's."""
     entries = join(records)
     columns = (*_identity(entries), *RESULTS)
-    return fill(title, columns, entries, notes_of(entries, _constant(entries, (METER, *SETTINGS))))
+    return fill(title, columns, entries, notes_of(entries, (METER, *_constant(entries, SETTINGS))))
 
 
 def estimates_table(records: Sequence[Record], title: str = "Estimates against measurements") -> Table:
@@ -68,7 +68,7 @@ def estimates_table(records: Sequence[Record], title: str = "Estimates against m
 
 
 def varying_settings(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
-    """Return the settings in which entries of one model differ."""
+    """Return the settings in which entries of one model and meter differ."""
     constant = _constant(entries, SETTINGS)
     return tuple(column for column in SETTINGS if column not in constant)
 
@@ -80,10 +80,14 @@ def _identity(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
 
 
 def _constant(entries: Sequence[Entry], settings: Sequence[Column[Entry]]) -> tuple[Column[Entry], ...]:
-    """Return the settings of which no model has more than one value."""
-    models = {entry.record.case.model for entry in entries}
-    found = {column: {(entry.record.case.model, column.compute(entry)) for entry in entries} for column in settings}
-    return tuple(column for column, values in found.items() if len(values) == len(models))
+    """Return the settings of which no model has more than one value on one meter."""
+    groups = {_group(entry) for entry in entries}
+    found = {column: {(_group(entry), column.compute(entry)) for entry in entries} for column in settings}
+    return tuple(column for column, values in found.items() if len(values) == len(groups))
+
+
+def _group(entry: Entry) -> tuple[str, str]:
+    return entry.record.case.model, entry.record.case.meter
 
 
 def _smaller_by(site: Site) -> Value:

@@ -190,3 +190,8 @@ inline unsigned short float_to_half(float wide) {
         return sign | (__float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3f000000u);
     return sign | ((magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13);
 }
+
+inline void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d) {
+    const unsigned words[] = {a, b, c, d};
+    std::memcpy(target, words, sizeof words);
+}

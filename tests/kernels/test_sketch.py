@@ -17,7 +17,15 @@ pytestmark = pytest.mark.usefixtures("on_host")
 @pytest.mark.parametrize("kind", sketch.KINDS)
 def test_rows_are_the_reference(kind: str, dtype: torch.dtype) -> None:
     for seed in (0, -1, 0x1234_5678_9ABC_DEF0):
-        for first_row, rows, dim in ((0, 0, 5), (0, 1, 1), (3, 1, 7), (1, 5, 63), (0, 1, 257), (7, 13, 331), (2**40, 2, 9)):
+        for first_row, rows, dim in (
+            (0, 0, 5),
+            (0, 1, 1),
+            (3, 1, 7),
+            (1, 5, 63),
+            (0, 1, 257),
+            (7, 13, 331),
+            (2**40, 2, 9),
+        ):
             expected = sketch.reference(torch.tensor(seed), first_row, rows, dim, kind, dtype, CPU)
 
             assert torch.equal(cuda.rows(seed, first_row, rows, dim, kind, dtype, CPU), expected)

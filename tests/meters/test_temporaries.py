@@ -30,7 +30,10 @@ CONVOLUTIONS = {
     "1x1": dict(x=(8, 64, 28, 28), weight=(256, 64, 1, 1), stride=1, padding=0, groups=1),
     "1x1 of strides": dict(x=(8, 64, 28, 28), weight=(128, 64, 1, 1), stride=2, padding=0, groups=1),
     "more weight than image": dict(x=(2, 256, 4, 4), weight=(256, 256, 3, 3), stride=1, padding=1, groups=1),
-    "grouped": dict(x=(8, 128, 28, 28), weight=(128, 4, 3, 3), stride=1, padding=1, groups=32),
+    "grouped by four": dict(x=(8, 128, 28, 28), weight=(128, 4, 3, 3), stride=1, padding=1, groups=32),
+    "grouped by sixteen": dict(x=(8, 128, 28, 28), weight=(128, 16, 3, 3), stride=1, padding=1, groups=8),
+    "depthwise 3x3": dict(x=(8, 128, 28, 28), weight=(128, 1, 3, 3), stride=1, padding=1, groups=128),
+    "depthwise 7x7": dict(x=(8, 128, 28, 28), weight=(128, 1, 7, 7), stride=1, padding=3, groups=128),
     "one small image": dict(x=(1, 128, 4, 4), weight=(128, 128, 3, 3), stride=1, padding=1, groups=1),
     "odd channels": dict(x=(4, 24, 32, 32), weight=(10, 24, 3, 3), stride=1, padding=1, groups=1),
 }

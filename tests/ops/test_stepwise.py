@@ -43,9 +43,7 @@ def test_the_product_is_rounded_once(dtype):
     codes = (x.double()[:, None] > BOUNDS.double()).sum(1)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
-    assert torch.equal(
-        ops.stepwise_decode(packed, levels, grad, 2), (grad.to(wide) * levels.to(wide)[codes]).to(dtype)
-    )
+    assert torch.equal(ops.stepwise_decode(packed, levels, grad, 2), (grad.to(wide) * levels.to(wide)[codes]).to(dtype))
 
 
 def test_float64_is_compared_in_float64():

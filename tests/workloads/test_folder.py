@@ -19,6 +19,7 @@ from actbench.workloads.folder import read_config, read_tensors, weight_files
         ("[1]", "holds no JSON object"),
         ("{}", "has no model_type"),
         ('{"model_type": 3}', "has no model_type"),
+        ('{"model_type": "bert", "auto_map": null}', "auto_map is not an object"),
         ("[" * 100_000, "cannot be read as JSON"),
         ('{"model_type": "bert", "quantization_config": {}}', "quantized"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,9 @@ def test_a_config_that_makes_no_sense_is_an_error_with_its_file(
     assert str(saved / "config.json") in str(caught.value)
 
 
-def test_code_of_a_folder_runs_only_when_trusted(saved: Path) -> None:
+def test_code_of_a_folder_runs_only_when_trusted(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", [*sys.path])
     (saved / "own.py").write_text(
         "from transformers import RobertaConfig, RobertaForMaskedLM\n"
         "class OwnConfig(RobertaConfig):\n    model_type = 'own'\n"
@@ -271,6 +274,10 @@ def test_code_of_a_folder_runs_only_when_trusted(saved: Path) -> None:
     assert workload.task == "masked-lm"
     with pytest.raises(ModelError, match="--trust-remote-code"):
         load(saved)
+
+    (saved / "own.py").unlink()
+    with pytest.raises(ModelError, match=r"own\.OwnConfig cannot be loaded"):
+        load(saved, trust_remote_code=True)
 
 
 def test_published_weights_are_taken_from_the_cache(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

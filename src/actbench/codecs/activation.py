@@ -22,12 +22,14 @@ class Activation:
 
     Attributes:
         name: Its name in specifications.
+        label: Its name for a reader.
         derivative: The derivative, elementwise on float64 arrays.
         even: Whether the derivative is even; then ``|x|`` is encoded and all codes serve one half line.
         kinks: Where the derivative jumps or bends.
     """
 
     name: str
+    label: str
     derivative: Callable[[Array], Array]
     even: bool = False
     kinks: tuple[float, ...] = ()
@@ -55,9 +57,9 @@ def _quick_gelu_derivative(x: Array) -> Array:
 ACTIVATIONS = {
     activation.name: activation
     for activation in (
-        Activation("gelu", _gelu_derivative),
-        Activation("gelu_tanh", _gelu_tanh_derivative),
-        Activation("quick_gelu", _quick_gelu_derivative),
+        Activation("gelu", "GELU", _gelu_derivative),
+        Activation("gelu_tanh", "GELU (tanh)", _gelu_tanh_derivative),
+        Activation("quick_gelu", "QuickGELU", _quick_gelu_derivative),
     )
 }
 """The functions with a table, by name."""

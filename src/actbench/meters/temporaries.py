@@ -53,8 +53,9 @@ def _convolution(args: Any, result: Tensor) -> int:
         return _column_bytes(x, weight, result, stride)
     if _is_channels_last(x) or _is_channels_last(weight):
         return 2 * _bytes(weight)
+    copies = _blocked_input_bytes(x) + _bytes(weight) + _strided_bytes(x, weight, result, stride)
     blocked = _blocked_bytes(result)
-    return max(_blocked_input_bytes(x) + _bytes(weight) + blocked - _bytes(result), blocked)
+    return max(copies + blocked - _bytes(result), blocked)
 
 
 def _convolution_backward(args: Any, result: Any) -> int:
@@ -68,13 +69,16 @@ def _convolution_backward(args: Any, result: Any) -> int:
     w_grad = _bytes(weight) if wanted[1] else 0
     unblocked = x_grad * (2 if max(stride) > 1 else 1)  # of strides it also makes a copy in between
     of_input = _blocked_bytes(x) + max(_blocked_bytes(grad) + _bytes(weight), unblocked) if wanted[0] else 0
-    of_weight = w_grad + max(_weight_gradient_copies(grad, x, weight), w_grad) if wanted[1] else 0
+    of_weight = w_grad + max(_weight_gradient_copies(grad, x, weight, groups), w_grad) if wanted[1] else 0
     return max(of_input, x_grad + of_weight) - x_grad - w_grad
 
 
-def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor) -> int:
+def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> int:
     """Blocked copies of both operands; for wide kernels, each thread's image columns and sums of weight gradients."""
-    if max(weight.shape[2:]) <= _ONEDNN_WIDEST_KERNEL:
+    widest, channels = max(weight.shape[2:]), weight.shape[1]
+    if groups > 1 and (widest > 3 if channels == 1 else channels < 8):
+        return 0  # read as they are
+    if widest <= _ONEDNN_WIDEST_KERNEL:
         return _blocked_bytes(grad) + _blocked_input_bytes(x)
     columns = math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.element_size()
     return min(torch.get_num_threads(), x.shape[0]) * (4 * _bytes(weight) + columns)
@@ -96,6 +100,13 @@ def _column_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) 
     if max(weight.shape[2:]) == 1 and max(stride) == 1:
         return 0  # a pointwise kernel reads the image itself
     return x.shape[0] * math.prod(weight.shape[1:]) * math.prod(output.shape[2:]) * x.element_size()
+
+
+def _strided_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
+    """Return what a pointwise kernel gathers of an image before it runs without strides, in each thread."""
+    if max(weight.shape[2:]) > 1 or max(stride) == 1:
+        return 0
+    return torch.get_num_threads() * x.shape[1] * math.prod(output.shape[2:]) * x.element_size()
 
 
 def _is_channels_last(tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Activation layers that keep a few bits per element, the step of the derivative they are on, in place of their input."""
+"""Activation layers that keep, in place of their input, which step of their derivative each element is on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 
 from actbench.codecs.tables import Table
-from actbench.ops import stepwise as _  # noqa: F401  (registers the operators)
+from actbench.ops.stepwise import decode, encode
 
 
 class StepwiseGradient(torch.autograd.Function):
@@ -25,7 +25,7 @@ class StepwiseGradient(torch.autograd.Function):
     ) -> Tensor:
         """Return ``exact(x)``; keep the packed codes and the levels, which belong to the layer."""
         ctx.bits, ctx.dtype, ctx.order = bits, x.dtype, _memory_order(x)
-        codes = torch.ops.actbench.stepwise_encode(_in_order(x, ctx.order), bounds, bits, fold)
+        codes = encode(_in_order(x, ctx.order), bounds, bits, fold)
         ctx.save_for_backward(codes, levels)
         return exact(x)
 
@@ -34,7 +34,7 @@ class StepwiseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return ``grad * levels[code]``, laid out in memory as x was."""
         codes, levels = ctx.saved_tensors
-        product = torch.ops.actbench.stepwise_decode(codes, levels, _in_order(grad, ctx.order), ctx.bits)
+        product = decode(codes, levels, _in_order(grad, ctx.order), ctx.bits)
         back = sorted(range(len(ctx.order)), key=ctx.order.__getitem__)
         return product.permute(back).to(ctx.dtype), None, None, None, None, None
 
@@ -49,7 +49,7 @@ class StepwiseActivation(nn.Module):
         exact: The layer to replace; not changed, and its hooks and train/eval flag are carried over.
         table: Bounds and levels of its derivative.
         label: What the layer is called when shown.
-        device: Where the layer will run, as a parameter of the model (which may be fake); None for the CPU.
+        like: A tensor where the layer will run, such as a parameter of the model (which may be fake); None for the CPU.
     """
 
     bounds: Tensor
@@ -73,14 +73,13 @@ class StepwiseActivation(nn.Module):
             input: Any shape and strides; float32, float16, bfloat16 or float64.
         """
         if not (torch.is_grad_enabled() and input.requires_grad):
-            return self._exact(input)
+            exact: Tensor = self.exact(input)
+            return exact
+        if self.levels.device != input.device:  # a model over several devices
+            self.to(input.device)
         output: Tensor = StepwiseGradient.apply(
             input, self.exact, self.bounds, self.levels, self.table.bits, self.table.fold
         )
-        return output
-
-    def _exact(self, x: Tensor) -> Tensor:
-        output: Tensor = self.exact(x)
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:

@@ -1,4 +1,4 @@
-"""Few-bit derivatives: which step of a piecewise-constant function each element is on, packed; and its product with a gradient.
+"""Few-bit derivatives: which step of a piecewise-constant function each element is on, packed, and read back.
 
 ``actbench::stepwise_encode(x, bounds, bits, fold)`` gives each element the number of bounds strictly below it (below
 ``|x|`` when folded, for even derivatives) and packs these codes as in :mod:`actbench.ops.bitpack`. NaN has code 0; it
@@ -134,3 +134,6 @@ library.impl("stepwise_encode", _no_cuda, "CUDA")
 library.impl("stepwise_decode", _no_cuda, "CUDA")
 torch.library.register_fake("actbench::stepwise_encode", _encode_fake, lib=library)
 torch.library.register_fake("actbench::stepwise_decode", _decode_fake, lib=library)
+
+encode = torch.ops.actbench.stepwise_encode.default
+decode = torch.ops.actbench.stepwise_decode.default

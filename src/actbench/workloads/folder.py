@@ -28,6 +28,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = _read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{path} has no model_type: it is not the config of a transformers model")
+    if not isinstance(config.get("auto_map", {}), dict):
+        raise ModelError(f"{path}: auto_map is not an object")
     if "quantization_config" in config:
         raise ModelError(f"{path} describes quantized weights (quantization_config), which cannot be trained in full")
     return config

@@ -54,7 +54,7 @@ class HuggingFaceWorkload:
         self.weights_origin = "random"
         self.warnings: tuple[str, ...] = ()
         self._source = sources.find(name, case)
-        with _quiet():
+        with quiet():
             config = _config(self._source, case.trust_remote_code)
             self.task = _task(config, case.task, self._source)
             self._class = _model_class(config, self.task, self._source, case.trust_remote_code)
@@ -76,7 +76,7 @@ class HuggingFaceWorkload:
             self.weights_origin = weights.origin
             self.warnings += weights.warnings
             make = self._loaded(attention, weights.files) if weights.files else self._random(attention)
-        with _quiet():
+        with quiet():
             module = self._checked(lambda: construct(make, materialize=materialize, seed=seed))
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
             vars(module)["loss_type"] = "ForCausalLM"  # transformers takes it too, but warns at the first step
@@ -143,7 +143,7 @@ class HuggingFaceWorkload:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep transformers from logging and drawing progress bars inside the block."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -238,7 +238,10 @@ def _own_code(source: Source, name: str) -> Any:
     reference = source.config.get("auto_map", {}).get(name)
     if reference is None or source.folder is None:
         return None
-    return get_class_from_dynamic_module(reference, str(source.folder))
+    try:
+        return get_class_from_dynamic_module(reference, str(source.folder))
+    except Exception as error:  # anything may go wrong in code that the model brings along
+        raise ModelError(f"{source.place}: {reference} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tuple[Any, ...]) -> tuple[str, ...]:

@@ -11,9 +11,7 @@ from torch import Tensor
 from actbench.ops import noise, rawkernel
 
 
-def rows(
-    seed: int, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def rows(seed: int, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return (rows, dim) entries of the matrix of a seed, from row ``first_row`` on.
 
     Args:

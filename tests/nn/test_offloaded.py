@@ -1,0 +1,164 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from actbench import fake, hostmemory
+from actbench.errors import ConversionError
+from actbench.nn import offloaded
+from actbench.nn.offloaded import OffloadedForward
+
+
+class Toy(nn.Module):
+    """Its first two layers read one input; its loss needs an expanded tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(32, 32), nn.Linear(32, 32), nn.BatchNorm1d(32)
+
+    def forward(self, x):
+        h = self.norm(self.a(x).relu() + self.b(x))
+        return (h * self.a.weight.sum(0).expand(64, 32)).tanh()
+
+
+def model():
+    return Toy()
+
+
+def offload(module):
+    OffloadedForward(module).bind()
+    return module
+
+
+def step(module, x):
+    module.zero_grad()
+    loss = module(x).square().mean()
+    loss.backward()
+    return [loss, *(p.grad for p in module.parameters())]
+
+
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Let CPU tensors be moved as those of a device are; gives the list of what was moved."""
+    found = []
+    move = offloaded.to_host
+    monkeypatch.setattr(offloaded, "_is_elsewhere", lambda device, fake: True)
+    monkeypatch.setattr(offloaded, "to_host", lambda tensor: found.append(tensor) or move(tensor))
+    return found
+
+
+def test_results_are_exact(moves):
+    exact = model()
+    converted = offload(copy.deepcopy(exact))
+    x = torch.randn(64, 32)
+
+    assert equal(step(exact, x), step(converted, x))
+    assert moves
+    assert equal(exact.state_dict().values(), converted.state_dict().values())
+
+
+def test_parameters_buffers_and_small_tensors_stay(moves):
+    converted = offload(model())
+    converted(torch.randn(64, 32))
+    own = {t.untyped_storage() for t in [*converted.parameters(), *converted.buffers()]}
+
+    assert all(t.nbytes <= 64 * 32 * 4 and t.untyped_storage() not in own for t in moves)
+    assert min(t.numel() for t in moves) >= 32  # the expanded row goes as one row
+
+
+def test_a_tensor_saved_twice_is_moved_once(moves):
+    converted = offload(model())
+    x = torch.randn(64, 32)
+    loss = converted(x).sum()
+
+    assert [t.untyped_storage() for t in moves].count(x.untyped_storage()) == 1
+    loss.backward()
+    assert len([1 for entries in converted.forward._sharing._packed.values() for r in entries.values() if r()]) == 0
+
+
+def test_a_tensor_changed_in_place_between_two_savings_is_moved_twice(moves):
+    class Changing(nn.Module):
+        def forward(self, x, w):
+            first = x * w
+            x.add_(1)
+            return first + x * w
+
+    converted = offload(Changing())
+    x, w = torch.randn(20, 20), torch.randn(20, 20, requires_grad=True)
+    expected = x + (x + 1)
+    (grad,) = torch.autograd.grad(converted(x, w).sum(), w)
+
+    torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("lay_out", [lambda t: t.t(), lambda t: t[::2], lambda t: t[:1].expand(40, 40), lambda t: t[3]])
+def test_any_layout_comes_back(moves, lay_out):
+    class Product(nn.Module):
+        def forward(self, x, w):
+            return lay_out(x) * w
+
+    x = torch.randn(40, 40 * 8)[:, ::8]
+    w = torch.randn(lay_out(x).shape, requires_grad=True)
+    (grad,) = torch.autograd.grad(offload(Product())(x, w).sum(), w)
+
+    assert torch.equal(grad, lay_out(x))
+
+
+def test_a_parameter_changed_before_backward_is_noticed():
+    """With hooks around a saved tensor, autograd itself does not look."""
+    converted = offload(model())
+    loss = converted(torch.randn(64, 32, requires_grad=True)).sum()
+    with torch.no_grad():
+        converted.b.weight.add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_model_on_the_cpu_keeps_its_tensors_where_they_are(monkeypatch):
+    monkeypatch.setattr(offloaded, "to_host", lambda _: pytest.fail("moved"))
+    exact = model()
+    x = torch.randn(64, 32)
+
+    assert equal(step(exact, x), step(offload(copy.deepcopy(exact)), x))
+
+
+def test_fake_tensors_leave_for_storages_that_are_marked(monkeypatch):
+    made = []
+    move = offloaded.to_host
+    monkeypatch.setattr(offloaded, "to_host", lambda tensor: made.append(move(tensor)) or made[-1])
+    converted, mode = offload(model()), fake.fake_mode()
+    with fake.faked(converted, mode), mode:
+        x = torch.randn(64, 32)
+        loss = converted(x).sum()
+        assert all(hostmemory.is_host(t.untyped_storage()) for t in made)
+        assert not hostmemory.is_host(x.untyped_storage())
+        loss.backward()
+
+    assert made
+
+
+def test_no_hooks_without_gradients(monkeypatch):
+    monkeypatch.setattr(offloaded, "saved_tensors_hooks", lambda *_: pytest.fail("hooked"))
+    with torch.no_grad():
+        offload(model())(torch.randn(64, 32))
+
+
+def test_a_copy_moves_tensors_of_its_own():
+    converted = offload(model())
+    twin = copy.deepcopy(converted)
+
+    assert twin.forward.module is twin
+    assert twin.forward._sharing is not converted.forward._sharing
+
+
+def test_compiling_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+    with pytest.raises(ConversionError, match="saved-tensor hooks"):
+        offload(model())(torch.randn(64, 32))

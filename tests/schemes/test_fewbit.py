@@ -1,0 +1,179 @@
+import pytest
+import torch
+from torch import nn
+
+from actbench import schemes
+from actbench.codecs.tables import table
+from actbench.errors import ConversionError, SpecError
+from actbench.nn.stepwise import StepwiseActivation
+from actbench.training import TrainingSetup
+
+
+def guises():
+    from transformers import activations
+
+    return {
+        "nn.GELU": (nn.GELU(), "gelu"),
+        "nn.GELU tanh": (nn.GELU(approximate="tanh"), "gelu_tanh"),
+        "GELUActivation": (activations.GELUActivation(), "gelu"),
+        "GELUActivation in Python": (activations.GELUActivation(use_gelu_python=True), "gelu"),
+        "GELUTanh": (activations.GELUTanh(), "gelu_tanh"),
+        "GELUTanh in Python": (activations.GELUTanh(use_gelu_tanh_python=True), "gelu_tanh"),
+        "NewGELUActivation": (activations.NewGELUActivation(), "gelu_tanh"),
+        "FastGELUActivation": (activations.FastGELUActivation(), "gelu_tanh"),
+        "AccurateGELUActivation": (activations.AccurateGELUActivation(), "gelu_tanh"),
+        "QuickGELUActivation": (activations.QuickGELUActivation(), "quick_gelu"),
+    }
+
+
+def convert(model, spec="fewbit:3"):
+    return schemes.build(spec).apply(TrainingSetup(model))
+
+
+@pytest.mark.parametrize("guise", guises())
+@pytest.mark.parametrize("bits", [1, 3])
+def test_every_guise_is_exact_forward_and_has_the_table_of_its_own_derivative(guise, bits):
+    module, function = guises()[guise]
+    model = nn.Sequential(module)
+    x = (3 * torch.randn(999)).requires_grad_()
+    expected = module(x)
+    converted = convert(model, f"fewbit:{bits}").module
+    y = converted(x)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    found = table(function, bits)
+    codes = (x.detach()[:, None] > torch.tensor(found.borders)).sum(1)
+
+    assert isinstance(model[0], StepwiseActivation)
+    assert torch.equal(y, expected)
+    assert torch.equal(x.grad, grad * torch.tensor(found.levels)[codes])
+
+
+def test_the_tables_of_the_guises_differ():
+    assert len({table(name, 3).levels for name in ("gelu", "gelu_tanh", "quick_gelu")}) == 3
+
+
+def test_every_gelu_class_of_transformers_is_converted_or_listed():
+    from transformers import activations
+
+    names = [name for name, value in vars(activations).items() if isinstance(value, type) and "GELU" in name.upper()]
+    assert len(names) >= 8
+    for name in names:
+        cls = getattr(activations, name)
+        module = cls(-10, 10) if name == "ClippedGELUActivation" else cls()
+        setup = convert(nn.Sequential(nn.GELU(), module))
+        assert len(setup.sites) + len(setup.unreached) == 2, name
+
+
+def test_sites_say_what_was_and_what_is():
+    from transformers import activations
+
+    model = nn.ModuleDict({"a": nn.GELU(), "b": activations.NewGELUActivation(), "c": nn.Linear(2, 2)})
+    sites = convert(model, "fewbit:2").sites
+    assert [(site.path, site.was, site.becomes) for site in sites] == [
+        ("a", "nn.GELU", "2-bit GELU"),
+        ("b", "NewGELUActivation", "2-bit GELU (tanh)"),
+    ]
+
+
+def test_what_looks_like_a_gelu_and_is_not_ours_is_unreached():
+    from transformers import activations
+
+    class MyGELU(nn.GELU):
+        pass
+
+    rebound = nn.GELU()
+    rebound.forward = torch.relu
+    model = nn.Sequential(nn.GELU(), MyGELU(), activations.ClippedGELUActivation(-10, 10), rebound)
+    setup = convert(model)
+
+    assert [(item.path, item.kind) for item in setup.unreached] == [
+        ("1", "MyGELU"),
+        ("2", "ClippedGELUActivation"),
+        ("3", "GELU"),
+    ]
+    assert [site.path for site in setup.sites] == ["0"]
+
+
+def test_a_shared_module_stays_shared_and_state_dict_keys_stay():
+    shared = nn.GELU()
+    model = nn.Sequential(nn.Linear(2, 3), shared, nn.Linear(3, 2), shared)
+    keys, parameters = list(model.state_dict()), list(model.parameters())
+    setup = convert(model)
+
+    assert setup.module is model
+    assert model[1] is model[3]
+    assert len(setup.sites) == 1
+    assert list(model.state_dict()) == keys
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+
+
+def test_a_model_that_is_itself_a_gelu():
+    setup = convert(nn.GELU())
+    assert isinstance(setup.module, StepwiseActivation)
+    assert [site.path for site in setup.sites] == [""]
+
+
+def test_functions_narrow_what_is_converted():
+    model = nn.Sequential(nn.GELU(), nn.GELU(approximate="tanh"))
+    setup = convert(model, "fewbit:3,functions=gelu_tanh")
+    assert [site.path for site in setup.sites] == ["1"]
+    both = nn.Sequential(nn.GELU(), nn.GELU(approximate="tanh"))
+    assert len(convert(both, "fewbit:3,functions=gelu").sites) == 2
+
+
+def test_weight_and_scale_choose_the_table():
+    model = nn.Sequential(nn.GELU())
+    convert(model, "fewbit:3,weight=normal,scale=2")
+    assert model[0].table == table("gelu", 3, "normal", 2.0)
+
+
+def test_nothing_to_convert_says_what_is_there():
+    with pytest.raises(ConversionError, match=r"fewbit:3.*gelu.*Sequential holds 2 nn.ReLU, 1 nn.Tanh"):
+        convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.Tanh()))
+    with pytest.raises(ConversionError, match="no activation modules, only 1 Linear"):
+        convert(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_converting_twice_is_refused():
+    model = convert(nn.Sequential(nn.GELU())).module
+    with pytest.raises(ConversionError, match="already"):
+        convert(model)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("fewbit:2.5", "bits=2.5: must be a whole number from 1 to 8"),
+        ("fewbit:0", "bits=0: must be"),
+        ("fewbit:9", "bits=9: must be"),
+        ("fewbit:-1", "bits=-1: must be"),
+        ("fewbit:nan", "bits=nan: must be"),
+        ("fewbit:three", "bits=three: must be"),
+        ("fewbit:3,functions=relu7", "'relu7' is not one of gelu, gelu_tanh, quick_gelu"),
+        ("fewbit:3,weight=flat", "'uniform' or 'normal'"),
+        ("fewbit:3,scale=2", "scale=2: a uniform weight has no scale"),
+        ("fewbit:3,weight=normal,scale=0", "scale=0"),
+        ("fewbit:3,weight=normal,scale=nan", "scale=nan"),
+        ("fewbit:3,levels=4", "no key 'levels'"),
+    ],
+)
+def test_wrong_specifications(spec, message):
+    with pytest.raises(SpecError) as caught:
+        schemes.build(spec)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("bits", [True, 2.0, 2.5, None])
+def test_bits_are_whole_numbers_in_python_too(bits):
+    from actbench.schemes.fewbit import FewBit
+
+    with pytest.raises(ValueError, match="whole number"):
+        FewBit(bits=bits)
+
+
+def test_spec_and_claim():
+    scheme = schemes.build("fewbit:4,functions=gelu")
+    assert scheme.spec == "fewbit:4,functions=gelu"
+    assert scheme.claimed_bits == 4
+    assert schemes.build("fewbit").spec == "fewbit:3"
