@@ -86,7 +86,8 @@ struct alignas(16) Vector {
 template <class Scalar>
 __device__ __forceinline__ void load8(const Scalar* source, Index left, bool whole, float (&values)[8]) {
     constexpr int size = Vector<Scalar>::size;
-    if (whole && left >= 8) {
+    const int some = left < 8 ? int(left) : 8;
+    if (whole && some == 8) {
         Vector<Scalar> parts[8 / size];
 #pragma unroll
         for (int i = 0; i < 8 / size; ++i) parts[i] = reinterpret_cast<const Vector<Scalar>*>(source)[i];
@@ -94,14 +95,15 @@ __device__ __forceinline__ void load8(const Scalar* source, Index left, bool who
         for (int i = 0; i < 8; ++i) values[i] = parts[i / size].lanes[i % size].value();
     } else {
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[i] = i < left ? source[i].value() : __uint_as_float(0x7fc00000);
+        for (int i = 0; i < 8; ++i) values[i] = i < some ? source[i].value() : __uint_as_float(0x7fc00000);
     }
 }
 
 template <class Scalar>
 __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, const float (&values)[8]) {
     constexpr int per_word = 4 / sizeof(Scalar), vectors = 2 / per_word;
-    if (whole && left >= 8) {
+    const int some = left < 8 ? int(left) : 8;
+    if (whole && some == 8) {
         unsigned words[4 * vectors] = {};
 #pragma unroll
         for (int i = 0; i < 8; ++i)
@@ -112,7 +114,7 @@ __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, c
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (i < left) target[i] = Scalar::nearest(values[i]);
+            if (i < some) target[i] = Scalar::nearest(values[i]);
     }
 }
 

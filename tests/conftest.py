@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from actbench.cli import main
 from actbench.records import Case, Failure, Machine, Measurement, Record, Versions
 
 MakeRecord = Callable[..., Record]
@@ -43,3 +46,37 @@ def make_record() -> MakeRecord:
         )
 
     return make
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Calls the entry point as the installed command does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capfd = capfd
+
+    def __call__(self, *arguments: object) -> Ended:
+        self._monkeypatch.setattr(sys, "argv", ["actbench", *map(str, arguments)])
+        self._capfd.readouterr()
+        status = 0
+        try:
+            main()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        out, err = self._capfd.readouterr()
+        return Ended(status, out, err)
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""
+    return Cli(monkeypatch, capfd)

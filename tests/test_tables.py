@@ -103,7 +103,7 @@ def test_settings_of_one_meter_are_a_note_of_that_meter(make_record: MakeRecord)
     table = tables.results_table([make_record(device_profile="cuda-16gib"), make_record(meter="cpu")])
 
     assert "device_profile" not in keys(table)
-    assert table.notes[1:3] == ("tiny (cpu): meter cpu.", "tiny (simulated): meter simulated, device profile cuda-16gib.")
+    assert table.notes[1] == "tiny (simulated): device profile cuda-16gib."
 
 
 def test_rows_of_two_machines_say_so(make_record: MakeRecord) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ MEMORY_SHARE = 0.7
 """Share of the memory that the peaks of cases kept alive together may add up to."""
 
 _ROUNDS = 5
-_SETTLE_SECONDS = 0.02
-"""Time between two turns: OpenMP threads of the one before spin for some milliseconds before they sleep."""
 
 
 def cohorts(cases: Sequence[Case]) -> list[list[Case]]:
@@ -141,6 +138,5 @@ class Cohort:
     def _time_in_rounds(self, group: Sequence[_Member]) -> None:
         while turns := [member for member in group if member.wants_turn]:
             for member in turns:
-                time.sleep(_SETTLE_SECONDS)
                 member.take_turn()
                 self.progress.round_timed(member.case, len(member.step_seconds))

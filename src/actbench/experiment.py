@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from actbench import exports, render, runner, schemes, tables, workloads
 from actbench.errors import RecipeError
 from actbench.machine import machine
+from actbench.meters import profiles
 from actbench.progress import Progress
 from actbench.recipe import Recipe
 from actbench.records import Record
@@ -42,6 +43,7 @@ def plan(recipe: Recipe) -> tuple[PlannedCase, ...]:
     Raises:
         SpecError: A scheme does not exist or a value of it is wrong.
         ModelError: A model does not exist.
+        UsageError: A device profile does not exist.
         RecipeError: Two rows are the same scheme, written in two ways.
     """
     written_cases = recipe.cases()
@@ -54,8 +56,10 @@ def plan(recipe: Recipe) -> tuple[PlannedCase, ...]:
             raise RecipeError(
                 f"{recipe.name}: {other.case.scheme!r} and {written.case.scheme!r} are the same scheme; keep one"
             )
-    for case in {entry.case.model: entry.case for entry in planned}.values():
+    for case in dict.fromkeys(entry.case.model_copy(update={"scheme": "exact"}) for entry in planned):
         workloads.load(case)
+        if case.device_profile is not None:
+            profiles.get(case.device_profile)
     return planned
 
 
@@ -122,5 +126,5 @@ def _opened(recipe: Recipe, output: Path | None) -> Iterator[Store]:
             yield store
     else:
         file = output if output.suffix == ".jsonl" else results_path(output, recipe.name, machine().name)
-        with Store.open_for_sweep(file) as store:
+        with Store.open_for_sweep(file, machine=machine().name) as store:
             yield store

@@ -57,8 +57,9 @@ def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], not
 def results_table(records: Sequence[Record], title: str = "Results") -> Table:
     """Return the comparison of schemes: one row for each record, ratios against the exact model's."""
     entries = join(records)
-    columns = (*_identity(entries), *RESULTS)
-    return fill(title, columns, entries, notes_of(entries, (METER, *_constant(entries, SETTINGS))))
+    one_meter = (METER,) if len({entry.record.case.meter for entry in entries}) == 1 else ()
+    notes = notes_of(entries, (*one_meter, *_constant(entries, SETTINGS)))
+    return fill(title, (*_identity(entries), *RESULTS), entries, notes)
 
 
 def estimates_table(records: Sequence[Record], title: str = "Estimates against measurements") -> Table:

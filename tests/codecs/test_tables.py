@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -5,7 +6,7 @@ import platformdirs
 import pytest
 
 from actbench.codecs import tables
-from actbench.codecs.activation import ACTIVATIONS
+from actbench.codecs.activation import ACTIVATIONS, Activation
 from actbench.codecs.segments import best_segments
 
 HALF_LINE = {  # borders from zero up, levels above one half, error: the other half is the mirror image
@@ -79,7 +80,7 @@ def test_the_conditions_of_an_optimum_hold_and_more_bits_are_better(function):
         borders, levels = np.array(found.borders), np.array(found.levels)
         assert np.abs(derivative(borders) - (levels[1:] + levels[:-1]) / 2).max() < 1e-11
         errors.append(found.error)
-    assert all(more < fewer / 3 for fewer, more in zip(errors, errors[1:], strict=False))
+    assert all(more < fewer / 3 for fewer, more in itertools.pairwise(errors))
 
 
 @pytest.mark.parametrize("weight", ["uniform", "normal"])
@@ -93,6 +94,15 @@ def test_any_scale_of_the_inputs(scale):
     inner = np.array(found.levels[1:-1])
     assert len(set(inner)) == 6
     assert np.abs(found.borders).max() < 5 * scale
+
+
+def test_an_even_derivative_has_all_its_levels_on_one_half_line(monkeypatch):
+    tanh = Activation("tanh", "Tanh", lambda x: 1 - np.tanh(x) ** 2, even=True)
+    monkeypatch.setitem(ACTIVATIONS, "tanh", tanh)
+    found = tables.solve("tanh", 3)
+    assert found.fold
+    assert found.borders[0] > 0
+    assert found.error == pytest.approx(0.0074, abs=0.5e-4)
 
 
 def test_levels_are_means_of_the_derivative():

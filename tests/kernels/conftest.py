@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -34,7 +34,7 @@ def key(kernel: str, macros: rawkernel.Macros) -> str:
 
 
 def translation_unit(stem: str, path: Path) -> str:
-    """Return C++ with every specialisation of a source in a namespace of its own, and `start`, which finds one by key."""
+    """Return C++ with each specialisation of a source in a namespace, and `start`, which finds one by key."""
     kernels = re.findall(r"^KERNEL (\w+)\(", path.read_text(), re.MULTILINE)
     lines, table = ['#include "host.h"', '#include "common.cuh"'], []
     for number, values in enumerate(product(*MACROS[stem].values())):
@@ -94,7 +94,16 @@ def host_launch(compiled: Callable[[str], Entry]) -> Callable[..., None]:
     return launch
 
 
-@pytest.fixture
-def on_host(host_launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the launches of `actbench.ops.cuda` run on CPU tensors."""
-    monkeypatch.setattr(rawkernel, "launch", host_launch)
+@pytest.fixture(params=["host", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """Give the CPU, with launches running there, or a CUDA device in a side stream; CuPy must allocate nothing."""
+    if request.param == "host":
+        monkeypatch.setattr(rawkernel, "launch", request.getfixturevalue("host_launch"))
+        yield torch.device("cpu")
+        return
+    import cupy
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.synchronize()
+    assert cupy.get_default_memory_pool().total_bytes() == 0

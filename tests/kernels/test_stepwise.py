@@ -1,4 +1,4 @@
-"""kernels/stepwise.cu, run on the host: bit for bit what the torch reference gives."""
+"""kernels/stepwise.cu, on the host and on CUDA: bit for bit what the torch reference gives."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 255, 256, 257, 10007)
 GUARD = 0xA5
 
-pytestmark = pytest.mark.usefixtures("on_host")
-
 
 def misaligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return an equal tensor whose first element is at no multiple of 16 bytes."""
-    place = torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:]
+    place = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)[1:]
     assert place.data_ptr() % 16 != 0 or place.numel() == 0
     return place.copy_(tensor)
 
@@ -42,35 +40,38 @@ def values(count: int, dtype: torch.dtype, bounds: torch.Tensor) -> torch.Tensor
 
 def bits_of(tensor: torch.Tensor) -> np.ndarray:
     """Return the bits of a float tensor; all NaN are one."""
-    plain = torch.where(tensor.isnan(), torch.nan, tensor)
+    plain = torch.where(tensor.isnan(), torch.nan, tensor).cpu()
     return plain.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16).numpy()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("fold", [False, True])
-def test_encode_is_the_reference(bits: int, dtype: torch.dtype, fold: bool) -> None:
+def test_encode_is_the_reference(bits: int, dtype: torch.dtype, fold: bool, device: torch.device) -> None:
     bounds, _ = bounds_and_levels(bits)
+    table = bounds.to(device)
     for count in SIZES:
         x = values(count, dtype, bounds)
 
         expected = stepwise.encode_reference(x, bounds, bits, fold)
-        assert torch.equal(cuda.encode(x, bounds, bits, fold), expected), count
-        assert torch.equal(cuda.encode(misaligned(x), bounds, bits, fold), expected), count
+        for place in (x.to(device), misaligned(x.to(device))):
+            assert torch.equal(cuda.encode(place, table, bits, fold).cpu(), expected), count
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", range(1, 9))
-def test_decode_is_the_reference(bits: int, dtype: torch.dtype) -> None:
+def test_decode_is_the_reference(bits: int, dtype: torch.dtype, device: torch.device) -> None:
     _, levels = bounds_and_levels(bits)
+    table = levels.to(device)
     for count in SIZES:
         generator = torch.Generator().manual_seed(count)
         codes = torch.randint(2**bits, (count,), dtype=torch.uint8, generator=generator)
         grad, packed = values(count, dtype, levels), bitpack.pack(codes, bits)
 
         expected = bits_of(stepwise.decode_reference(packed, levels, grad, bits))
-        assert np.array_equal(bits_of(cuda.decode(packed, levels, grad, bits)), expected), count
-        apart = cuda.decode(misaligned(packed), levels, misaligned(grad), bits)
+        grad, packed = grad.to(device), packed.to(device)
+        assert np.array_equal(bits_of(cuda.decode(packed, table, grad, bits)), expected), count
+        apart = cuda.decode(misaligned(packed), table, misaligned(grad), bits)
         assert np.array_equal(bits_of(apart), expected), count
 
 
@@ -95,7 +96,7 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, bits: int, start
         assert (out[start + count :] == GUARD).all()
 
 
-def test_every_half_value_is_widened_and_narrowed_as_torch_does() -> None:
+def test_every_half_value_is_widened_and_narrowed_as_torch_does(device: torch.device) -> None:
     everything = torch.arange(65536, dtype=torch.int32).to(torch.int16)
     levels = torch.tensor([0.37, 1.9])
     for dtype in (torch.float16, torch.bfloat16):
@@ -103,4 +104,24 @@ def test_every_half_value_is_widened_and_narrowed_as_torch_does() -> None:
         packed = bitpack.pack((torch.arange(65536) % 2).to(torch.uint8), 1)
 
         expected = stepwise.decode_reference(packed, levels, grad, 1)
-        assert np.array_equal(bits_of(cuda.decode(packed, levels, grad, 1)), bits_of(expected))
+        found = cuda.decode(packed.to(device), levels.to(device), grad.to(device), 1)
+        assert np.array_equal(bits_of(found), bits_of(expected))
+
+
+@pytest.mark.gpu
+def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
+    bits, count, device = 3, 2**31 + 2**20 + 5, torch.device("cuda")
+    bounds, levels = (table.to(device) for table in bounds_and_levels(bits))
+    x = torch.randn(2**20, device=device).half().repeat(count // 2**20 + 1)[:count]
+    x[-(2**20) :] = torch.randn(2**20, device=device).half()
+
+    packed = torch.ops.actbench.stepwise_encode(x, bounds, bits, False)
+    out = torch.ops.actbench.stepwise_decode(packed, levels, x, bits)
+
+    assert packed.numel() == bitpack.packed_bytes(count, bits)
+    for start in (0, 2**31 - 2**10, 2**31, (count - 2**19) // 8 * 8):
+        part, byte = x[start : start + 2**19 + 8], start // 8 * bits
+        expected = stepwise.encode_reference(part, bounds, bits, False)
+        assert torch.equal(packed[byte : byte + expected.numel()], expected)
+        product = stepwise.decode_reference(expected, levels, part, bits)
+        assert torch.equal(out[start : start + 2**19 + 8], product)

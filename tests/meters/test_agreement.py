@@ -19,7 +19,7 @@ from actbench.training import Batch
 
 BATCH, ROWS, WORDS = 2, 32, 1000
 TOLERANCE = 0.02
-SIZES = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
+SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
 
 Built = tuple[nn.Module, Callable[[], Batch], Callable[[nn.Module, Batch], torch.Tensor]]
 

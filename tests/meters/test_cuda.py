@@ -16,7 +16,7 @@ ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
 def test_without_a_device_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
-    with pytest.raises(MeasurementError, match="no CUDA device here; use --meter simulated.*actbench doctor"):
+    with pytest.raises(MeasurementError, match=r"no CUDA device here; use --meter simulated.*actbench doctor"):
         CudaMeter()
 
 
@@ -43,7 +43,7 @@ def test_the_limit_is_hard(step_of) -> None:
     meter = CudaMeter(1 * GIB)
     module = nn.Linear(WIDTH, WIDTH)
 
-    with pytest.raises(OutOfMemoryError, match="may use 1.00 GiB"):
+    with pytest.raises(OutOfMemoryError, match=r"may use 1\.00 GiB"):
         meter.memory(step_of(meter, module, lambda: {"x": torch.randn(2**22, WIDTH)}))
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 

@@ -31,5 +31,5 @@ def test_the_cpu_has_real_weights() -> None:
 
 
 def test_a_wrong_profile_is_a_wrong_usage() -> None:
-    with pytest.raises(UsageError, match="--device-profile 'rtx-309'.*rtx-3090"):
+    with pytest.raises(UsageError, match=r"--device-profile 'rtx-309'.*rtx-3090"):
         open_meter(case(device_profile="rtx-309"))

@@ -25,21 +25,21 @@ def true_temporaries(run: Callable[[], Any]) -> tuple[int, Any]:
 
 
 CONVOLUTIONS = {
-    "3x3": dict(x=(8, 64, 28, 28), weight=(64, 64, 3, 3), stride=1, padding=1, groups=1),
-    "3x3 of strides": dict(x=(8, 64, 28, 28), weight=(128, 64, 3, 3), stride=2, padding=1, groups=1),
-    "1x1": dict(x=(8, 64, 28, 28), weight=(256, 64, 1, 1), stride=1, padding=0, groups=1),
-    "1x1 of strides": dict(x=(8, 64, 28, 28), weight=(128, 64, 1, 1), stride=2, padding=0, groups=1),
-    "more weight than image": dict(x=(2, 256, 4, 4), weight=(256, 256, 3, 3), stride=1, padding=1, groups=1),
-    "grouped by four": dict(x=(8, 128, 28, 28), weight=(128, 4, 3, 3), stride=1, padding=1, groups=32),
-    "grouped by sixteen": dict(x=(8, 128, 28, 28), weight=(128, 16, 3, 3), stride=1, padding=1, groups=8),
-    "depthwise 3x3": dict(x=(8, 128, 28, 28), weight=(128, 1, 3, 3), stride=1, padding=1, groups=128),
-    "depthwise 7x7": dict(x=(8, 128, 28, 28), weight=(128, 1, 7, 7), stride=1, padding=3, groups=128),
-    "one small image": dict(x=(1, 128, 4, 4), weight=(128, 128, 3, 3), stride=1, padding=1, groups=1),
-    "odd channels": dict(x=(4, 24, 32, 32), weight=(10, 24, 3, 3), stride=1, padding=1, groups=1),
+    "3x3": {"x": (8, 64, 28, 28), "weight": (64, 64, 3, 3), "stride": 1, "padding": 1, "groups": 1},
+    "3x3 of strides": {"x": (8, 64, 28, 28), "weight": (128, 64, 3, 3), "stride": 2, "padding": 1, "groups": 1},
+    "1x1": {"x": (8, 64, 28, 28), "weight": (256, 64, 1, 1), "stride": 1, "padding": 0, "groups": 1},
+    "1x1 of strides": {"x": (8, 64, 28, 28), "weight": (128, 64, 1, 1), "stride": 2, "padding": 0, "groups": 1},
+    "more weight than image": {"x": (2, 256, 4, 4), "weight": (256, 256, 3, 3), "stride": 1, "padding": 1, "groups": 1},
+    "grouped by four": {"x": (8, 128, 28, 28), "weight": (128, 4, 3, 3), "stride": 1, "padding": 1, "groups": 32},
+    "grouped by sixteen": {"x": (8, 128, 28, 28), "weight": (128, 16, 3, 3), "stride": 1, "padding": 1, "groups": 8},
+    "depthwise 3x3": {"x": (8, 128, 28, 28), "weight": (128, 1, 3, 3), "stride": 1, "padding": 1, "groups": 128},
+    "depthwise 7x7": {"x": (8, 128, 28, 28), "weight": (128, 1, 7, 7), "stride": 1, "padding": 3, "groups": 128},
+    "one small image": {"x": (1, 128, 4, 4), "weight": (128, 128, 3, 3), "stride": 1, "padding": 1, "groups": 1},
+    "odd channels": {"x": (4, 24, 32, 32), "weight": (10, 24, 3, 3), "stride": 1, "padding": 1, "groups": 1},
 }
 FIRST_LAYERS = {
-    "7x7 of colours": dict(x=(8, 3, 112, 112), weight=(64, 3, 7, 7), stride=2, padding=3, groups=1),
-    "patches": dict(x=(4, 3, 64, 64), weight=(128, 3, 16, 16), stride=16, padding=0, groups=1),
+    "7x7 of colours": {"x": (8, 3, 112, 112), "weight": (64, 3, 7, 7), "stride": 2, "padding": 3, "groups": 1},
+    "patches": {"x": (4, 3, 64, 64), "weight": (128, 3, 16, 16), "stride": 16, "padding": 0, "groups": 1},
 }
 
 

@@ -36,3 +36,15 @@ def test_the_operators_are_well_formed():
 
     torch.library.opcheck(torch.ops.actbench.to_host.default, (x,))
     torch.library.opcheck(torch.ops.actbench.from_host.default, (x, torch.device("cpu")))
+
+
+@pytest.mark.gpu
+def test_cuda_tensors_wait_in_page_locked_memory():
+    x = torch.randn(1000, 1000, device="cuda")
+    host = to_host(x)
+    back = from_host(host, x.device)
+
+    assert host.is_pinned()
+    assert hostmemory.is_host(host.untyped_storage())
+    assert back.device == x.device
+    assert torch.equal(back, x)

@@ -84,8 +84,3 @@ def test_bad_arguments_are_refused_on_every_path(arguments, message):
 def test_packed_bytes_of_another_tensor_are_refused():
     with pytest.raises(RuntimeError, match="packed must have 2 bytes, found 1"):
         ops.stepwise_decode(torch.zeros(1, dtype=torch.uint8), LEVELS, torch.ones(5), 2)
-
-
-def test_cuda_is_refused_in_words():
-    with pytest.raises(stepwise.KernelError, match="no CUDA kernels"):
-        stepwise._no_cuda(torch.ones(1))

@@ -53,7 +53,7 @@ def test_converting_twice_or_nothing_is_an_error():
     with pytest.raises(ConversionError, match="recomputes its blocks already"):
         convert(convert(torchvision.models.resnet18()).module)
     with pytest.raises(
-        ConversionError, match="VGG has no block that actbench knows; .*blocks=MyBlock; it holds .*Conv2d"
+        ConversionError, match=r"VGG has no block that actbench knows; .*blocks=MyBlock; it holds .*Conv2d"
     ):
         convert(torchvision.models.vgg11(init_weights=False))
     with pytest.raises(ConversionError, match="no module of class Blok"):
@@ -62,5 +62,5 @@ def test_converting_twice_or_nothing_is_an_error():
 
 @pytest.mark.parametrize("text", ["checkpoint,every=0", "checkpoint,every=1.5", "checkpoint:3"])
 def test_wrong_values_are_refused(text):
-    with pytest.raises(SpecError, match="every|no value"):
+    with pytest.raises(SpecError, match=r"every|no value"):
         schemes.build(text)

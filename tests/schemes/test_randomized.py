@@ -70,7 +70,7 @@ def test_the_forward_of_a_torchvision_model_is_bit_equal():
 def test_converting_twice_or_nothing_is_an_error():
     with pytest.raises(ConversionError, match="sketched layers already"):
         convert(convert(nn.Sequential(nn.Linear(4, 4))).module)
-    with pytest.raises(ConversionError, match="Sequential has no nn.Linear .* 1 ReLU"):
+    with pytest.raises(ConversionError, match=r"Sequential has no nn.Linear .* 1 ReLU"):
         convert(nn.Sequential(nn.ReLU()))
 
 

@@ -98,7 +98,7 @@ def convert(
     if report.unreached:
         show(unreached_table(report.unreached))
     _print_totals(report)
-    export_table(sites, export_markdown, export_csv, (export_json, _as_json(report)))
+    export_table(sites, export_markdown, export_csv, export_json, _as_json(report))
 
 
 def _print_totals(report: ConversionReport) -> None:

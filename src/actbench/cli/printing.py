@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from actbench.cli.app import Exit
+from actbench.errors import UsageError
 
 if TYPE_CHECKING:
     from actbench.experiment import Comparison
@@ -63,25 +64,33 @@ def export_results(
     html: Path | None = None,
 ) -> None:
     """Write what was asked for, all of it or nothing."""
-    from actbench import exports, render, tables
+    from actbench import render, tables
 
     table = tables.results_table(records, title)
-    texts = {
-        markdown: lambda: render.markdown(table),
-        csv: lambda: render.csv_text(table),
-        json: lambda: render.json_text(records),
-        html: lambda: render.html_page([table], title),
-    }
-    exports.export({path: text() for path, text in texts.items() if path is not None})
+    _write(
+        (markdown, lambda: render.markdown(table)),
+        (csv, lambda: render.csv_text(table)),
+        (json, lambda: render.json_text(records)),
+        (html, lambda: render.html_page([table], title)),
+    )
 
 
-def export_table(table: Table, markdown: Path | None, csv: Path | None, json: tuple[Path | None, Any]) -> None:
-    """Write a table that is not of records, and beside it a value as JSON."""
-    from actbench import exports, render
+def export_table(
+    table: Table, markdown: Path | None, csv: Path | None, json: Path | None = None, text: str = ""
+) -> None:
+    """Write a table that is not of records and, as JSON, a text."""
+    from actbench import render
 
-    path, text = json
-    texts = {markdown: lambda: render.markdown(table), csv: lambda: render.csv_text(table), path: lambda: text}
-    exports.export({path: text() for path, text in texts.items() if path is not None})
+    _write((markdown, lambda: render.markdown(table)), (csv, lambda: render.csv_text(table)), (json, lambda: text))
+
+
+def _write(*asked: tuple[Path | None, Callable[[], str]]) -> None:
+    from actbench import exports
+
+    texts = [(path, text()) for path, text in asked if path is not None]
+    if len({path for path, _ in texts}) < len(texts):
+        raise UsageError("two exports name the same file: give each a file of its own, or it would be written twice")
+    exports.export(dict(texts))
 
 
 def finish(comparison: Comparison, title: str) -> None:

@@ -84,7 +84,7 @@ def compare(
         remark(notice)
     comparison = compared(first, second, limits)
     show(comparison.table)
-    export_table(comparison.table, export_markdown, export_csv, (None, None))
+    export_table(comparison.table, export_markdown, export_csv)
     for violation in comparison.violations:
         remark(f"limit broken: {violation}")
     if comparison.violations:

@@ -38,6 +38,7 @@ from actbench.cli.app import (
 )
 from actbench.cli.flags import composed, measure_flags, workload_flags
 from actbench.cli.printing import export_results, finish, run_shown
+from actbench.errors import RecipeError, SpecError
 
 RecipeOrModel = Annotated[
     str | None,
@@ -98,7 +99,10 @@ def sweep(
     workload = workload_flags(locals())
     measure = measure_flags(locals())
     recipe = _recipe(target or "quickstart", workload, measure, composed(scheme, gelu_bits, linear))
-    comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
+    try:
+        comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
+    except SpecError as error:
+        raise RecipeError(f"{recipe.name if target is None else target}: {error}") from None
     export_results(comparison.records, recipe.title, export_markdown, export_csv, export_json, export_html)
     finish(comparison, recipe.title)
 

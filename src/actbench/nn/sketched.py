@@ -147,7 +147,7 @@ def sketched_class(kind: type[Any]) -> type[Sketched] | None:
 def sketched(layer: nn.Module, sketching: Sketching, sharing: SharingTable[Sketch]) -> Sketched | None:
     """Return a sketched layer with the identity of ``layer``, or None for a class that has no sketched form."""
     kind: type[Any] = type(layer)
-    cls = sketched_class(kind)
+    cls = sketched_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
     if cls is None:
         return None
     new = cls.__new__(cls)

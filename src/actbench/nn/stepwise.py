@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import once_differentiable
 
 from actbench.codecs.tables import Table
+from actbench.nn.firstorder import first_order
 from actbench.ops.stepwise import decode, encode
 
 
@@ -30,7 +30,7 @@ class StepwiseGradient(torch.autograd.Function):
         return exact(x)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return ``grad * levels[code]``, laid out in memory as x was."""
         codes, levels = ctx.saved_tensors
@@ -84,7 +84,7 @@ class StepwiseActivation(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.bounds = _constants(self.table.borders, self.bounds)
         self.levels = _constants(self.table.levels, self.levels)
         return self

@@ -28,8 +28,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     places = torch.arange(bits, dtype=torch.uint8, device=codes.device)
     stream = codes.new_zeros(packed_bytes(codes.numel(), bits) * 8)
     stream[: codes.numel() * bits] = ((codes[:, None] >> places) & 1).reshape(-1)
-    weights = 1 << torch.arange(8, dtype=torch.uint8, device=codes.device)
-    return (stream.reshape(-1, 8) * weights).sum(1, dtype=torch.uint8)
+    weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=codes.device)
+    return torch.sum(stream.reshape(-1, 8) * weights, 1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.errors import KernelError
 from actbench.ops import noise
 from actbench.ops.library import library
 
@@ -73,14 +72,13 @@ def _launch(
 ) -> Tensor:
     """Make the rows where they are wanted: the seed is on the CPU, so the dispatcher cannot choose the device."""
     from actbench.ops.cpu import sketch as cpu
+    from actbench.ops.cuda import sketch as cuda
 
     _check(seed, first_row, rows, dim, kind, dtype)
     if device.type == "cpu":
         return cpu.rows(int(seed.item()), first_row, rows, dim, kind).to(dtype)
     if device.type == "cuda":
-        raise KernelError(
-            "sketch_rows: CUDA kernels are not in this version; measure on the CPU or with the simulated meter"
-        )
+        return cuda.rows(int(seed.item()), first_row, rows, dim, kind, dtype, device)
     return reference(seed, first_row, rows, dim, kind, dtype, device)
 
 
@@ -110,7 +108,7 @@ def sketch_rows(
         (rows, dim) of ``dtype`` on ``device``.
 
     Raises:
-        KernelError: There is no kernel for the device.
+        KernelError: The kernel for CUDA cannot be compiled or launched.
         ValueError: The seed, kind or type is not as above.
     """
     made: Tensor = torch.ops.actbench.sketch_rows.default(seed, first_row, rows, dim, kind, dtype, device)

@@ -11,14 +11,12 @@ for float64) rounded once to the type of ``grad``.
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 from torch import Tensor
 
-from actbench.errors import KernelError
 from actbench.ops import bitpack
 from actbench.ops.cpu import stepwise as cpu
+from actbench.ops.cuda import stepwise as cuda
 from actbench.ops.library import library
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -79,6 +77,20 @@ def _decode_cpu(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tens
     return cpu.decode(packed, levels, grad, bits)
 
 
+def _encode_cuda(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
+    if x.dtype == torch.float64:
+        return encode_reference(x, bounds, bits, fold)
+    _check_encode(x, bounds, bits)
+    return cuda.encode(x, bounds, bits, fold)
+
+
+def _decode_cuda(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
+    if grad.dtype == torch.float64:
+        return decode_reference(packed, levels, grad, bits)
+    _check_decode(packed, levels, grad, bits)
+    return cuda.decode(packed, levels, grad, bits)
+
+
 def _encode_fake(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
     _check_encode(x, bounds, bits)
     return x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
@@ -87,13 +99,6 @@ def _encode_fake(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
 def _decode_fake(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     _check_decode(packed, levels, grad, bits)
     return torch.empty_like(grad)
-
-
-def _no_cuda(*_: object) -> NoReturn:
-    raise KernelError(
-        "few-bit activations were asked to run on a CUDA tensor, but this version of actbench has no CUDA kernels: "
-        "move the model and its batch to the CPU, or use the simulated meter"
-    )
 
 
 def _check_bits(bits: int, tensor: Tensor, table: Tensor, entries: int, what: str) -> None:
@@ -122,16 +127,14 @@ def _check_decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> No
     torch._check(packed.numel() == expected, lambda: f"packed must have {expected} bytes, found {packed.numel()}")
 
 
-library.define(
-    "stepwise_encode(Tensor x, Tensor bounds, int bits, bool fold) -> Tensor", tags=torch.Tag.pt2_compliant_tag
-)
-library.define(
-    "stepwise_decode(Tensor packed, Tensor levels, Tensor grad, int bits) -> Tensor", tags=torch.Tag.pt2_compliant_tag
-)
-library.impl("stepwise_encode", _encode_cpu, "CPU")
-library.impl("stepwise_decode", _decode_cpu, "CPU")
-library.impl("stepwise_encode", _no_cuda, "CUDA")
-library.impl("stepwise_decode", _no_cuda, "CUDA")
+_ENCODE = "stepwise_encode(Tensor x, Tensor bounds, int bits, bool fold) -> Tensor"
+_DECODE = "stepwise_decode(Tensor packed, Tensor levels, Tensor grad, int bits) -> Tensor"
+library.define(_ENCODE, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.define(_DECODE, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.impl("stepwise_encode", _encode_cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("stepwise_decode", _decode_cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("stepwise_encode", _encode_cuda, "CUDA")  # type: ignore[no-untyped-call]
+library.impl("stepwise_decode", _decode_cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake("actbench::stepwise_encode", _encode_fake, lib=library)
 torch.library.register_fake("actbench::stepwise_decode", _decode_fake, lib=library)
 

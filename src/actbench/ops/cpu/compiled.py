@@ -14,12 +14,14 @@ from typing import Any
 
 import numba
 import torch
+from numba.np.ufunc.parallel import threading_layer
 
 from actbench.ops import cache
 
 BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
 
+_config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
 
 
@@ -44,7 +46,7 @@ class Kernel:
         blocks = -(-elements // BLOCK)
         if blocks == 0:
             return
-        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD), numba.config.NUMBA_NUM_THREADS)
+        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD), _config.NUMBA_NUM_THREADS)
         if not _parallel():
             self._compiled(blocks, *arguments)
             return
@@ -57,27 +59,27 @@ class Kernel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., None]:
-        kept = numba.config.CACHE_DIR
+        kept = _config.CACHE_DIR
         place = _cache_folder()
-        numba.config.CACHE_DIR = str(place or "")
+        _config.CACHE_DIR = str(place or "")
         try:  # the folder is read when a function is wrapped, so other users of Numba keep theirs
             return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
         finally:
-            numba.config.CACHE_DIR = kept
+            _config.CACHE_DIR = kept
 
 
 @functools.cache
 def _parallel() -> bool:
     """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
-    before = numba.config.THREADING_LAYER
-    numba.config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
+    before = _config.THREADING_LAYER
+    _config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
     try:
         numba.get_num_threads()
-        return numba.threading_layer() in ("omp", "tbb")
+        return threading_layer() in ("omp", "tbb")  # type: ignore[no-untyped-call]
     except ValueError:  # no OpenMP library here: one thread is slower, and safe
         return False
     finally:
-        numba.config.THREADING_LAYER = before
+        _config.THREADING_LAYER = before
 
 
 @functools.cache

@@ -27,7 +27,7 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
     packed = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device=x.device)
     sign_mask = np.uint32(0x7FFFFFFF if fold else 0xFFFFFFFF)
     count = np.int64(x.numel())
-    macros = {"BITS": bits, "SCALAR": rawkernel.SCALARS[x.dtype]}
+    macros: rawkernel.Macros = {"BITS": bits, "SCALAR": rawkernel.SCALARS[x.dtype]}
     groups = -(-x.numel() // 8)
     rawkernel.launch("stepwise", "stepwise_encode", macros, groups, x, bounds, packed, count, sign_mask)
     return packed
@@ -49,7 +49,7 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
         KernelError: The kernel cannot be compiled or launched.
     """
     out = torch.empty_like(grad)
-    macros = {"BITS": bits, "SCALAR": rawkernel.SCALARS[grad.dtype]}
+    macros: rawkernel.Macros = {"BITS": bits, "SCALAR": rawkernel.SCALARS[grad.dtype]}
     groups, count = -(-grad.numel() // 8), np.int64(grad.numel())
     rawkernel.launch("stepwise", "stepwise_decode", macros, groups, packed, levels, grad, out, count)
     return out
