@@ -197,6 +197,13 @@ def test_what_is_done_is_skipped_unless_forced(log):
     assert forced == Summary(measured=1, failed=1)
 
 
+def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):
+    for begun in (["missing", "oom"], ["missing", "oom", "missing"]):
+        with store.Store.open_for_sweep(tmp_path / "results.jsonl") as results:
+            sweep(cases(log, "missing", "oom"), results)
+        assert events(log, "begin") == begun
+
+
 def test_a_case_that_stands_twice_is_measured_once(log):
     _, summary = sweep([*cases(log, "exact"), *cases(log, "exact")])
     assert summary == Summary(measured=1)

@@ -47,4 +47,5 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     bytes_and_zero = torch.cat([packed, packed.new_zeros(1)]).long()
     byte = first_bit // 8
     two_bytes = bytes_and_zero[byte] | (bytes_and_zero[byte + 1] << 8)
-    return (two_bytes >> (first_bit % 8)) & (2**bits - 1)
+    codes: Tensor = (two_bytes >> (first_bit % 8)) & (2**bits - 1)
+    return codes
