@@ -30,6 +30,6 @@ def test_importing_actbench_imports_neither_torch_nor_pydantic():
 
 
 def test_convert_is_a_function_after_any_import():
-    code = "import actbench.folders, actbench; print(callable(actbench.convert), callable(actbench.measure))"
+    code = "import actbench.conversion.folders, actbench; print(callable(actbench.convert), callable(actbench.measure))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "True True"

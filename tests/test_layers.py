@@ -13,50 +13,23 @@ SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each layer may import those that stand in its set, and itself.
 WORDS = {"errors", "units", "records", "spec"}
-REPORTING = WORDS | {
-    "axes",
-    "mistakes",
-    "sections",
-    "recipe",
-    "lines",
-    "store",
-    "timing",
-    "values",
-    "entries",
-    "columns",
-    "notes",
-    "tables",
-    "cells",
-    "render",
-    "screen",
-    "exports",
-    "limits",
-    "compare",
-}
 SETUP = WORDS | {"training", "fake", "hostmemory"}
 ALLOWED = {
+    # reporting: no torch
     "errors": set(),
     "units": {"errors"},
     "records": set(),
     "spec": {"errors"},
-    "axes": WORDS,
     "mistakes": set(),
-    "sections": WORDS | {"axes"},
-    "recipe": WORDS | {"sections", "mistakes"},
-    "lines": WORDS | {"mistakes"},
-    "store": WORDS | {"lines"},
-    "timing": set(),
-    "values": WORDS,
-    "entries": WORDS | {"timing"},
-    "columns": WORDS | {"entries", "values"},
-    "notes": WORDS | {"columns", "entries", "values"},
-    "tables": WORDS | {"columns", "entries", "notes", "values"},
-    "cells": {"columns", "tables", "values"},
-    "render": WORDS | {"cells", "tables"},
-    "screen": {"cells", "tables"},
-    "exports": WORDS,
-    "limits": WORDS | {"columns", "entries", "values"},
-    "compare": WORDS | {"columns", "entries", "limits", "tables", "values"},
+    "recipe": WORDS | {"mistakes"},
+    "store": WORDS | {"mistakes"},
+    "tables": WORDS,
+    "render": WORDS | {"tables"},
+    "compare": WORDS | {"tables"},
+    "machine": WORDS,
+    "search": WORDS,
+    "runner": WORDS | {"machine", "search"},
+    # measuring
     "training": WORDS,
     "fake": WORDS | {"training"},
     "hostmemory": set(),
@@ -67,21 +40,13 @@ ALLOWED = {
     "schemes": SETUP | {"ops", "codecs", "nn"},
     "workloads": SETUP,
     "meters": SETUP,
-    "search": WORDS,
-    "recorder": {"hostmemory"},
-    "inspection": SETUP | {"recorder"},
-    "staging": WORDS,
-    "savedmodel": WORDS,
-    "conversion": SETUP | {"schemes", "inspection"},
-    "folders": SETUP | {"schemes", "workloads", "conversion", "savedmodel", "staging", "machine"},
-    "workload_conversion": SETUP | {"schemes", "workloads", "conversion", "folders", "inspection", "staging"},
+    "inspection": SETUP,
     "bench": SETUP | {"schemes", "workloads", "meters", "inspection", "gradients", "search"},
-    "machine": WORDS,
-    "progress": WORDS,
-    "live": WORDS | {"progress"},
-    "worker": WORDS | {"bench", "processes"},
-    "processes": WORDS,
-    "runner": REPORTING | {"bench", "search", "machine", "progress", "worker", "processes"},
+    "conversion": SETUP | {"schemes", "workloads", "inspection", "mistakes", "machine"},
+    # both
+    "experiment": WORDS
+    | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},
+    "doctor": WORDS,
 }
 ONE_FILE_ONLY = {
     "typer": "cli/app.py",
@@ -89,7 +54,7 @@ ONE_FILE_ONLY = {
     "torchvision": "workloads/torchvision.py",
     "cupy": "ops/rawkernel.py",
 }
-TORCH_FREE = REPORTING | {"progress", "live", "machine", "search"}
+TORCH_FREE = list(ALLOWED)[: list(ALLOWED).index("training")]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -136,9 +101,27 @@ def test_a_package_is_imported_in_one_file(package: str, home: str) -> None:
 
 
 def test_the_reporting_half_runs_without_torch() -> None:
-    modules = sorted(name for name in TORCH_FREE if (SOURCE / f"{name}.py").exists())
-    lines = "".join(f"import actbench.{name}\n" for name in modules)
-    code = f"import sys\n{lines}assert 'torch' not in sys.modules, 'torch was imported'"
+    names = sorted(
+        str(path.relative_to(SOURCE.parent)).removesuffix(".py").replace("/", ".")
+        for path in files()
+        if layer_of(path) in TORCH_FREE
+    )
+    lines = "".join(f"import {name}\n" for name in names)
+    heavy = "{'torch', 'pandas', 'numpy', 'transformers'}"
+    code = f"import sys\n{lines}found = {heavy} & set(sys.modules)\nassert not found, found"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["sweep", "--help"], ["report", "nothing.jsonl"]])
+def test_help_and_report_answer_without_torch(arguments: list[str]) -> None:
+    code = (
+        f"import sys\nsys.argv = ['actbench', *{arguments!r}]\nfrom actbench.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'pandas', 'numpy', 'transformers'} & set(sys.modules)\nassert not heavy, heavy"
+    )
 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 

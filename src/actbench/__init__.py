@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from actbench.bench import measure
     from actbench.conversion import Conversion, conversion_of, convert
+    from actbench.conversion.folders import load_converted, save_converted
     from actbench.errors import (
         ActbenchError,
         ConversionError,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from actbench.folders import load_converted, save_converted
     from actbench.records import Case
 
     __version__: str
@@ -47,9 +47,9 @@ _HOMES = {
     "UsageError": "errors",
     "conversion_of": "conversion",
     "convert": "conversion",
-    "load_converted": "folders",
+    "load_converted": "conversion.folders",
     "measure": "bench",
-    "save_converted": "folders",
+    "save_converted": "conversion.folders",
 }
 
 __all__ = [

@@ -41,7 +41,9 @@ def examine() -> list[Check]:
 
 def _python() -> Check:
     good = sys.version_info >= (3, 11)
-    return Check("Python", "ok" if good else "missing", platform.python_version(), "" if good else "install Python 3.11")
+    return Check(
+        "Python", "ok" if good else "missing", platform.python_version(), "" if good else "install Python 3.11"
+    )
 
 
 def _libraries() -> list[Check]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actbench import exports, render, runner, schemes, tables, workloads
+from actbench import render, runner, schemes, tables, workloads
 from actbench.errors import RecipeError
 from actbench.machine import machine
 from actbench.meters import profiles
-from actbench.progress import Progress
 from actbench.recipe import Recipe
+from actbench.recipe.sections import PlannedCase
 from actbench.records import Record
+from actbench.render import exports
 from actbench.runner import Summary
-from actbench.sections import PlannedCase
+from actbench.runner.progress import Progress
 from actbench.store import Store, results_path
 
 

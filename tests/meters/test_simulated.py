@@ -156,4 +156,4 @@ def test_bytes_moved_to_the_host_leave_the_device_alone(mlp, rows, step_of) -> N
 
     assert on_card["offload"] == 4096 * WIDTH * FLOAT + 512  # the output, which the loss saves outside the model
     assert on_card["exact"] == 4096 * (2 * HIDDEN + WIDTH) * FLOAT + 512
-    assert on_cpu["offload"] >= on_cpu["exact"]
+    assert on_cpu["offload"] == on_cpu["exact"]  # there is no other place

@@ -31,7 +31,7 @@ from actbench.errors import UsageError
 from actbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from actbench.workload_conversion import ConversionReport
+    from actbench.conversion.workload import ConversionReport
 
 
 @app.command()
@@ -68,10 +68,10 @@ def convert(
 
     actbench convert ./my-model --scheme fewbit:2+randomized:0.1 --output my-model-small
     """
+    from actbench.conversion.workload import convert_workload
     from actbench.records import Case
     from actbench.schemes import build
     from actbench.tables import sites_table, unreached_table
-    from actbench.workload_conversion import convert_workload
 
     chosen = composed(scheme, gelu_bits, linear)
     if len(chosen) != 1:

@@ -33,7 +33,7 @@ def show(*tables: Table) -> None:
     """Print tables."""
     from rich.console import Console
 
-    from actbench import screen
+    from actbench.render import screen
 
     for table in tables:
         screen.show(table, Console(highlight=False))
@@ -41,7 +41,8 @@ def show(*tables: Table) -> None:
 
 def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout: float, force: bool) -> Comparison:
     """Run a recipe with its progress on standard error."""
-    from actbench import experiment, live
+    from actbench import experiment
+    from actbench.runner import live
 
     with live.shown() as progress:
         return experiment.run(
@@ -85,7 +86,7 @@ def export_table(
 
 
 def _write(*asked: tuple[Path | None, Callable[[], str]]) -> None:
-    from actbench import exports
+    from actbench.render import exports
 
     texts = [(path, text()) for path, text in asked if path is not None]
     if len({path for path, _ in texts}) < len(texts):

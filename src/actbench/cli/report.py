@@ -76,7 +76,7 @@ def compare(
     """
     from actbench import store
     from actbench.compare import compare as compared
-    from actbench.limits import parse_limit
+    from actbench.compare.limits import parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
     (first, first_notices), (second, second_notices) = store.read_all([before]), store.read_all([after])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ class SimulatedMeter:
             return
         self._is_active = True
         try:
-            with self._mode, cuda_operators(self.profile) if self.profile.is_cuda else nullcontext():
+            with self._mode, cuda_operators(self.profile) if self.profile.is_cuda else hostmemory.as_the_device():
                 yield
         finally:
             self._is_active = False

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from actbench import hostmemory
 from actbench.errors import ConversionError
 from actbench.nn.rebound import ReboundForward
 from actbench.nn.sharing import SharingTable
@@ -109,7 +110,7 @@ def _unpack(packed: StaysHere | OnHost) -> Tensor:
 
 
 def _can_leave(tensor: Tensor) -> bool:
-    """Return whether the bytes of a tensor can be elsewhere. A fake cpu tensor stands for one of any device."""
+    """Return whether the bytes of a tensor can be elsewhere. A fake cpu tensor stands for one of the meter's device."""
     if tensor.layout != torch.strided or tensor.nbytes < _SMALLEST_BYTES:
         return False
     fake = isinstance(tensor, FakeTensor)
@@ -117,7 +118,7 @@ def _can_leave(tensor: Tensor) -> bool:
 
 
 def _is_elsewhere(device: torch.device, fake: bool) -> bool:
-    return fake or device.type != "cpu"
+    return device.type != "cpu" or (fake and not hostmemory.is_the_device())
 
 
 def _without_repeats(tensor: Tensor) -> Tensor:

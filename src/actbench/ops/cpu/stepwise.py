@@ -7,6 +7,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
+from actbench.ops.cpu import hugepages
 from actbench.ops.cpu.bitpack import pack, unpack
 from actbench.ops.cpu.compiled import BLOCK, Kernel, inlined
 from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, raw, widen
@@ -41,7 +42,7 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     Returns:
         A tensor like ``grad``.
     """
-    out = torch.empty_like(grad)
+    out = hugepages.empty_like(grad)
     kind = KINDS[grad.dtype]
     _decode(grad.numel(), packed.numpy(), levels.detach().numpy(), raw(grad), kind, bits, raw(out))
     return out

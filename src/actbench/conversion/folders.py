@@ -1,0 +1,202 @@
+"""Folders of converted models: weights as transformers or safetensors write them, and ``actbench.json`` beside them.
+
+Weights are read from safetensors only and nothing is ever unpickled; no code that a folder names or holds is run.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any, get_args
+
+from safetensors import SafetensorError
+from safetensors.torch import save_model
+from torch import Tensor, nn
+
+from actbench import machine, schemes, workloads
+from actbench.conversion import Conversion, conversion_of, convert, mark, savedmodel
+from actbench.conversion.savedmodel import SavedModel
+from actbench.conversion.staging import refuse_full_disk, refuse_taken, staged
+from actbench.errors import ConversionError, ModelError, StoreError
+from actbench.records import Case, FloatType
+from actbench.training import TrainingSetup
+from actbench.workloads.folder import SINGLE, read_tensors, weight_files
+
+_OTHER_BYTES = 4 * 1024**2  # room for the small files beside the weights
+
+
+def save_converted(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    built_from: Case | str | None = None,
+    weights_origin: str = "unknown",
+    force: bool = False,
+) -> Path:
+    """Write a converted model into a folder, as a whole or not at all.
+
+    A Hugging Face model is written by its own ``save_pretrained``, so the plain ``from_pretrained`` loads the
+    unconverted model from the folder; any other one as ``model.safetensors``. ``actbench.json`` says the rest.
+
+    Args:
+        model: A model that :func:`actbench.convert` returned, real and not fake.
+        folder: The folder to make.
+        built_from: The model specification, such as ``resnet50``, or the whole case, from which the unconverted
+            model was built; needed to build a torchvision model again.
+        weights_origin: Where its weights came from, for the record.
+        force: Replace a folder that holds a converted model.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConversionError: The model was not converted.
+        StoreError: The folder is taken or cannot be written, or the disk is too full.
+    """
+    conversion = conversion_of(model)
+    if conversion is None:
+        raise ConversionError("this model was not converted; call actbench.convert first, or save it as it is")
+    folder = Path(folder)
+    replaceable = is_replaceable(folder, force=force)
+    refuse_taken(folder, replaceable=replaceable)
+    refuse_full_disk(folder, _bytes_of(model) + _OTHER_BYTES)
+    saved = _described(model, conversion, built_from, weights_origin)
+    with staged(folder, replaceable=replaceable) as stage:
+        try:
+            _write_weights(model, stage, saved)
+            savedmodel.write(stage, saved)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"{folder} cannot be written: {error}; choose another folder with --output") from error
+    return folder
+
+
+def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_remote_code: bool = False) -> nn.Module:
+    """Bring a converted model back from its folder, in evaluation mode, as ``from_pretrained`` gives it.
+
+    Args:
+        folder: What :func:`save_converted` or ``actbench convert`` wrote; its content need not be trusted.
+        model: The unconverted model, where actbench cannot build it: one of your own, which is filled, or what
+            ``from_pretrained(folder)`` of its class gave.
+        trust_remote_code: Whether Python code in a Hugging Face folder may be run.
+
+    Raises:
+        ModelError: A file is missing, broken, truncated, a pickle, of a later version, or does not fit the model.
+        SpecError: The scheme in ``actbench.json`` does not exist.
+        ConversionError: The scheme cannot be applied, or ``model`` was converted before.
+    """
+    folder = Path(folder)
+    saved = savedmodel.read(folder)
+    scheme = schemes.build(saved.scheme)
+    files = weight_files(folder)
+    if not files:
+        raise ModelError(f"{folder} holds no {SINGLE}; convert the model again")
+    if saved.kind != "huggingface":
+        model = model or _built(saved.case(_torchvision_spec(folder, saved)), saved)
+        _fill(model, read_tensors(files), folder)
+    elif model is None:
+        model = _built(saved.case(str(folder.resolve()), trust_remote_code=trust_remote_code), saved)
+    converted = convert(model.eval(), scheme)
+    setup = TrainingSetup(converted, sites=saved.sites, unreached=saved.unreached)
+    return mark(setup, scheme) if saved.sites else converted
+
+
+def is_replaceable(folder: Path, *, force: bool) -> bool:
+    """Return whether a folder may be replaced: only when that is asked for and it holds a converted model."""
+    return force and (folder / savedmodel.FILE_NAME).is_file()
+
+
+def _described(
+    model: nn.Module, conversion: Conversion, built_from: Case | str | None, weights_origin: str
+) -> SavedModel:
+    case = Case(model=built_from, batch_size=1) if isinstance(built_from, str) else built_from
+    description: dict[str, Any] = (
+        {} if case is None else case.model_dump(include={"model", "task", "attention", "sequence_length", "image_size"})
+    )
+    return SavedModel.model_validate(
+        {
+            **description,
+            "schema_version": savedmodel.SCHEMA_VERSION,
+            "kind": _kind(model, case),
+            "architecture": type(model).__name__,
+            "dtype": _dtype(model),
+            "scheme": conversion.scheme,
+            "weights_origin": weights_origin,
+            "sites": conversion.sites,
+            "unreached": conversion.unreached,
+            "versions": machine.versions(),
+        }
+    )
+
+
+def _dtype(model: nn.Module) -> str:
+    found = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "float32")
+    if found not in get_args(FloatType):
+        raise ConversionError(f"this model is {found}; a saved one is one of {', '.join(get_args(FloatType))}")
+    return found
+
+
+def _kind(model: nn.Module, case: Case | None) -> str:
+    if hasattr(model, "save_pretrained"):
+        return "huggingface"
+    if case is not None and type(model).__module__.startswith("torchvision.models."):
+        return "torchvision"
+    return "module"
+
+
+def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
+    if saved.kind == "huggingface":
+        from actbench.workloads.huggingface import quiet  # imports transformers, which such a model has done too
+
+        with quiet():
+            model.save_pretrained(stage)  # type: ignore[operator]
+    else:
+        save_model(model, str(stage / SINGLE))
+
+
+def _built(case: Case, saved: SavedModel) -> nn.Module:
+    workload = workloads.load(case)
+    model: nn.Module = workload.setup(materialize=True, seed=0).module
+    if type(model).__name__ != saved.architecture:
+        raise ModelError(
+            f"{case.model} holds a {saved.architecture}, where actbench builds a {type(model).__name__}; load it "
+            f"unconverted by {saved.architecture}.from_pretrained and give it: load_converted(folder, model=...)"
+        )
+    for warning in workload.warnings:
+        warnings.warn(warning, stacklevel=3)
+    return model
+
+
+def _torchvision_spec(folder: Path, saved: SavedModel) -> str:
+    """Return the specification of a torchvision model; anything else, such as a Python file, is not built."""
+    name = (saved.model or "").removeprefix("torchvision:")
+    if saved.kind != "torchvision" or re.fullmatch(r"\w+", name) is None:
+        raise ModelError(
+            f"{folder}: {saved.model or 'the model'} is not built from what a folder says; build the unconverted model "
+            "yourself and give it: load_converted(folder, model=...)"
+        )
+    return f"torchvision:{name}"
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Copy tensors into a model, which must have all of them and no others; tied ones stand under one name.
+
+    Raises:
+        ModelError: Names or shapes differ.
+    """
+    state = model.state_dict(keep_vars=True)
+    filled = {id(tensor) for name, tensor in state.items() if name in tensors}
+    missing = [name for name, tensor in state.items() if id(tensor) not in filled]
+    foreign = [name for name in tensors if name not in state]
+    for names, problem in ((missing, "has no tensor for"), (foreign, "has tensors that the model lacks:")):
+        if names:
+            raise ModelError(f"{folder} does not fit the model: it {problem} {names[0]} ({len(names)} in all)")
+    try:
+        model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ModelError(f"{folder} does not fit the model: {' '.join(str(error).split())}") from None
+
+
+def _bytes_of(model: nn.Module) -> int:
+    tensors = {id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

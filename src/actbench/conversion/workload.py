@@ -1,0 +1,85 @@
+"""``actbench convert`` as one call: from a case to a table of sites and a model folder."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from actbench import schemes, workloads
+from actbench.conversion import apply_to_model, mark
+from actbench.conversion.folders import is_replaceable, save_converted
+from actbench.conversion.staging import refuse_taken
+from actbench.inspection import inspect, trace
+from actbench.records import Case, Site, Unreached
+from actbench.training import Batch, TrainingSetup
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What a conversion changed and what it is worth.
+
+    Attributes:
+        case: What was converted; bytes are for its batch.
+        sites: What changed, with the bytes each keeps for backward before and after.
+        unreached: What a reader might expect to have changed and did not, with the reason.
+        bytes_before: What the exact model keeps for backward in one step, all of it.
+        bytes_after: The same of the converted model.
+        folder: Where the model was written, or None for a dry run.
+        weights_origin: Where the weights come from.
+        warnings: What a user must know of how the model was found.
+        seconds: How long it all took.
+    """
+
+    case: Case
+    sites: tuple[Site, ...]
+    unreached: tuple[Unreached, ...]
+    bytes_before: int
+    bytes_after: int
+    folder: Path | None
+    weights_origin: str
+    warnings: tuple[str, ...]
+    seconds: float
+
+
+def convert_workload(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
+    """Build the model of a case, convert it by the case's scheme and write it.
+
+    Args:
+        case: Model, scheme, weights policy, and the batch for which bytes are told.
+        output: Folder to write, or None for a dry run, which loads no weights.
+        force: Replace a folder that holds a converted model.
+
+    Raises:
+        UsageError: The model or the scheme does not exist.
+        ConversionError: The scheme finds nothing to convert that runs in a training step.
+        StoreError: The folder is taken or cannot be written, or the disk is too full.
+    """
+    started = time.perf_counter()
+    scheme = schemes.build(case.scheme)
+    if output is not None:
+        refuse_taken(output, replaceable=is_replaceable(output, force=force))
+    workload = workloads.load(case)
+    setup = workload.setup(materialize=output is not None, seed=case.seed)
+
+    def make_batch() -> Batch:
+        return workload.batch(case.batch_size, seed=case.seed)
+
+    before = trace(setup, make_batch)
+    converted = apply_to_model(scheme, setup)
+    after = trace(converted, make_batch)
+    sites, unreached = inspect(before, after, converted)
+    model = mark(TrainingSetup(converted.module, sites=sites, unreached=unreached), scheme)
+    if output is not None:
+        save_converted(model, output, built_from=case, weights_origin=workload.weights_origin, force=force)
+    return ConversionReport(
+        case=case,
+        sites=sites,
+        unreached=unreached,
+        bytes_before=before.total_bytes,
+        bytes_after=after.total_bytes,
+        folder=output,
+        weights_origin=workload.weights_origin,
+        warnings=workload.warnings,
+        seconds=time.perf_counter() - started,
+    )

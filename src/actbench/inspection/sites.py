@@ -1,0 +1,155 @@
+"""What a model keeps for backward, module by module: one training forward on fake tensors.
+
+Bytes are counted by storage. While the forward runs, a dispatch mode notes every storage that an operator makes,
+and a saved-tensors hook notes which module's operators save it. What is still alive when only the loss is held
+is what the step keeps: the sum over all modules is the activation bytes of the memory ledger. Each storage has
+one owner, the module that saved it first. Hooks that a scheme pushes itself (checkpointing, packing, offloading)
+hide the saving from ours, since of nested hooks only the innermost pair runs; a storage kept that way belongs to
+the module that made it, which for packed bytes is the module whose tensor was packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._pytree import tree_map
+
+from actbench import fake
+from actbench.errors import ConversionError
+from actbench.inspection.recorder import OUTSIDE, Kept, Recorder
+from actbench.records import Site, Unreached
+from actbench.training import Batch, TrainingSetup
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One training forward as seen from its modules.
+
+    Attributes:
+        kept: Every storage that is kept for backward; parameters, buffers and the batch are not among them.
+        calls: How often each module ran, by path; 0 for a module that never did.
+    """
+
+    kept: tuple[Kept, ...]
+    calls: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes kept by the whole step."""
+        return sum(kept.nbytes for kept in self.kept)
+
+    def bytes_under(self, path: str) -> int:
+        """Bytes that a module and the modules inside it own; the empty path is the whole model."""
+        inside = f"{path}." if path else ""
+        return sum(
+            kept.nbytes
+            for kept in self.kept
+            if kept.owner != OUTSIDE and (kept.owner == path or kept.owner.startswith(inside))
+        )
+
+
+def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
+    """Run one training forward of a setup on fake tensors and see what it keeps.
+
+    The model keeps its weights, flags and random state: parameters and buffers are fake for the time of the call.
+
+    Args:
+        setup: The model, on any device, with its loss; its parameters may already be fake.
+        make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
+
+    Raises:
+        ConversionError: The forward looks at values, which fake tensors do not have.
+    """
+    module = setup.module
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(_training(module))
+        mode = _mode_of(module)
+        if mode is None:
+            mode = fake.fake_mode()
+            stack.enter_context(fake.faked(module, mode))
+        stack.enter_context(mode)
+        batch = _on_device_of(module, make_batch())
+        return _run(setup, batch)
+
+
+def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
+    """Fill in what each site of a setup kept and keeps, in the model's order, and set aside those that never run.
+
+    Raises:
+        ConversionError: None of the sites runs in a training step.
+    """
+    idle = [site for site in setup.sites if after.calls.get(site.path) == 0]
+    order = {path: place for place, path in enumerate(after.calls)}
+    sites = tuple(
+        site.model_copy(
+            update={
+                "bytes_before": before.bytes_under(site.path),
+                "bytes_after": after.bytes_under(site.path),
+                "calls": after.calls.get(site.path),
+            }
+        )
+        for site in sorted(setup.sites, key=lambda site: order.get(site.path, len(order)))
+        if site not in idle
+    )
+    if idle and not sites:
+        raise ConversionError(
+            f"nothing that was converted runs in a training step: {', '.join(site.path for site in idle[:5])}; "
+            "choose a scheme that works on what the model calls"
+        )
+    unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after)) for site in idle)
+    return sites, setup.unreached + unreached
+
+
+def _why_idle(path: str, after: Trace) -> str:
+    parent = path.rpartition(".")[0]
+    if after.calls.get(parent):
+        return "never called in a training step (its weight is read by its parent)"
+    return "never called in a training step"
+
+
+def _run(setup: TrainingSetup, batch: Batch) -> Trace:
+    module = setup.module
+    recorder = Recorder(module, known=[*module.parameters(), *module.buffers(), dict(batch)])
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
+    try:
+        with recorder.watching(module), torch.enable_grad(), recorder, hooks:
+            loss = setup.forward(batch)
+    except DataDependentOutputException as error:
+        raise ConversionError(
+            f"the model looks at the values of tensors in its forward ({error.func}), so it cannot be traced without "
+            "running it; convert it without an example batch"
+        ) from error
+    kept = recorder.kept()
+    del loss  # what it holds had to live until here
+    return Trace(kept, recorder.calls)
+
+
+@contextmanager
+def _training(module: nn.Module) -> Iterator[None]:
+    """Put a model into training mode and give every module its own flag back."""
+    flags = {child: child.training for child in module.modules()}
+    module.train()
+    try:
+        yield
+    finally:
+        for child, flag in flags.items():
+            child.training = flag
+
+
+def _mode_of(module: nn.Module) -> Any:
+    return next((p.fake_mode for p in module.parameters() if hasattr(p, "fake_mode")), None)
+
+
+def _on_device_of(module: nn.Module, batch: Batch) -> Batch:
+    device = next((p.device for p in module.parameters()), None)
+    if device is None:
+        return batch
+    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
+    return moved

@@ -1,0 +1,7 @@
+"""Where cases are measured, found out without importing torch."""
+
+from __future__ import annotations
+
+from actbench.machine.facts import available_memory_bytes, machine, versions
+
+__all__ = ["available_memory_bytes", "machine", "versions"]

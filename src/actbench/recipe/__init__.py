@@ -1,0 +1,9 @@
+"""What to compare: recipes as TOML files or flags, and the grids of cases they span."""
+
+from __future__ import annotations
+
+from actbench.recipe.axes import parse_batch_range
+from actbench.recipe.recipe import Recipe, load, names, shipped, source
+from actbench.recipe.sections import PlannedCase
+
+__all__ = ["PlannedCase", "Recipe", "load", "names", "parse_batch_range", "shipped", "source"]

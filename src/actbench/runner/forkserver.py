@@ -1,0 +1,175 @@
+"""The fork server: a process that has imported what cases need and forks one process for each of them.
+
+It is single-threaded, touches neither CUDA nor a thread pool, and does nothing but fork, kill and reap. Its parent
+sends it three descriptors for each process wanted: the connection over which that process works, its *leash*, and a
+file for its noise (standard output and error). The server writes the exit code to the leash when the process ends, and
+kills the process with all its children when the other end of the leash is closed, which the kernel does too when the
+parent is killed. So nothing outlives the parent, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import NoReturn
+
+from actbench.runner import worker
+
+READY = b"r"
+FORK = b"f"
+DESCRIPTORS = 3
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the parent closes the control socket or ends.
+
+    Args:
+        arguments: Descriptor of the control socket, the parent's process id, the module that measures cases, and
+            further modules to import before forking.
+    """
+    descriptor, parent, bench, *preload = arguments
+    die_with(int(parent), signal.SIGTERM)
+    control = socket.socket(fileno=int(descriptor))
+    for module in (bench, *preload):
+        importlib.import_module(module)
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    control.sendall(READY)
+    _Server(control, bench).serve()
+
+
+def die_with(parent: int, signal_number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends (Linux; elsewhere closed leashes do the work)."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+class _Server:
+    def __init__(self, control: socket.socket, bench: str) -> None:
+        self._control = control
+        self._bench = bench
+        self._pid = os.getpid()
+        self._leashes: dict[int, socket.socket] = {}
+        self._condemned: set[int] = set()
+        self._wakeup, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        try:
+            while True:
+                self._react()
+        finally:
+            for pid in self._leashes:
+                _kill_group(pid)
+            for pid in self._leashes:
+                os.waitpid(pid, 0)
+
+    def _react(self) -> None:
+        held = {leash: pid for pid, leash in self._leashes.items() if pid not in self._condemned}
+        for ready in wait([self._control, self._wakeup, *held]):
+            if ready is self._control:
+                self._fork()
+            elif ready is self._wakeup:
+                self._wakeup.recv(4096)
+                self._reap()
+            elif isinstance(ready, socket.socket) and held[ready] in self._leashes:  # nothing is ever sent: it closed
+                self._condemned.add(held[ready])
+                _kill_group(held[ready])
+
+    def _fork(self) -> None:
+        _, descriptors, _, _ = socket.recv_fds(self._control, len(FORK), DESCRIPTORS)
+        if not descriptors:
+            sys.exit()  # the parent closed its end or was killed
+        connection, leash, noise = descriptors
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(connection, leash, noise)
+        _lead_group(pid)
+        os.close(connection)
+        os.close(noise)
+        self._leashes[pid] = socket.socket(fileno=leash)
+
+    def _become_worker(self, connection: int, leash: int, noise: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            _lead_group(0)
+            die_with(self._pid, signal.SIGKILL)
+            os.close(leash)
+            for held in (self._control, self._wakeup, self._waker, *self._leashes.values()):
+                held.close()
+            _redirect(noise)
+            worker.work(Connection(connection), sys.modules[self._bench])
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        while (pid := _ended_child()) is not None:
+            _kill_group(pid)  # while it is unreaped, its id is no one else's: what it started ends with it
+            _, status = os.waitpid(pid, 0)
+            self._condemned.discard(pid)
+            leash = self._leashes.pop(pid, None)
+            if leash is not None:
+                with leash:
+                    _tell(leash, os.waitstatus_to_exitcode(status))
+
+
+def _ended_child() -> int | None:
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
+
+
+def _tell(leash: socket.socket, code: int) -> None:
+    try:
+        leash.sendall(str(code).encode())
+    except BrokenPipeError:
+        return  # the parent did not wait for it
+
+
+def _lead_group(pid: int) -> None:
+    """Make a process the leader of a group; both sides do, so that neither needs to wait for the other."""
+    try:
+        os.setpgid(pid, pid)
+    except (PermissionError, ProcessLookupError):
+        return  # it already ended
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (PermissionError, ProcessLookupError):
+        return  # it already ended
+
+
+def _redirect(noise: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(noise, 1)
+    os.dup2(noise, 2)
+    os.close(nothing)
+    os.close(noise)

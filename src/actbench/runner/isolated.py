@@ -1,0 +1,103 @@
+"""A case measured in a process of its own, whose death or delay is an outcome like any other."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import TracebackType
+from typing import Self
+
+from actbench.errors import MeasurementError
+from actbench.records import Case, Failure, Measurement
+from actbench.runner.processes import ForkServer, NoAnswerError, ProcessDiedError
+from actbench.runner.worker import REPLIES, Seconds
+from actbench.units import format_seconds
+
+
+class IsolatedSession:
+    """What ``actbench.bench.Session`` is, in another process; errors come back as failures.
+
+    Args:
+        server: Where the process is forked.
+        case: What it measures.
+        timeout_seconds: Time that the process may work; waiting for its turn is not work. None is without end.
+
+    Attributes:
+        died: Whether the process ended without an answer.
+    """
+
+    def __init__(self, server: ForkServer, case: Case, timeout_seconds: float | None) -> None:
+        self._process = server.fork()
+        self._case = case
+        self._timeout_seconds = timeout_seconds
+        self._worked_seconds = 0.0
+        self.died = False
+
+    def memory(self) -> Measurement | Failure:
+        """Build the case and read everything but time."""
+        reply = self._ask(self._case.model_dump_json(), "its memory was read")
+        assert not isinstance(reply, Seconds)
+        return reply
+
+    def time(self, steps: int) -> tuple[float, ...] | Failure | None:
+        """Run one round of timed steps; None where the meter has no clock."""
+        reply = self._ask(str(steps), "its steps were timed")
+        assert not isinstance(reply, Measurement)
+        return reply.steps if isinstance(reply, Seconds) else reply
+
+    def _ask(self, request: str, doing: str) -> Measurement | Failure | Seconds:
+        """Send a request and return the answer, or what became of the process instead.
+
+        Raises:
+            MeasurementError: The fork server is gone, and this process with it.
+        """
+        left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
+        started = time.monotonic()
+        try:
+            self._process.send(request.encode())
+            return REPLIES.validate_json(self._process.receive(left))
+        except ProcessDiedError as death:
+            if death.code is None:
+                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
+            self.died = True
+            return Failure(reason="crash", message=_describe(death))
+        except NoAnswerError:
+            self._process.kill()
+            limit = format_seconds(self._timeout_seconds or 0)
+            return Failure(
+                reason="timeout",
+                message=f"the case worked for longer than --timeout {limit} and was stopped while {doing}; allow more",
+            )
+        finally:
+            self._worked_seconds += time.monotonic() - started
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._process.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._process.kill()
+
+
+def _describe(death: ProcessDiedError) -> str:
+    code, hint = death.code or 0, ""
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
+    if code == -signal.SIGKILL:
+        hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch or close other programs"
+    noise = f"\nThe last it wrote:\n{death.noise}" if death.noise else ""
+    return f"the process of the case {how}{hint}{noise}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return f"signal {number}"

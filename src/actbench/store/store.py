@@ -1,0 +1,179 @@
+"""Results files: one record a line, appended as each case ends, so that a killed sweep loses nothing.
+
+A file is only ever lengthened. The exception is the half-written line that a killed process may leave at its end: it
+is left out when reading and cut off before the next line is written. Of several records of one case the last counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from actbench.errors import StoreError
+from actbench.records import Failure, Record
+from actbench.store import lines
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a results file holds.
+
+    Attributes:
+        records: In the order of the file, one for each case and machine.
+        notice: What a user must know of how the file was read, or None.
+        whole_bytes: Length of the part that holds whole lines.
+        file_bytes: Length of the file.
+    """
+
+    records: tuple[Record, ...]
+    notice: str | None
+    whole_bytes: int
+    file_bytes: int
+
+
+class Store:
+    """A results file that this process alone writes to; made by :meth:`open_for_sweep`."""
+
+    def __init__(self, path: Path, results: Results, machine: str | None = None) -> None:
+        self.path = path
+        self.notice = results.notice
+        self._file = lines.LineFile(path, results.whole_bytes, results.file_bytes)
+        self._records = {_identity(record): record for record in results.records}
+        self._machine = machine
+        self._done = {record.case.key() for record in results.records if self._settles(record)}
+
+    @classmethod
+    @contextmanager
+    def open_for_sweep(cls, path: Path, machine: str | None = None) -> Iterator[Store]:
+        """Hold the file for as long as a sweep runs; folders on the way to it are made.
+
+        Args:
+            path: The file.
+            machine: Name of this machine: the records of others, in a file that several share, leave a case to be
+                measured here. None counts the records of all.
+
+        Raises:
+            StoreError: Another process writes to the file, it is no results file, or it cannot be written.
+        """
+        with _alone(path):
+            results = Results((), None, 0, 0) if not path.exists() else read(path)
+            yield cls(path, results, machine)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """What the file holds now, one record for each case and machine."""
+        return tuple(self._records.values())
+
+    def done(self, case_key: str) -> bool:
+        """Whether the file holds a record, measured or failed, of the case with this key.
+
+        A case that was ``unavailable`` is not done: what the machine lacked may have been installed since.
+        """
+        return case_key in self._done
+
+    def _settles(self, record: Record) -> bool:
+        here = self._machine is None or record.machine.name == self._machine
+        return here and not (isinstance(record.outcome, Failure) and record.outcome.reason == "unavailable")
+
+    def append(self, record: Record) -> None:
+        """Write a record behind the others and wait until the disk has it.
+
+        Raises:
+            StoreError: The line cannot be written; the file is then as it was before.
+        """
+        self._file.append(record.model_dump_json().encode())
+        self._records[_identity(record)] = record
+        if self._settles(record):
+            self._done.add(record.case.key())
+
+
+def read(path: Path) -> Results:
+    """Read a results file; no lock is needed, a sweep may be writing to it.
+
+    Raises:
+        StoreError: The file cannot be read, is no results file, or holds a broken line or one of a newer actbench; the
+            message names the file and the line.
+    """
+    found = lines.split(path)
+    records = [lines.parse(line, f"{path}:{number}") for number, line in found.numbered]
+    latest = {_identity(record): record for record in records}
+    notice = None
+    if found.torn:
+        notice = f"{path}: its last line was left half-written (a killed process does this) and is not read"
+    return Results(tuple(latest.values()), notice, found.whole_bytes, found.file_bytes)
+
+
+def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
+    """Read several results files as one, the later ones counting; return the records and the notices."""
+    found = [read(path) for path in paths]
+    latest = {_identity(record): record for results in found for record in results.records}
+    return list(latest.values()), [results.notice for results in found if results.notice]
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the results files among paths and in the folders among them, at any depth, each once.
+
+    Raises:
+        StoreError: A folder holds none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        if not found:
+            raise StoreError(f"{path} holds no results file (.jsonl)")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def results_path(folder: Path, recipe: str, machine: str) -> Path:
+    """Return where the results of a recipe on a machine stand: ``FOLDER/RECIPE/MACHINE.jsonl``."""
+    return folder / _file_name(recipe) / f"{_file_name(machine)}.jsonl"
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.") or "unnamed"
+
+
+def _identity(record: Record) -> tuple[str, str, str | None]:
+    return record.case.key(), record.machine.name, record.machine.gpu
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Hold the lock beside the file."""
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
+    lock_path = path.with_name(f"{path.name}.lock")
+    lock = FileLock(lock_path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        holder = _holder(lock_path)  # before asking for the lock: some versions of filelock empty the file in asking
+        lock.acquire(timeout=0)
+        lock_path.write_text(f"{os.getpid()}\n")
+    except Timeout:
+        raise StoreError(
+            f"{path}: another actbench process{holder} is writing there; wait until it ends, or name another file "
+            f"with --output"
+        ) from None
+    except OSError as error:
+        lock.release()
+        raise StoreError(f"{path}: results cannot be written there: {error.strerror}: {error.filename}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(lock_path: Path) -> str:
+    """Return which process wrote the lock file, as far as it says."""
+    try:
+        text = lock_path.read_text().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
+    return f" (process {text})" if text.isdigit() else ""

@@ -1,0 +1,25 @@
+"""Tables: columns that are declared once, filled from records."""
+
+from __future__ import annotations
+
+from actbench.tables.table import (
+    Table,
+    estimates_table,
+    fill,
+    results_table,
+    sites_table,
+    to_frame,
+    unreached_table,
+    varying_settings,
+)
+
+__all__ = [
+    "Table",
+    "estimates_table",
+    "fill",
+    "results_table",
+    "sites_table",
+    "to_frame",
+    "unreached_table",
+    "varying_settings",
+]

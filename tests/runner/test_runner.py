@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actbench import store
+from actbench.errors import MeasurementError
+from actbench.recipe.sections import PlannedCase
+from actbench.records import Case, Failure, Measurement, Published, Record
+from actbench.runner import Summary, run
+from actbench.runner.cohort import MEMORY_SHARE, Cohort
+from actbench.runner.processes import ForkServer
+from actbench.runner.progress import Silent
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def _fakebench_is_importable(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+@dataclass
+class Rows:
+    """A store in memory."""
+
+    records: list[Record] = field(default_factory=list)
+
+    def done(self, key):
+        return any(record.case.key() == key for record in self.records)
+
+    def append(self, record):
+        self.records.append(record)
+
+    def outcome(self, scheme):
+        return next(record.outcome for record in self.records if record.case.scheme == scheme)
+
+
+def cases(log, *schemes, **settings):
+    settings = {"batch_size": 4, "meter": "cpu", "min_steps": 10, "min_seconds": 0.0, **settings}
+    return [Case(model=str(log), scheme=scheme, **settings) for scheme in schemes]
+
+
+def sweep(plan, rows=None, **settings):
+    rows = Rows() if rows is None else rows
+    entries = [entry if isinstance(entry, PlannedCase) else PlannedCase(entry) for entry in plan]
+    settings = {"recipe": "test", "command": "actbench sweep test", "bench": "fakebench", "preload": (), **settings}
+    return rows, run(entries, rows, **settings)
+
+
+def events(log, kind):
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line.split()[0] for line in lines if line.split()[2] == kind]
+
+
+def assert_no_process_is_left(log, seconds=5.0):
+    deadline = time.monotonic() + seconds
+    while left := [process for process in psutil.process_iter() if _belongs(process, log)]:
+        assert time.monotonic() < deadline, f"left behind: {left}"
+        time.sleep(0.02)
+
+
+def _belongs(process, log):
+    try:
+        about_us = any(str(log.parent) in argument for argument in process.cmdline())
+        return about_us and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_each_case_becomes_a_record_with_all_that_is_known_of_it(log):
+    [case] = cases(log, "exact")
+    published = (Published(quantity="peak_saving", value=0.1, setting="here", source="paper"),)
+    rows, summary = sweep([PlannedCase(case, None, published)])
+    [record] = rows.records
+    assert summary == Summary(measured=1)
+    assert record.case == case
+    assert record.outcome.peak_bytes == 1000 + 10 * 4
+    assert record.outcome.step_seconds == (0.25,) * 10
+    assert (record.recipe, record.command, record.published) == ("test", "actbench sweep test", published)
+
+
+FAILURES = {
+    "exit:3": ("crash", ["exit code 3", "last words"]),
+    "kill": ("crash", ["SIGKILL", "out-of-memory killer"]),
+    "segfault": ("crash", ["SIGSEGV"]),
+    "quit:bye": ("crash", ["SystemExit: bye"]),
+    "bug": ("crash", ["ValueError: a bug"]),
+    "oom": ("out-of-memory", ["too much"]),
+    "hog": ("out-of-memory", ["MemoryError"]),
+    "missing": ("unavailable", ["no such device"]),
+}
+
+
+@pytest.mark.parametrize("meter", ["cpu", "simulated"])
+def test_a_case_that_fails_is_a_row_with_a_reason_and_the_sweep_goes_on(log, meter):
+    rows, summary = sweep(cases(log, "exact", *FAILURES, "noisy", meter=meter))
+    assert summary == Summary(measured=2, failed=len(FAILURES))
+    assert isinstance(rows.outcome("noisy"), Measurement)
+    for scheme, (reason, words) in FAILURES.items():
+        outcome = rows.outcome(scheme)
+        assert (scheme, outcome.reason) == (scheme, reason)
+        assert [word for word in words if word not in outcome.message] == []
+
+
+def test_a_case_that_takes_too_long_is_killed_with_its_children(log):
+    plan = [*cases(log, "hang", meter="simulated"), *cases(log, "hang", "exact+then+hang", "exact")]
+    rows, summary = sweep(plan, timeout_seconds=1.5)
+    assert summary == Summary(measured=1, failed=3)
+    assert rows.outcome("hang").reason == "timeout"
+    assert "--timeout 1.5 s" in rows.outcome("hang").message
+    assert "its steps were timed" in rows.outcome("exact+then+hang").message
+    assert_no_process_is_left(log)
+
+
+def test_time_spent_waiting_for_others_is_not_held_against_a_case(log):
+    slow = [f"name:{name}+then+sleep:0.06" for name in "abcdef"]
+    _, summary = sweep(cases(log, *slow), timeout_seconds=1.5)  # each works 5 x 0.06 s and waits 25 x 0.06 s
+    assert summary == Summary(measured=6)
+
+
+def test_cases_that_differ_in_the_scheme_only_are_timed_in_rounds(log):
+    plan = [*cases(log, "name:a"), *cases(log, "name:d", batch_size=8), *cases(log, "name:b", "name:c")]
+    sweep(plan)
+    order = [scheme.removeprefix("name:") for scheme in events(log, "time")]
+    assert order == ["a", "b", "c"] * 5 + ["d"] * 5
+    begun = [scheme.removeprefix("name:") for scheme in events(log, "begin")]
+    assert begun == ["a", "b", "c", "d"]
+
+
+def test_there_are_at_least_min_steps_and_min_seconds(log):
+    rows, _ = sweep(cases(log, "exact", min_steps=3, min_seconds=10.0))
+    seconds = rows.outcome("exact").step_seconds
+    assert sum(seconds) >= 10.0
+    assert len(seconds) < 2 * 10.0 / 0.25
+
+
+def test_a_case_that_dies_while_timed_takes_no_other_with_it(log):
+    rows, summary = sweep(cases(log, "exact", "name:x+then+kill", "name:y"))
+    assert summary == Summary(measured=2, failed=1)
+    assert rows.outcome("name:x+then+kill").reason == "crash"
+    assert len(rows.outcome("name:y").step_seconds) == 10
+
+
+def measure(cohort, memory_bytes):
+    with ForkServer("fakebench") as server:
+        return list(Cohort(server, memory_bytes, None, Silent()).measure(cohort))
+
+
+def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):
+    cohort = cases(log, "peak:400", "peak:300", "peak:100")
+    outcomes = measure(cohort, memory_bytes=500 / MEMORY_SHARE)
+    assert [outcome.peak_bytes for _, outcome in outcomes] == [400, 100, 300]
+    order = [scheme for scheme, _ in groupby(events(log, "time"))]
+    assert order == [*["peak:400", "peak:100"] * 5, "peak:300"]
+
+
+def test_a_case_that_finds_no_room_beside_others_is_measured_again_alone(log):
+    outcomes = measure(cases(log, "exact", "shy", "name:b"), memory_bytes=2**40)
+    assert [type(outcome) for _, outcome in outcomes] == [Measurement] * 3
+    assert events(log, "begin") == ["exact", "shy", "name:b", "shy"]
+    assert events(log, "time") == ["exact", "name:b"] * 5 + ["shy"] * 5
+
+
+def test_a_case_that_dies_beside_others_is_measured_again_alone_and_then_believed(log):
+    outcomes = dict(measure(cases(log, "exact", "kill", "bug"), memory_bytes=2**40))
+    assert [case.scheme for case, outcome in outcomes.items() if isinstance(outcome, Failure)] == ["bug", "kill"]
+    assert events(log, "begin") == ["exact", "kill", "bug", "kill"]
+
+
+def test_a_case_that_finds_no_room_alone_is_not_measured_again(log):
+    outcomes = measure(cases(log, "shy", "exact"), memory_bytes=2**40)
+    assert [type(outcome) for _, outcome in outcomes] == [Failure, Measurement]
+    assert events(log, "begin") == ["shy", "exact"]
+
+
+def test_what_is_done_is_skipped_unless_forced(log):
+    rows, _ = sweep(cases(log, "exact", "oom"))
+    _, again = sweep(cases(log, "exact", "oom", "name:new"), rows)
+    assert again == Summary(measured=1, skipped=2)
+    assert events(log, "begin") == ["exact", "oom", "name:new"]
+    _, forced = sweep(cases(log, "exact", "oom"), rows, force=True)
+    assert forced == Summary(measured=1, failed=1)
+
+
+def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):
+    for begun in (["missing", "oom"], ["missing", "oom", "missing"]):
+        with store.Store.open_for_sweep(tmp_path / "results.jsonl") as results:
+            sweep(cases(log, "missing", "oom"), results)
+        assert events(log, "begin") == begun
+
+
+def test_a_case_that_stands_twice_is_measured_once(log):
+    _, summary = sweep([*cases(log, "exact"), *cases(log, "exact")])
+    assert summary == Summary(measured=1)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_simulated_cases_run_as_many_at_a_time_as_there_are_jobs(log, jobs):
+    plan = cases(log, *(f"name:{name}+sleep:0.3" for name in range(4)), meter="simulated")
+    sweep(plan, jobs=jobs)
+    lines = [line.split()[2] for line in log.read_text().splitlines()]
+    alive = [lines[:end].count("begin") - lines[:end].count("memory") for end in range(len(lines) + 1)]
+    assert max(alive) == jobs
+
+
+def test_the_largest_batch_of_a_real_case_is_predicted_and_then_proved_in_fresh_processes(log):
+    rows, _ = sweep(cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725))
+    outcome = rows.outcome("exact")
+    found = outcome.largest_batch_search
+    assert outcome.largest_batch == found.batch_size == found.predicted == (1725 - 1000) // 10
+    assert (found.fits_peak_bytes, found.next_peak_bytes, found.next_outcome) == (1720, 1730, "over-limit")
+    assert found.trials == 2
+    assert len(events(log, "begin")) == 1 + 1 + 2
+
+
+def test_a_largest_batch_that_cannot_be_decided_is_a_warning_and_keeps_the_measurement(log):
+    rows, _ = sweep(cases(log, "dies_at:73", find_largest_batch=True, memory_limit_bytes=1725))
+    outcome = rows.outcome("dies_at:73")
+    assert (outcome.largest_batch, len(outcome.step_seconds)) == (None, 10)
+    [warning] = outcome.warnings
+    assert "batch 73" in warning
+    assert "exit code 7" in warning
+
+
+def test_a_bench_that_cannot_be_imported_is_one_error_that_shows_why(log):
+    with pytest.raises(MeasurementError, match="No module named 'nosuchbench'"):
+        sweep(cases(log, "exact"), bench="nosuchbench")
+
+
+def test_an_error_while_storing_ends_the_sweep_and_its_processes(log):
+    class Full(Rows):
+        def append(self, record):
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        sweep(cases(log, "exact", *["hang"], "name:b", meter="simulated"), Full(), jobs=2)
+    assert_no_process_is_left(log)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{here!r}, {folder!r}]
+from actbench import store
+from actbench.records import Case
+from actbench.runner import run
+from actbench.recipe.sections import PlannedCase
+log = {folder!r} + "/log"
+plan = [
+    PlannedCase(Case(model=log, scheme=f"name:{{name}}+sleep:0.04", batch_size=batch, meter=meter, min_seconds=0.0))
+    for meter, names in (("simulated", "abcdef"), ("cpu", "ab")) for batch in (1, 2, 3) for name in names
+]
+plan.append(PlannedCase(Case(model=log, scheme={last!r}, batch_size=9, meter="cpu", min_seconds=0.0)))
+with store.Store.open_for_sweep(Path({folder!r}) / "results.jsonl") as results:
+    run(plan, results, recipe="test", command="test", jobs=2, bench="fakebench", preload=())
+assert "torch" not in sys.modules
+"""
+
+
+def start(folder, last="oom"):
+    folder.mkdir(exist_ok=True)
+    program = PROGRAM.format(here=HERE, folder=str(folder), last=last)
+    return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+
+
+def rows_of(folder):
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    records = store.read(folder / "results.jsonl").records
+    assert len(records) == len(lines)
+    cleared = [record.case.model_copy(update={"model": "log"}) for record in records]
+    return sorted((case.key(), record.outcome) for case, record in zip(cleared, records, strict=True))
+
+
+def wait_for_events(log, count):
+    """Wait until so many more things have happened in cases."""
+    end = count + log.read_text().count("\n") if log.exists() else count
+    while (log.read_text().count("\n") if log.exists() else 0) < end:
+        time.sleep(0.001)
+
+
+def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturbed_one(tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    assert start(undisturbed).wait() == 0
+    moments = random.Random(20)
+    for _ in range(10):
+        process = start(killed)
+        wait_for_events(killed / "log", moments.randint(0, 5))
+        time.sleep(moments.uniform(0, 0.06))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        process.stderr.close()
+        assert_no_process_is_left(killed / "log")
+    assert start(killed).wait() == 0
+    assert len(rows_of(killed)) == 3 * (6 + 2) + 1
+    assert rows_of(killed) == rows_of(undisturbed)
+
+
+@pytest.mark.parametrize("last", ["hang", "exact+then+hang"])
+def test_a_sweep_killed_while_a_case_has_children_leaves_no_process(tmp_path, last):
+    process = start(tmp_path / "sweep", last)
+    log = tmp_path / "sweep" / "log"
+    while f"{last} 9 begin" not in (log.read_text() if log.exists() else ""):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.kill()
+    process.communicate()
+    assert_no_process_is_left(log)
+
+
+def test_ctrl_c_keeps_the_rows_and_leaves_no_process(tmp_path):
+    process = start(tmp_path / "sweep", "hang")
+    results = tmp_path / "sweep" / "results.jsonl"
+    while not results.exists() or results.read_text().count("\n") < 3:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=10)
+    assert "KeyboardInterrupt" in error
+    assert_no_process_is_left(tmp_path / "sweep" / "log")
+    assert 2 <= len(rows_of(tmp_path / "sweep")) < 25  # the third may have been on its way to the disk

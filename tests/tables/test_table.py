@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from actbench import tables
+from actbench.records import Published, Record, Site, Unreached
+from actbench.tables import Table
+from actbench.tables.columns import change, quotient
+from actbench.tables.values import Value
+
+MakeRecord = Callable[..., Record]
+PUBLISHED = (Published(quantity="peak_saving", value=0.138, setting="batch 128", source="table 4"),)
+
+
+def row(table: Table, scheme: str) -> Mapping[str, Value]:
+    return next(row for row in table.rows if row["scheme"] == scheme)
+
+
+def keys(table: Table) -> list[str]:
+    return [column.key for column in table.columns]
+
+
+def test_columns_without_a_value_are_left_out(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", peak_bytes=800, activation_bytes=200)])
+
+    assert keys(table) == [
+        "model",
+        "batch_size",
+        "scheme",
+        "meter",
+        "peak_bytes",
+        "peak_saving",
+        "activation_bytes",
+        "activation_ratio",
+    ]
+    assert row(table, "fewbit:3") == {
+        "model": "tiny",
+        "batch_size": 8,
+        "scheme": "fewbit:3",
+        "meter": "simulated",
+        "peak_bytes": 800,
+        "peak_saving": 1 - 800 / 1000,
+        "activation_bytes": 200,
+        "activation_ratio": 600 / 200,
+    }
+
+
+def test_what_was_published_stands_beside_what_was_measured(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", peak_bytes=800, published=PUBLISHED)])
+    order = keys(table)
+
+    assert row(table, "fewbit:3")["published_peak_saving"] == 0.138
+    assert order.index("published_peak_saving") == order.index("peak_saving") + 1
+    assert "Published for fewbit:3: peak saving 13.8 % (batch 128; table 4)." in table.notes
+
+
+def test_largest_batches_are_compared_with_that_of_exact(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(largest_batch=40), make_record("fewbit:3", largest_batch=50)])
+
+    assert (row(table, "fewbit:3")["largest_batch"], row(table, "fewbit:3")["batch_ratio"]) == (50, 50 / 40)
+
+
+def test_time_is_shown_with_its_spread(make_record: MakeRecord) -> None:
+    exact = make_record(meter="cpu", step_seconds=(0.4, 0.5, 0.6))
+    table = tables.results_table([exact, make_record("fewbit:3", meter="cpu", step_seconds=(0.9, 1.0, 1.1))])
+    found = row(table, "fewbit:3")
+
+    assert (found["step_seconds"], found["samples_per_second"], found["relative_throughput"]) == (1.0, 8.0, 0.5)
+    assert found["step_seconds_iqr"] == pytest.approx(0.1)
+    assert found["samples_per_second_iqr"] == pytest.approx(0.8)
+    assert found["relative_throughput_spread"] == pytest.approx(0.5 * (0.2**2 + 0.1**2) ** 0.5)
+
+
+def test_a_failed_case_is_a_row_with_a_reason_and_a_note(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", failure="needs 44 GiB;\n16 may be used")])
+
+    assert row(table, "fewbit:3")["status"] == "out-of-memory"
+    assert row(table, "fewbit:3")["peak_bytes"] is None
+    assert row(table, "exact")["status"] is None
+    assert "tiny, fewbit:3, batch 8 (simulated): out-of-memory: needs 44 GiB; 16 may be used" in table.notes
+
+
+def test_settings_that_differ_are_columns_and_the_others_a_note(make_record: MakeRecord) -> None:
+    records = [make_record(attention=attention, sequence_length=128) for attention in ("eager", "sdpa")]
+    table = tables.results_table(records)
+
+    assert "attention" in keys(table)
+    assert "sequence_length" not in keys(table)
+    assert table.notes[0].startswith("All rows: meter simulated, task auto, sequence length 128, type float32, ")
+
+
+def test_settings_that_go_with_the_model_are_a_note_of_that_model(make_record: MakeRecord) -> None:
+    records = [make_record(model="text", sequence_length=128), make_record(model="images", image_size=224)]
+    table = tables.results_table(records)
+
+    assert not {"sequence_length", "image_size"} & set(keys(table))
+    assert table.notes[1:3] == ("images: image size 224.", "text: sequence length 128.")
+
+
+def test_settings_of_one_meter_are_a_note_of_that_meter(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(device_profile="cuda-16gib"), make_record(meter="cpu")])
+
+    assert "device_profile" not in keys(table)
+    assert table.notes[1] == "tiny (simulated): device profile cuda-16gib."
+
+
+def test_rows_of_two_machines_say_so(make_record: MakeRecord) -> None:
+    here, there = make_record(machine="here"), make_record(machine="there")
+
+    assert "machine" not in keys(tables.results_table([here]))
+    assert [row["machine"] for row in tables.results_table([there, here]).rows] == ["here", "there"]
+
+
+def test_rows_of_uncommitted_code_are_marked(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", dirty=True)])
+
+    assert [row["dirty"] for row in table.rows] == [None, True]
+    assert "Rows marked uncommitted were measured with changes that no commit holds." in table.notes
+
+
+def test_a_warning_of_many_rows_is_told_once(make_record: MakeRecord) -> None:
+    warned = [make_record(batch_size=size, warnings=("weights are random",)) for size in (1, 2)]
+
+    assert "Warning: weights are random" in tables.results_table(warned).notes
+    assert "Warning in 2 of 3 rows: weights are random" in tables.results_table([*warned, make_record()]).notes
+
+
+def test_the_error_of_an_estimate_stands_beside_the_measurement(make_record: MakeRecord) -> None:
+    measured = make_record(meter="cpu", peak_bytes=1000, activation_bytes=500)
+    estimate = make_record(peak_bytes=1010, activation_bytes=490)
+    results = tables.results_table([measured, estimate])
+    estimates = tables.estimates_table([measured, estimate])
+
+    assert [row["estimate_error"] for row in results.rows] == [pytest.approx(0.01), None]
+    assert len(estimates.rows) == 1
+    assert estimates.rows[0]["peak_estimate_error"] == pytest.approx(0.01)
+    assert estimates.rows[0]["activation_estimate_error"] == pytest.approx(-0.02)
+    assert (estimates.rows[0]["peak_bytes"], estimates.rows[0]["estimated_peak_bytes"]) == (1000, 1010)
+
+
+def test_no_records_make_an_empty_table() -> None:
+    assert tables.results_table([]) == Table("Results", (), ())
+    assert tables.estimates_table([]).rows == ()
+
+
+def test_sites_have_totals_of_those_that_ran() -> None:
+    sites = [
+        Site(path="a", was="nn.GELU", becomes="3-bit GELU", bytes_before=3200, bytes_after=300, calls=1),
+        Site(path="b", was="nn.GELU", becomes="3-bit GELU", bytes_before=1600, bytes_after=150, calls=2),
+        Site(path="c", was="nn.GELU", becomes="3-bit GELU", bytes_before=7, bytes_after=7, calls=0),
+    ]
+    table = tables.sites_table(sites)
+
+    assert [row["smaller_by"] for row in table.rows] == [3200 / 300, 1600 / 150, 1.0, 4800 / 450]
+    assert table.rows[-1]["path"] == "total of 2"
+    assert (table.rows[-1]["bytes_before"], table.rows[-1]["bytes_after"]) == (3200 + 1600, 300 + 150)
+    assert table.notes == ("1 of 3 sites never ran in the step and are not counted.",)
+
+
+def test_sites_whose_bytes_are_not_known_have_no_total() -> None:
+    table = tables.sites_table([Site(path="", was="the model", becomes="offloaded")])
+
+    assert [column.key for column in table.columns] == ["path", "was", "becomes"]
+    assert table.rows[0]["path"] == "(the model)"
+
+
+def test_unreached_places_have_their_reason() -> None:
+    table = tables.unreached_table([Unreached(path="classifier", kind="tanh", reason="a function")])
+
+    assert table.rows == ({"path": "classifier", "kind": "tanh", "reason": "a function"},)
+
+
+def test_a_frame_has_the_keys_and_the_raw_values(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", peak_bytes=800)])
+    frame = tables.to_frame(table)
+
+    assert list(frame.columns) == keys(table)
+    assert frame["peak_bytes"].tolist() == [1000, 800]
+
+
+def test_quotients_that_say_nothing_are_none() -> None:
+    assert (quotient(6, 3), quotient(0, 3), quotient(3, 0), quotient(None, 3), quotient(3, None)) == (2, 0, *[None] * 3)
+    assert (change(4, 5), change(4, 3), change(0, 3)) == (0.25, -0.25, None)
