@@ -46,7 +46,7 @@ ALLOWED = {
     # both
     "experiment": WORDS
     | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},
-    "doctor": WORDS,
+    "doctor": WORDS | {"machine"},
 }
 ONE_FILE_ONLY = {
     "typer": "cli/app.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import platform
 import shutil
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import platformdirs
-import psutil
 
+from actbench.machine import available_memory_bytes, machine
 from actbench.units import format_bytes
 
 Verdict = Literal["ok", "optional", "missing"]
@@ -84,7 +85,7 @@ def _cupy() -> Check:
 def _numba() -> Check:
     try:
         version = importlib.metadata.version("numba")
-        from numba.np.ufunc import omppool  # noqa: F401
+        importlib.import_module("numba.np.ufunc.omppool")
     except importlib.metadata.PackageNotFoundError:
         return Check("Numba", "missing", "not installed", "pip install numba")
     except ImportError:
@@ -93,12 +94,13 @@ def _numba() -> Check:
 
 
 def _processor() -> Check:
-    return Check("Processor", "ok", f"{psutil.cpu_count(logical=True)} cores, {platform.machine()}")
+    here = machine()
+    return Check("Processor", "ok", f"{here.processor}, {here.cores} cores, {platform.machine()}")
 
 
 def _memory() -> Check:
-    memory = psutil.virtual_memory()
-    return Check("Memory", "ok", f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}")
+    free, total = available_memory_bytes(), machine().memory_bytes
+    return Check("Memory", "ok", f"{format_bytes(free)} free of {format_bytes(total)}")
 
 
 def _disk() -> Check:

@@ -36,11 +36,11 @@ def _print_scheme(scheme: type[Scheme]) -> None:
 
     console = Console(highlight=False)
     console.print(inspect.getdoc(scheme) or scheme.summary, markup=False)
-    keys = _table("key", "type", "default", "meaning")
+    keys = _table("key", "type", "default")
     for key, field in scheme.model_fields.items():
         kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
         default = "needed" if field.is_required() else str(field.get_default(call_default_factory=True))
-        keys.add_row(key, kind.replace("typing.", ""), default, field.description or "")
+        keys.add_row(key, kind.replace("typing.", ""), default)
     if keys.row_count:
         console.print("\n", keys)
     published = _table("published", "value", "setting", "source")

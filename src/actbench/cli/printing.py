@@ -109,9 +109,8 @@ def finish(comparison: Comparison, title: str) -> None:
     remark(f"{summary.measured} measured, {summary.failed} failed, {summary.skipped} taken from the results file")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
-    failures = [record for record in comparison.records if isinstance(record.outcome, Failure)]
-    for record in failures:
-        case, outcome = record.case, record.outcome
-        remark(f"failed: {case.model}, batch {case.batch_size}, {case.scheme} ({case.meter}): {outcome.message}")
+    failures = [(record.case, record.outcome) for record in comparison.records if isinstance(record.outcome, Failure)]
+    for case, failure in failures:
+        remark(f"failed: {case.model}, batch {case.batch_size}, {case.scheme} ({case.meter}): {failure.message}")
     if failures:
         raise Exit(1)

@@ -27,8 +27,11 @@ class Offload(Scheme):
         """Bind an offloading forward on the model.
 
         Raises:
-            ConversionError: The model offloads already.
+            ConversionError: The model offloads already, or has nothing to train.
         """
+        if not any(True for _ in setup.module.parameters()):
+            kind = type(setup.module).__name__
+            raise ConversionError(f"offload: {kind} has no parameters, so it keeps nothing for a backward pass")
         if OffloadedForward.of(setup.module) is not None:
             raise ConversionError("offload: the model offloads its saved tensors already; convert the original model")
         OffloadedForward(setup.module).bind()

@@ -1,0 +1,139 @@
+"""What every scheme of the registry promises; a new scheme is tested as soon as its file exists."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from actbench import conversion, inspection, schemes, workloads
+from actbench.errors import ConversionError
+from actbench.records import Case
+from actbench.training import Batch, TrainingSetup, TrainStep
+
+CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
+EXAMPLES = {"fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+
+
+def specs() -> list[str]:
+    """Return a specification of every scheme but the exact one."""
+    return [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
+
+
+@pytest.fixture
+def setup() -> TrainingSetup:
+    return workloads.load(CASE).setup(materialize=True, seed=0)
+
+
+@pytest.fixture
+def batch() -> Batch:
+    return workloads.load(CASE).batch(CASE.batch_size, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def _same_noise() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def losses(setup: TrainingSetup, batch: Batch) -> torch.Tensor:
+    torch.manual_seed(1)
+    return setup.forward(batch).detach()
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_the_forward_pass_is_exact_to_the_bit(spec: str, setup: TrainingSetup, batch: Batch) -> None:
+    exact = losses(setup, batch)
+
+    assert schemes.build(spec).lossy_forward is False
+    assert torch.equal(losses(schemes.build(spec).apply(setup), batch), exact)
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_keys_parameters_ties_and_flags_survive(spec: str, setup: TrainingSetup) -> None:
+    model = setup.module
+    keys, parameters = list(model.state_dict()), dict(model.named_parameters())
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    embedding.requires_grad_(False)
+    model.transformer.h[0].eval()
+
+    converted: Any = schemes.build(spec).apply(setup).module
+
+    assert head is embedding
+    assert list(converted.state_dict()) == keys
+    assert {name: id(p) for name, p in converted.named_parameters()} == {n: id(p) for n, p in parameters.items()}
+    assert converted.get_output_embeddings().weight is converted.get_input_embeddings().weight
+    assert not converted.get_input_embeddings().weight.requires_grad
+    assert not converted.transformer.h[0].training
+    assert all(not child.training for child in converted.transformer.h[0].modules())
+    assert converted.transformer.h[1].training
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_every_parameter_gets_a_finite_gradient(spec: str, setup: TrainingSetup, batch: Batch) -> None:
+    step = TrainStep(schemes.build(spec).apply(setup), batch)
+
+    step.backward(step.forward())
+
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in setup.module.parameters())
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_less_is_kept_and_sites_say_so(spec: str, setup: TrainingSetup) -> None:
+    def make_batch() -> Batch:
+        return workloads.load(CASE).batch(CASE.batch_size, seed=0)
+
+    before = inspection.trace(setup, make_batch)
+    converted = schemes.build(spec).apply(setup)
+    after = inspection.trace(converted, make_batch)
+    sites, _ = inspection.inspect(before, after, converted)
+
+    assert after.total_bytes < before.total_bytes
+    assert sum(site.bytes_after or 0 for site in sites) < sum(site.bytes_before or 0 for site in sites)
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_a_copy_stands_on_its_own(spec: str, setup: TrainingSetup, batch: Batch) -> None:
+    converted = schemes.build(spec).apply(setup)
+    twin = copy.deepcopy(converted.module)
+
+    loss = setup.loss(twin, batch)  # type: ignore[misc]
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    assert all(p.grad is None for p in converted.module.parameters())
+    assert all(p.grad is not None for p in twin.parameters())
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_converting_twice_is_refused(spec: str, setup: TrainingSetup) -> None:
+    model = conversion.convert(setup.module, spec)
+
+    with pytest.raises(ConversionError, match="already converted"):
+        conversion.convert(model, spec)
+
+
+@pytest.mark.parametrize("spec", specs())
+def test_converting_nothing_is_refused(spec: str) -> None:
+    with pytest.raises(ConversionError):
+        conversion.convert(torch.nn.Flatten(), spec)
+
+
+def test_the_order_of_composition_changes_nothing(batch: Batch) -> None:
+    text = specs()
+    forwards, backwards = schemes.build("+".join(text)), schemes.build("+".join(reversed(text)))
+
+    assert forwards == backwards
+    assert forwards.spec == backwards.spec
+
+
+@pytest.mark.parametrize("spec", ["exact", *specs()])
+def test_the_specification_of_a_scheme_builds_it_again(spec: str) -> None:
+    scheme = schemes.build(spec)
+
+    assert schemes.build(scheme.spec) == scheme
+    assert scheme.summary
+    assert type(scheme).__doc__
