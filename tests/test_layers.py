@@ -42,7 +42,7 @@ ALLOWED = {
     "meters": SETUP,
     "inspection": SETUP,
     "bench": SETUP | {"schemes", "workloads", "meters", "inspection", "gradients", "search"},
-    "conversion": SETUP | {"schemes", "workloads", "inspection", "mistakes", "machine"},
+    "conversion": SETUP | {"schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
     # both
     "experiment": WORDS
     | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},

@@ -97,7 +97,8 @@ class Session:
             return TrainStep(self.setup, batch)
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace:
-        return inspection.trace(setup, lambda: self.workload.batch(self.case.batch_size, seed=self.case.seed))
+        with self.meter.operators():
+            return inspection.trace(setup, lambda: self.workload.batch(self.case.batch_size, seed=self.case.seed))
 
     def _gradient(self, setup: TrainingSetup) -> Gradients | None:
         """Return the gradient on the case's batch, or None when that alone does not fit."""

@@ -183,3 +183,13 @@ def test_a_frame_has_the_keys_and_the_raw_values(make_record: MakeRecord) -> Non
 def test_quotients_that_say_nothing_are_none() -> None:
     assert (quotient(6, 3), quotient(0, 3), quotient(3, 0), quotient(None, 3), quotient(3, None)) == (2, 0, *[None] * 3)
     assert (change(4, 5), change(4, 3), change(0, 3)) == (0.25, -0.25, None)
+
+
+def test_a_site_inside_another_is_not_counted_twice() -> None:
+    block = Site(path="layer", was="Block", becomes="recomputed", bytes_before=100, bytes_after=10, calls=1)
+    linear = Site(path="layer.dense", was="nn.Linear", becomes="a sketch", bytes_before=40, bytes_after=0, calls=1)
+    other = Site(path="layers", was="nn.Linear", becomes="a sketch", bytes_before=7, bytes_after=1, calls=1)
+
+    total = sites_table([block, linear, other]).rows[-1]
+
+    assert (total["bytes_before"], total["bytes_after"]) == (107, 11)

@@ -151,7 +151,7 @@ def measure(
     """
     from actbench.recipe import Recipe
 
-    flags = {"batch_size": "8", **workload_flags(locals()), "model": model}
+    flags = {"batch_size": _default_batch(max_batch), **workload_flags(locals()), "model": model}
     chosen = measure_flags(locals())
     recipe = Recipe.from_flags(flags, chosen, composed(scheme, gelu_bits, linear))
     comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
@@ -165,4 +165,10 @@ def _recipe(target: str, workload: dict[str, Any], measure: dict[str, Any], sche
 
     if target in recipe.names() or target.endswith(".toml"):
         return recipe.load(target).with_flags(workload, measure, schemes)
-    return recipe.Recipe.from_flags({"batch_size": "8", **workload, "model": target}, measure, schemes)
+    batch_size = _default_batch("largest_batch" in measure)
+    return recipe.Recipe.from_flags({"batch_size": batch_size, **workload, "model": target}, measure, schemes)
+
+
+def _default_batch(max_batch: bool) -> str:
+    """Return the batch of a model without --batch-size; the search for the largest one starts where most fit."""
+    return "1" if max_batch else "8"

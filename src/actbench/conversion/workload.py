@@ -11,6 +11,8 @@ from actbench.conversion import apply_to_model, mark
 from actbench.conversion.folders import is_replaceable, save_converted
 from actbench.conversion.staging import refuse_taken
 from actbench.inspection import inspect, trace
+from actbench.meters import profiles
+from actbench.meters.operators import device_operators
 from actbench.records import Case, Site, Unreached
 from actbench.training import Batch, TrainingSetup
 
@@ -65,9 +67,10 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
     def make_batch() -> Batch:
         return workload.batch(case.batch_size, seed=case.seed)
 
-    before = trace(setup, make_batch)
-    converted = apply_to_model(scheme, setup)
-    after = trace(converted, make_batch)
+    with device_operators(profiles.get(case.device_profile or profiles.DEFAULT)):
+        before = trace(setup, make_batch)
+        converted = apply_to_model(scheme, setup)
+        after = trace(converted, make_batch)
     sites, unreached = inspect(before, after, converted)
     model = mark(TrainingSetup(converted.module, sites=sites, unreached=unreached), scheme)
     if output is not None:

@@ -40,6 +40,10 @@ class Meter(Protocol):
         """Enter what building batches and running steps need (a fake tensor mode, operator choices, a limit)."""
         ...
 
+    def operators(self) -> AbstractContextManager[None]:
+        """Enter where steps on fake tensors should run the operators of this meter's device."""
+        ...
+
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to this meter's device, in place; called once, before any scheme is applied."""
         ...

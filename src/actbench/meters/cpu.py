@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import psutil
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from actbench import hostmemory
 from actbench.meters import holdings
 from actbench.meters.allocations import AllocationTrace
 from actbench.meters.base import MemoryReading
@@ -39,6 +40,10 @@ class CpuMeter:
         """Report allocations that fail as :class:`actbench.errors.OutOfMemoryError`."""
         with allocation_failures(_DEVICE, self.memory_bytes):
             yield
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of this device."""
+        return hostmemory.as_the_device()
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to the CPU, in place."""

@@ -6,7 +6,7 @@ import gc
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pynvml
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError
-from actbench.meters import holdings
+from actbench.meters import holdings, profiles
 from actbench.meters.base import MemoryReading
 from actbench.meters.limits import allocation_failures, check_limit
+from actbench.meters.operators import device_operators
 from actbench.records import MeterName
 from actbench.training import Batch, TrainingSetup, TrainStep
 
@@ -55,6 +56,10 @@ class CudaMeter:
                 yield
         finally:
             torch.cuda.set_per_process_memory_fraction(before)
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of this device."""
+        return device_operators(profiles.get(profiles.DEFAULT))
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to the device, in place.

@@ -35,6 +35,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         temporaries: Bytes that an operator needs while it runs; None counts results only.
 
     Attributes:
+        host_is_free: As given.
         live_bytes: Bytes of the known storages that are alive.
         peak_bytes: The largest ``live_bytes`` since the last :meth:`reset_peak`, temporaries included.
     """
@@ -46,7 +47,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self._rounding = rounding
-        self._host_is_free = host_is_free
+        self.host_is_free = host_is_free
         self._temporaries = temporaries
         self._known: dict[int, int] = {}
 
@@ -70,13 +71,13 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies in host memory that this ledger does not count."""
-        return self._host_is_free and is_host(tensor.untyped_storage())
+        return self.host_is_free and is_host(tensor.untyped_storage())
 
     def _enter(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
         if key not in self._known:
             weakref.finalize(storage, self._leave, key).atexit = False
-        free = self._host_is_free and is_host(storage)
+        free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self._rounding)
         self.live_bytes += amount - self._known.get(key, 0)
         self._known[key] = amount

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from actbench import hostmemory
 from actbench.meters.attention import attend
 from actbench.meters.profiles import DeviceProfile
 
@@ -25,6 +26,11 @@ _IN_FLOAT32 = ("layer_norm", "group_norm", "nll_loss", "mse_loss", "norm.Scalar"
 
 _INTO_FLOAT32 = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
 """The same, where the operator itself takes halves and returns float32."""
+
+
+def device_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
+    """Let steps on fake tensors run the operators of a device, and know its memory from the host's."""
+    return cuda_operators(profile) if profile.is_cuda else hostmemory.as_the_device()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from actbench.meters import holdings, temporaries
 from actbench.meters.base import MemoryReading
 from actbench.meters.ledger import Ledger
 from actbench.meters.limits import check_limit
-from actbench.meters.operators import cuda_operators
+from actbench.meters.operators import device_operators
 from actbench.meters.profiles import DeviceProfile
 from actbench.records import MeterName
 from actbench.training import Batch, TrainingSetup, TrainStep
@@ -56,10 +56,14 @@ class SimulatedMeter:
             return
         self._is_active = True
         try:
-            with self._mode, cuda_operators(self.profile) if self.profile.is_cuda else hostmemory.as_the_device():
+            with self._mode, self.operators():
                 yield
         finally:
             self._is_active = False
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of the simulated device."""
+        return device_operators(self.profile)
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Make the module's parameters and buffers fake, in place."""
@@ -71,7 +75,7 @@ class SimulatedMeter:
         return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
     def memory(self, step: TrainStep) -> MemoryReading:
-        """Run the step twice on fake tensors and read the ledger of the second run.
+        """Run the step on fake tensors and read the ledger.
 
         Raises:
             OutOfMemoryError: The peak is above ``memory_bytes``.
@@ -83,8 +87,8 @@ class SimulatedMeter:
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
         )
         with self.active(), _only_shapes(), ledger:
-            ledger.add(holdings.everything(step))
-            self._reach_steady_state(step, ledger)
+            if self.profile.is_cuda:
+                _use_foreach(step.optimizer)
             reading = _read(step, ledger)
         check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
         return reading
@@ -96,25 +100,22 @@ class SimulatedMeter:
     def _fake(self, value: object) -> object:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
-    def _reach_steady_state(self, step: TrainStep, ledger: Ledger) -> None:
-        if self.profile.is_cuda:
-            _use_foreach(step.optimizer)
-        step()
-        if self.profile.is_cuda:
-            counters = _step_counters(step.optimizer)
-            for counter in counters:
-                hostmemory.mark(counter.untyped_storage())
-            ledger.add(counters)
-        gc.collect()
-
 
 def _read(step: TrainStep, ledger: Ledger) -> MemoryReading:
+    """Read one step as it is once the optimizer has its state.
+
+    Forward and backward do not depend on that state, so they run once without it and its bytes are added; the
+    optimizer steps twice on the same gradients, and the second time counts.
+    """
+    ledger.add(holdings.everything(step))
     ledger.reset_peak()
     before = ledger.live_bytes
     loss = step.forward()
     after = ledger.live_bytes
     step.backward(loss)
     gradients_bytes = holdings.stored_bytes(holdings.gradients(step.setup.module))
+    peak_until_update = ledger.peak_bytes
+    peak_until_update += _make_optimizer_state(step, ledger)
     step.update()
     state = [tensor for tensor in holdings.optimizer_state(step.optimizer) if not ledger.leaves_out(tensor)]
     return MemoryReading(
@@ -122,8 +123,22 @@ def _read(step: TrainStep, ledger: Ledger) -> MemoryReading:
         gradients_bytes=gradients_bytes,
         optimizer_bytes=holdings.stored_bytes(state),
         activation_bytes=after - before,
-        peak_bytes=ledger.peak_bytes,
+        peak_bytes=max(peak_until_update, ledger.peak_bytes),
     )
+
+
+def _make_optimizer_state(step: TrainStep, ledger: Ledger) -> int:
+    """Step the optimizer once, so that it has its state, and return the bytes by which that has grown."""
+    before = ledger.live_bytes
+    step.optimizer.step()
+    counters = _step_counters(step.optimizer)
+    if ledger.host_is_free:
+        for counter in counters:
+            hostmemory.mark(counter.untyped_storage())
+        ledger.add(counters)
+    gc.collect()
+    ledger.reset_peak()
+    return ledger.live_bytes - before
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:

@@ -129,8 +129,10 @@ def unreached_table(unreached: Sequence[Unreached], title: str = "Not converted"
 
 
 def _total(sites: Sequence[Site]) -> Site:
-    before = [site.bytes_before for site in sites if site.bytes_before is not None]
-    after = [site.bytes_after for site in sites if site.bytes_after is not None]
+    """Return the sum of sites; what a site holds is not added again for a site inside it."""
+    outer = [site for site in sites if not any(_inside(site, other) for other in sites)]
+    before = [site.bytes_before for site in outer if site.bytes_before is not None]
+    after = [site.bytes_after for site in outer if site.bytes_after is not None]
     return Site(
         path=f"total of {len(sites)}",
         was="",
@@ -138,6 +140,10 @@ def _total(sites: Sequence[Site]) -> Site:
         bytes_before=sum(before) if before else None,
         bytes_after=sum(after) if after else None,
     )
+
+
+def _inside(site: Site, other: Site) -> bool:
+    return site.path != other.path and (not other.path or site.path.startswith(f"{other.path}."))
 
 
 def to_frame(table: Table) -> pandas.DataFrame:
