@@ -190,6 +190,6 @@ def test_a_site_inside_another_is_not_counted_twice() -> None:
     linear = Site(path="layer.dense", was="nn.Linear", becomes="a sketch", bytes_before=40, bytes_after=0, calls=1)
     other = Site(path="layers", was="nn.Linear", becomes="a sketch", bytes_before=7, bytes_after=1, calls=1)
 
-    total = sites_table([block, linear, other]).rows[-1]
+    total = tables.sites_table([block, linear, other]).rows[-1]
 
     assert (total["bytes_before"], total["bytes_after"]) == (107, 11)

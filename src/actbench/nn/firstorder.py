@@ -36,10 +36,10 @@ def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
 
     @functools.wraps(backward)
     def refusing(ctx: Any, *gradients: Tensor) -> Gradients:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *gradients)
         with torch.no_grad():
             found = backward(ctx, *gradients)
-        if not torch.is_grad_enabled():
-            return found
         return tuple(None if gradient is None else _Refusal.apply(gradient.requires_grad_()) for gradient in found)
 
     return refusing

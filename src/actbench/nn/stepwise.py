@@ -25,8 +25,7 @@ class StepwiseGradient(torch.autograd.Function):
     ) -> Tensor:
         """Return ``exact(x)``; keep the packed codes and the levels, which belong to the layer."""
         ctx.bits, ctx.dtype, ctx.order = bits, x.dtype, _memory_order(x)
-        codes = encode(_in_order(x, ctx.order), bounds, bits, fold)
-        ctx.save_for_backward(codes, levels)
+        ctx.save_for_backward(encode(_in_order(x, ctx.order), bounds, bits, fold), levels)
         return exact(x)
 
     @staticmethod
@@ -35,8 +34,9 @@ class StepwiseGradient(torch.autograd.Function):
         """Return ``grad * levels[code]``, laid out in memory as x was."""
         codes, levels = ctx.saved_tensors
         product = decode(codes, levels, _in_order(grad, ctx.order), ctx.bits)
-        back = sorted(range(len(ctx.order)), key=ctx.order.__getitem__)
-        return product.permute(back).to(ctx.dtype), None, None, None, None, None
+        if ctx.order is not None:
+            product = product.permute(sorted(range(product.dim()), key=ctx.order.__getitem__))
+        return product.to(ctx.dtype), None, None, None, None, None
 
 
 class StepwiseActivation(nn.Module):
@@ -101,16 +101,14 @@ def _constants(values: Iterable[float], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=like.device)
 
 
-def _memory_order(x: Tensor) -> list[int]:
-    """Return the dimensions from the widest stride to the narrowest, in which a dense tensor is contiguous."""
-    if x.is_contiguous():
-        return list(range(x.dim()))
-    return sorted(range(x.dim()), key=x.stride, reverse=True)
+def _memory_order(x: Tensor) -> list[int] | None:
+    """Return the dimensions in the order in which they lie in memory, widest stride first; None where they do already."""
+    return None if x.is_contiguous() else sorted(range(x.dim()), key=x.stride, reverse=True)
 
 
-def _in_order(x: Tensor, order: list[int]) -> Tensor:
+def _in_order(x: Tensor, order: list[int] | None) -> Tensor:
     """Return x with its dimensions in this order, contiguous; no copy where they lie so in memory."""
-    return x.permute(order).contiguous()
+    return (x if order is None else x.permute(order)).contiguous()
 
 
 def _hook_tables(module: nn.Module) -> list[str]:

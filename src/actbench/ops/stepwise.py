@@ -101,30 +101,33 @@ def _decode_fake(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Ten
     return torch.empty_like(grad)
 
 
-def _check_bits(bits: int, tensor: Tensor, table: Tensor, entries: int, what: str) -> None:
-    torch._check(1 <= bits <= 8, lambda: f"bits must be from 1 to 8, found {bits}")
-    torch._check(tensor.dtype in DTYPES, lambda: f"{tensor.dtype} is not one of {DTYPES}")
-    torch._check(tensor.is_contiguous(), lambda: f"the tensor must be contiguous, found strides {tensor.stride()}")
-    torch._check(
-        table.dtype == torch.float32 and table.dim() == 1 and table.is_contiguous(),
-        lambda: f"{what} must be a contiguous float32 vector, found {table.dtype} {tuple(table.shape)}",
-    )
-    torch._check(table.numel() == entries, lambda: f"{bits} bits take {entries} {what}, found {table.numel()}")
-    torch._check(table.device == tensor.device, lambda: f"{what} on {table.device}, the tensor on {tensor.device}")
+def _check(bits: int, tensor: Tensor, table: Tensor, entries: int, what: str) -> None:
+    """Refuse what a kernel would read past or misread; plain tests, since this is part of the time of every call."""
+    if not 1 <= bits <= 8:
+        raise ValueError(f"bits must be from 1 to 8, found {bits}")
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"{tensor.dtype} is not one of {DTYPES}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"the tensor must be contiguous, found strides {tensor.stride()}")
+    if table.dtype != torch.float32 or table.dim() != 1 or not table.is_contiguous():
+        raise ValueError(f"{what} must be a contiguous float32 vector, found {table.dtype} {tuple(table.shape)}")
+    if table.numel() != entries:
+        raise ValueError(f"{bits} bits take {entries} {what}, found {table.numel()}")
+    if table.device != tensor.device:
+        raise ValueError(f"{what} on {table.device}, the tensor on {tensor.device}")
 
 
 def _check_encode(x: Tensor, bounds: Tensor, bits: int) -> None:
-    _check_bits(bits, x, bounds, 2**bits - 1, "bounds")
+    _check(bits, x, bounds, (1 << bits) - 1, "bounds")
 
 
 def _check_decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> None:
-    _check_bits(bits, grad, levels, 2**bits, "levels")
+    _check(bits, grad, levels, 1 << bits, "levels")
+    if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.device != grad.device:
+        raise ValueError(f"packed must be contiguous uint8 on {grad.device}, found {packed.dtype} on {packed.device}")
     expected = bitpack.packed_bytes(grad.numel(), bits)
-    torch._check(
-        packed.dtype == torch.uint8 and packed.is_contiguous() and packed.device == grad.device,
-        lambda: f"packed must be contiguous uint8 on {grad.device}, found {packed.dtype} on {packed.device}",
-    )
-    torch._check(packed.numel() == expected, lambda: f"packed must have {expected} bytes, found {packed.numel()}")
+    if packed.numel() != expected:
+        raise ValueError(f"packed must have {expected} bytes, found {packed.numel()}")
 
 
 _ENCODE = "stepwise_encode(Tensor x, Tensor bounds, int bits, bool fold) -> Tensor"

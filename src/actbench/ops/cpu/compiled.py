@@ -46,11 +46,14 @@ class Kernel:
         blocks = -(-elements // BLOCK)
         if blocks == 0:
             return
-        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD), _config.NUMBA_NUM_THREADS)
         if not _parallel():
             self._compiled(blocks, *arguments)
             return
         before = numba.get_num_threads()
+        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD), _config.NUMBA_NUM_THREADS)
+        if wanted == before:
+            self._compiled(blocks, *arguments)
+            return
         numba.set_num_threads(wanted)
         try:
             self._compiled(blocks, *arguments)
