@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -16,7 +17,9 @@ from actbench.errors import (
 )
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
-from actbench.training import TrainingSetup, TrainStep
+from actbench.training import Batch, TrainingSetup, TrainStep
+
+_OUT_OF_MEMORY = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
 
 
 class Session:
@@ -50,7 +53,7 @@ class Session:
         Raises:
             OutOfMemoryError: The step does not fit.
         """
-        error, cosine, warnings = self._gradient_quality()
+        quality, warnings = self._gradient_quality()
         reading = self.meter.memory(self._new_step(self.case.batch_size))
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         return Measurement(
@@ -62,8 +65,7 @@ class Session:
             reserved_bytes=reading.reserved_bytes,
             process_bytes=reading.process_bytes,
             loss=reading.loss,
-            gradient_error=error,
-            gradient_cosine=cosine,
+            **quality,
             largest_batch=None if search_result is None else search_result.batch_size,
             largest_batch_search=search_result,
             weights_origin=self.workload.weights_origin,
@@ -104,20 +106,29 @@ class Session:
         """Return the gradient on the case's batch, or None when that alone does not fit."""
         try:
             with self.meter.active():
-                batch = self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
-                return gradients_of(setup, batch, self.case.seed)
-        except (OutOfMemoryError, torch.OutOfMemoryError, MemoryError):
+                return gradients_of(setup, self._batch(), self.case.seed)
+        except _OUT_OF_MEMORY:
             return None
 
-    def _gradient_quality(self) -> tuple[float | None, float | None, tuple[str, ...]]:
+    def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return fields of the measurement about the gradient, and warnings where they are unknown."""
         if not self._wants_gradient_quality:
-            return None, None, ()
+            return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
         found = None if exact is None else self._gradient(self.setup)
         if exact is None or found is None:
-            return None, None, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
+            return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         error, cosine = relative_error_and_cosine(found, exact)
-        return error, cosine, ()
+        del found, exact
+        quality = {"gradient_error": error, "gradient_cosine": cosine}
+        try:
+            with self.meter.active():
+                return {**quality, **self.scheme.diagnostics(self.setup, self._batch(), self.case.seed)}, ()
+        except _OUT_OF_MEMORY:
+            return quality, ("the variance of the gradient is unknown: the exact step does not fit in memory",)
+
+    def _batch(self) -> Batch:
+        return self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
 
     def _largest_batch(self) -> LargestBatch:
         def fits(batch_size: int) -> search.Trial:

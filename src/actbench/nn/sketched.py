@@ -12,19 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from actbench.codecs.sketch import Sketching, project
+from actbench.codecs.sketch import Sketching, compress, project
 from actbench.nn.sharing import SharingTable, WeakTensors
 from actbench.nn.swap import inherit
 from actbench.ops.seeds import fresh_seed
 
 Sketch = tuple[Tensor, ...]
-"""(S X / sqrt(k), seed of S): (k, d_in) in the type of the product, and 0-d int64 on the CPU."""
+"""What is kept of X: its sketch, (k, d_in) in the type of the product, and the key that S is made again from.
+
+The key is a 0-d int64 seed on the CPU, 8 bytes, or for ``norm`` and ``wta`` (k,) int32 row numbers, 4 k bytes.
+"""
 
 
 class SketchedProduct(torch.autograd.Function):
     """x W^T + b, exact in all but the gradient of W, which is estimated from a sketch of x.
 
-    The seed is saved beside the sketch and not on ``ctx``: under non-re-entrant checkpointing saved tensors come from
+    The key is saved beside the sketch and not on ``ctx``: under non-re-entrant checkpointing saved tensors come from
     the recomputation and ``ctx`` from the first forward, and a sketch of one seed must not meet the other.
     """
 
@@ -35,13 +38,13 @@ class SketchedProduct(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         sketch: Tensor,
-        seed: Tensor,
+        key: Tensor,
         sketching: Sketching,
         transposed: bool,
     ) -> Tensor:
         """Return the product in the type of the sketch (autocast's, where it is on)."""
         ctx.sketching, ctx.transposed, ctx.shape, ctx.types = sketching, transposed, x.shape, (x.dtype, weight.dtype)
-        ctx.save_for_backward(sketch, seed, weight if ctx.needs_input_grad[0] else None)
+        ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
         with _no_autocast(x):
             x, weight = x.to(sketch.dtype), weight.to(sketch.dtype)
             bias = None if bias is None else bias.to(sketch.dtype)
@@ -53,7 +56,7 @@ class SketchedProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, W and b; those of x and b as the exact layer's."""
-        sketch, seed, weight = ctx.saved_tensors
+        sketch, key, weight = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.types
         for_x = for_weight = for_bias = None
         with _no_autocast(grad):
@@ -62,7 +65,7 @@ class SketchedProduct(torch.autograd.Function):
                 weight = weight.to(rows.dtype)
                 for_x = (rows @ (weight.t() if ctx.transposed else weight)).view(ctx.shape).to(x_dtype)
             if ctx.needs_input_grad[1]:
-                projected = project(rows, seed, sketch.shape[0], ctx.sketching.kind).to(sketch.dtype)
+                projected = project(rows, key, sketch.shape[0], ctx.sketching.kind).to(sketch.dtype)
                 left, right = (sketch, projected) if ctx.transposed else (projected, sketch)
                 for_weight = (left.t() @ right).to(weight_dtype)
             if ctx.needs_input_grad[2]:
@@ -98,9 +101,9 @@ class Sketched(nn.Module):
         if not torch.is_grad_enabled() or not self.weight.requires_grad or size >= rows:
             exact: Tensor = super().forward(input)
             return exact
-        sketch, seed = self._sketch(input, size)
+        sketch, key = self._sketch(input, size)
         product: Tensor = SketchedProduct.apply(
-            input, self.weight, self.bias, sketch, seed, self.sketching, self.transposed
+            input, self.weight, self.bias, sketch, key, self.sketching, self.transposed
         )
         return product
 
@@ -121,9 +124,9 @@ class Sketched(nn.Module):
         return sketch
 
     def _make(self, x: Tensor, size: int, dtype: torch.dtype) -> Sketch:
-        seed = fresh_seed()
         with _no_autocast(x):
-            return project(x.reshape(-1, x.shape[-1]), seed, size, self.sketching.kind).to(dtype), seed
+            sketch, key = compress(x.reshape(-1, x.shape[-1]), fresh_seed(), size, self.sketching.kind)
+        return sketch.to(dtype), key
 
 
 class SketchedLinear(Sketched, nn.Linear):

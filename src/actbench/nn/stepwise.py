@@ -102,7 +102,7 @@ def _constants(values: Iterable[float], like: Tensor) -> Tensor:
 
 
 def _memory_order(x: Tensor) -> list[int] | None:
-    """Return the dimensions in the order in which they lie in memory, widest stride first; None where they do already."""
+    """Return the dimensions in the order in which they lie in memory, widest stride first; None for contiguous."""
     return None if x.is_contiguous() else sorted(range(x.dim()), key=x.stride, reverse=True)
 
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from actbench.records import Data, Published
-from actbench.training import TrainingSetup
+from actbench.training import Batch, TrainingSetup
 
 
 class Scheme(Data):
@@ -35,6 +36,19 @@ class Scheme(Data):
             ConversionError: The model holds nothing the scheme works on.
         """
         raise NotImplementedError
+
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+        """Return what else can be said of the gradients of a setup that this scheme was applied to.
+
+        Args:
+            setup: The result of :meth:`apply`, with a loss.
+            batch: On the model's device; a few training steps' worth of forward and backward may be run on it.
+            seed: Of what is random in them.
+
+        Returns:
+            Fields of :class:`~actbench.records.Measurement` by name; none by default.
+        """
+        return {}
 
     @property
     def claimed_bits(self) -> float | None:

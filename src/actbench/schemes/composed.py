@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from actbench.errors import SpecError
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.training import Batch, TrainingSetup
 
 
 class Composed(Scheme):
@@ -33,6 +33,10 @@ class Composed(Scheme):
         for part in self.parts:
             setup = part.apply(setup)
         return setup
+
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+        """Return what all parts have to say of the whole."""
+        return {name: value for part in self.parts for name, value in part.diagnostics(setup, batch, seed).items()}
 
     @property
     def spec(self) -> str:

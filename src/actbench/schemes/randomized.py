@@ -1,33 +1,36 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
 from torch import nn
 
-from actbench.codecs.sketch import Sketching
+from actbench.codecs.sketch import Kind, Sketching
 from actbench.errors import ConversionError
 from actbench.nn.census import census
 from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import Sketch, Sketched, sketched
 from actbench.nn.swap import swap
-from actbench.ops.sketch import Kind
+from actbench.nn.variance import sketch_variance
 from actbench.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.training import Batch, TrainingSetup
 
 
 class Randomized(Scheme):
     """Linear layers keep a random sketch of their input.
 
     Paper: Bershatsky et al., "Memory-Efficient Backpropagation through Large Linear Layers", arXiv 2201.13195.
-    Kept for backward: S X / sqrt(k), (k, d_in) in place of the (rows, d_in) input, and the seed of S, 8 bytes; layers
-    that read one input keep one sketch. Forward, input and bias gradients are exact; the weight gradient is unbiased.
-    Not reproduced: the DCT, DFT and column-sampling variants.
+    Kept for backward: S X, (k, d_in) in place of the (rows, d_in) input, and the seed of S, 8 bytes, or for ``norm``
+    and ``wta`` the k numbers of the rows kept, 4 k bytes; layers that read one input keep one sketch. Forward, input and
+    bias gradients are exact; the weight gradient is unbiased. Sketches beyond the paper: sampled rows, the subsampled
+    randomized Hadamard transform (arXiv 1011.1595) and WTA-CRS (arXiv 2305.15265), with row lengths of the input alone:
+    its use of the last step's gradient lengths is not reproduced.
 
     Attributes:
         ratio: Rows of the sketch per row of the input (all leading dimensions count as rows), rounded down.
-        sketch: Distribution of the entries of S.
+        sketch: What S is: independent entries, rows of a transform, or sampled rows.
         dim: Rows of the sketch, in place of a ratio.
         min: The fewest rows that a ratio may give.
         max: The most rows.
@@ -90,6 +93,17 @@ class Randomized(Scheme):
                 f"holds {census(model)}"
             )
         return setup.changed(model, tuple(sites), tuple(unreached))
+
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+        """Return the variance of the sketched weights' gradient, over three sketches, and what it is compared with."""
+        found = sketch_variance(setup, batch, seed)
+        if found is None:
+            return {}
+        return {
+            "sketch_variance_predicted": found.predicted,
+            "sketch_variance_observed": found.observed,
+            "sgd_variance": found.batch,
+        }
 
     def _becomes(self) -> str:
         return f"{self.sketch} sketch, {f'{self.dim} rows' if self.dim is not None else f'ratio {self.ratio:g}'}"

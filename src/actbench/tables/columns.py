@@ -144,6 +144,11 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     Column("gradient_error", "Gradient error", "number", _measured("gradient_error"), "lower", detail=2),
     Column("gradient_cosine", "Gradient cosine", "number", _measured("gradient_cosine"), "higher", detail=3),
+    Column(
+        "sketch_variance_predicted", "Variance, predicted", "number", _measured("sketch_variance_predicted"), detail=3
+    ),
+    Column("sketch_variance_observed", "Variance, observed", "number", _measured("sketch_variance_observed"), detail=3),
+    Column("sgd_variance", "Variance, SGD", "number", _measured("sgd_variance"), detail=3),
     Column("estimate_error", "Estimate off by", "change", _estimate_error("peak_bytes"), detail=2),
     Column("pareto", "Pareto", "flag", lambda entry: entry.pareto or None, detail=3),
     Column("dirty", "Uncommitted", "flag", lambda entry: entry.record.versions.dirty or None, detail=3),

@@ -53,13 +53,31 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
 def _codes_of(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> None:
     """Write to ``codes`` how many bounds are below each value; none is below NaN.
 
-    Up to 3 bits by halving among seven bounds in registers; then by counting two bounds a pass, which vectorises too.
+    Up to 3 bits by halving among bounds in registers; then by counting two bounds a pass. Both vectorise.
     """
     if bounds.size <= 7:
-        seven = np.full(7, np.inf, np.float32)
-        seven[: bounds.size] = bounds
-        _halve(values, seven, codes)
-        return
+        t = np.full(7, np.inf, np.float32)
+        t[: bounds.size] = bounds
+        a, b, c, d, e, f, g = t[0], t[1], t[2], t[3], t[4], t[5], t[6]
+        for i in range(values.size):
+            codes[i] = np.uint8(_halved(values[i], a, b, c, d, e, f, g))
+    else:
+        _count_below(values, bounds, codes)
+
+
+@numba.njit(inline="always")
+def _halved(x: float, a: float, b: float, c: float, d: float, e: float, f: float, g: float) -> np.int32:
+    """Return how many of seven ascending bounds are below x."""
+    above_d = x > d
+    above_b_or_f = x > (f if above_d else b)
+    low, high = e if above_d else a, g if above_d else c
+    above_last = x > (high if above_b_or_f else low)
+    four, two = np.int32(4) if above_d else np.int32(0), np.int32(2) if above_b_or_f else np.int32(0)
+    return np.int32(np.int32(four + two) + np.int32(above_last))
+
+
+@inlined
+def _count_below(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> None:
     first = bounds[0]
     for i in range(values.size):
         codes[i] = np.uint8(values[i] > first)
@@ -67,18 +85,6 @@ def _codes_of(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> None
         lower, upper = bounds[pair], bounds[pair + 1]
         for i in range(values.size):
             codes[i] = np.uint8(codes[i] + np.uint8(values[i] > lower) + np.uint8(values[i] > upper))
-
-
-@inlined
-def _halve(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> None:
-    a, b, c, d, e, f, g = bounds[0], bounds[1], bounds[2], bounds[3], bounds[4], bounds[5], bounds[6]
-    for i in range(values.size):
-        x = values[i]
-        above_d = x > d
-        above_b_or_f = x > (f if above_d else b)
-        low, high = e if above_d else a, g if above_d else c
-        above_last = x > (high if above_b_or_f else low)
-        codes[i] = np.uint8(np.int32(4 * above_d) + np.int32(2 * above_b_or_f) + np.int32(above_last))
 
 
 @inlined
@@ -98,20 +104,20 @@ def _scale(codes: np.ndarray, levels: np.ndarray, grad: np.ndarray, out: np.ndar
             code = np.int32(codes[i])
             low = _one_of(code, a, b, c, d, e, f, g, h)
             high = _one_of(code, p, q, r, s, u, v, w, x)
-            out[i] = grad[i] * (high if (code & np.int32(8)) != np.int32(0) else low)
+            out[i] = grad[i] * (high if np.int32(code & np.int32(8)) != np.int32(0) else low)
     else:
         for i in range(out.size):
             out[i] = grad[i] * levels[codes[i]]
 
 
 @numba.njit(inline="always")
-def _one_of(code: int, a: float, b: float, c: float, d: float, e: float, f: float, g: float, h: float) -> float:
+def _one_of(code: np.int32, a: float, b: float, c: float, d: float, e: float, f: float, g: float, h: float) -> float:
     """Choose by the low three bits of a code, in lanes as wide as the levels."""
-    first = (code & np.int32(1)) != np.int32(0)
-    second = (code & np.int32(2)) != np.int32(0)
+    first = np.int32(code & np.int32(1)) != np.int32(0)
+    second = np.int32(code & np.int32(2)) != np.int32(0)
     ab, cd, ef, gh = b if first else a, d if first else c, f if first else e, h if first else g
     low, high = cd if second else ab, gh if second else ef
-    return high if (code & np.int32(4)) != np.int32(0) else low
+    return high if np.int32(code & np.int32(4)) != np.int32(0) else low
 
 
 @Kernel

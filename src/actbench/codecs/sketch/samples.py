@@ -1,0 +1,120 @@
+"""Sketches that are rows of the matrix: no product with S, O(k d) work, and k rows to keep.
+
+``rows`` and ``rows_distinct`` draw rows with the same chance and are made again from their seed. ``norm`` and ``wta``
+look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows' numbers are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from actbench.codecs.sketch import draws
+from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
+
+Uniform = Literal["rows", "rows_distinct"]
+Weighted = Literal["norm", "wta"]
+
+
+def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
+    """Return sqrt(rows / k) times k uniformly drawn rows.
+
+    Args:
+        matrix: (rows, d), of a float type.
+        seed: 0-d int64 CPU tensor that stands for the draw.
+        size: k.
+        kind: ``rows`` draws with replacement, ``rows_distinct`` without.
+
+    Returns:
+        (k, d) in the working type.
+    """
+    rows = matrix.shape[0]
+    draw = draws.distinct if kind == "rows_distinct" else draws.uniform
+    return taken(matrix, draw(seed, rows, size, matrix.device)) * (rows / size) ** 0.5
+
+
+def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[Tensor, Tensor]:
+    """Draw k rows by their length and weight them so that the sum of their products has no bias.
+
+    Args:
+        matrix: (rows, d), of a float type.
+        seed: 0-d int64 CPU tensor that stands for the draw.
+        size: k, below the number of rows.
+        kind: ``norm`` draws row i with probability p_i = |x_i| / sum |x| and weight 1 / (k p_i). ``wta`` keeps the
+            longest rows with weight 1 and draws the others the same way: WTA-CRS, arXiv 2305.15265.
+
+    Returns:
+        The weighted rows, (k, d) in the working type, and their numbers in the matrix, (k,) int32, 4 k bytes (int64
+        from 2**31 rows on). NaN or infinity anywhere in the matrix makes NaN of the sketch. Chances come from sums in
+        float64 whose last bit may differ between devices, and with it, rarely, a row.
+    """
+    chosen, weights = _CHOICES[kind](row_norms(matrix), seed, size)
+    numbers = torch.int32 if matrix.shape[0] <= 2**31 else torch.int64
+    return taken(matrix, chosen) * weights[:, None].to(working_type(matrix)), chosen.to(numbers)
+
+
+def taken(matrix: Tensor, chosen: Tensor) -> Tensor:
+    """Return the chosen rows, (k, d) in the working type."""
+    return matrix.index_select(0, chosen).to(working_type(matrix))
+
+
+def row_norms(matrix: Tensor) -> Tensor:
+    """Return |x_i| of every row: (rows,) float64, from squares summed in the working type, 2 MiB of rows at a time."""
+    dtype = working_type(matrix)
+    step = max(CHUNK_BYTES // (max(matrix.shape[1], 1) * dtype.itemsize), 1)
+    return torch.cat([torch.linalg.vector_norm(part.to(dtype), dim=1) for part in matrix.split(step)]).double()
+
+
+def winners(ascending: Tensor, size: int) -> Tensor:
+    """Return how many of the longest rows ``wta`` keeps: c of 0 .. k - 1 with the least (1 - sum_C p) / (k - c).
+
+    That is the rule of arXiv 2305.15265: what is left to chance then has the smallest weight.
+
+    Args:
+        ascending: (rows,) cumulative sums of the lengths, the shortest row first.
+        size: k.
+
+    Returns:
+        0-d int64 tensor, so that nothing waits for the device.
+    """
+    left = ascending.flip(0)[:size]
+    return (left / torch.arange(size, 0, -1, device=left.device)).argmin()
+
+
+def _by_norm(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    upto = norms.cumsum(0)
+    drawn = _drawn(upto, upto[-1:], seed, size).clamp(max=len(norms) - 1)
+    return drawn, _weights(upto[-1:] / size, norms[drawn])
+
+
+def _winner_take_all(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    norms, order = norms.sort()
+    upto = norms.cumsum(0)
+    kept = winners(upto, size)
+    last = len(norms) - 1 - kept
+    left = upto.index_select(0, last[None])
+    drawn = _drawn(upto, left, seed, size).minimum(last)
+    turn = torch.arange(size, device=norms.device)
+    place = torch.where(turn < kept, len(norms) - 1 - turn, drawn)
+    weights = torch.where(turn < kept, 1.0, _weights(left / (size - kept), norms[place]))
+    return order[place], weights
+
+
+def _drawn(upto: Tensor, total: Tensor, seed: Tensor, size: int) -> Tensor:
+    """Return the first places where the cumulative sums exceed random parts of the total: rows of length 0 never do.
+
+    A part that rounding has made the total lies behind the last place.
+    """
+    return torch.searchsorted(upto, draws.fractions(seed, size, upto.device) * total, right=True)
+
+
+def _weights(share: Tensor, norms: Tensor) -> Tensor:
+    """Return share / |x_i|; rows of length 0 are drawn only where all are 0, and weigh nothing."""
+    return torch.where(norms == 0, 0.0, share / norms)
+
+
+_CHOICES: dict[Weighted, Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]]
+_CHOICES = {"norm": _by_norm, "wta": _winner_take_all}

@@ -1,0 +1,82 @@
+"""The kinds of sketch behind one face."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from torch import Tensor
+
+from actbench.codecs.sketch import dense, samples, transforms
+
+Kind = Literal["gaussian", "rademacher", "dct", "dft", "hadamard", "rows", "rows_distinct", "norm", "wta"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Sketching:
+    """How large a sketch is and how it is made.
+
+    Attributes:
+        kind: What S is.
+        ratio: Rows of the sketch per row of the matrix, above 0 and at most 1; unused where ``dim`` is given.
+        dim: Rows of the sketch.
+        min: The fewest rows that a ratio may give.
+        max: The most rows that a ratio may give.
+    """
+
+    kind: Kind = "gaussian"
+    ratio: float = 0.2
+    dim: int | None = None
+    min: int | None = None
+    max: int | None = None
+
+    def size(self, rows: int) -> int:
+        """Return k, at least 1, for a matrix of so many rows. From k = rows on, the matrix itself is the smaller."""
+        size = self.dim if self.dim is not None else max(int(self.ratio * rows), self.min or 1)
+        return max(1, size if self.max is None else min(size, self.max))
+
+
+def compress(matrix: Tensor, seed: Tensor, size: int, kind: Kind) -> tuple[Tensor, Tensor]:
+    """Return the sketch S M of a matrix and the key that S is made again from.
+
+    Args:
+        matrix: (rows, d), of a float type.
+        seed: 0-d int64 CPU tensor, fresh for each sketch.
+        size: k, the rows of the sketch, below ``rows``.
+        kind: What S is.
+
+    Returns:
+        The sketch, (k, d) in float64 for a float64 matrix and float32 for all others, scaled so that it can be stored
+        in half precision; and the key: the seed itself, 8 bytes, or for ``norm`` and ``wta`` the numbers of the drawn
+        rows, (k,) int32 on the matrix's device, 4 k bytes.
+    """
+    if kind == "norm" or kind == "wta":
+        return samples.compress(matrix, seed, size, kind)
+    return project(matrix, seed, size, kind), seed
+
+
+def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
+    """Return what a matrix contributes to the estimate of its product with the one whose sketch has this key.
+
+    For ``norm`` and ``wta``, whose sketch holds the weights of the rows, these are the rows as they are; for the others
+    it is the sketch S M.
+
+    Args:
+        matrix: (rows, d), with the rows of the sketched matrix.
+        key: From :func:`compress`.
+        size: k, the rows of the sketch.
+        kind: What S is.
+
+    Returns:
+        (k, d) in float64 for a float64 matrix and in float32 for all others.
+    """
+    if kind == "gaussian" or kind == "rademacher":
+        return dense.project(matrix, key, size, kind)
+    if kind == "dct" or kind == "dft":
+        return transforms.fourier(matrix, key, size, kind)
+    if kind == "hadamard":
+        return transforms.hadamard(matrix, key, size)
+    if kind == "rows" or kind == "rows_distinct":
+        return samples.project(matrix, key, size, kind)
+    return samples.taken(matrix, key)
