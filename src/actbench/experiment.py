@@ -117,7 +117,9 @@ def texts(records: Sequence[Record], title: str) -> dict[str, str]:
 
 
 def _canonical(entry: PlannedCase, spec: str) -> PlannedCase:
-    return replace(entry, case=entry.case.model_copy(update={"scheme": spec}))
+    """Return a case as records have it: the scheme in its one spelling, the simulated device named."""
+    profile = entry.case.device_profile or (profiles.DEFAULT if entry.case.meter == "simulated" else None)
+    return replace(entry, case=entry.case.model_copy(update={"scheme": spec, "device_profile": profile}))
 
 
 @contextmanager

@@ -64,7 +64,13 @@ LinearOption = Annotated[
     typer.Option("--linear", metavar="SPEC", help="Scheme for linear layers, such as randomized:0.2."),
 ]
 TaskOption = Annotated[
-    Task | None, typer.Option("--task", help="What the model is trained for; auto reads it off the model.")
+    Task | None,
+    typer.Option(
+        "--task",
+        metavar="TASK",
+        help="sequence-classification, masked-lm, causal-lm, seq2seq-lm or image-classification; auto (the default) "
+        "reads it off the model.",
+    ),
 ]
 BatchOption = Annotated[
     str | None,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 from actbench.cli.app import (
     AttentionOption,
     CsvOption,
-    ForceOption,
     GeluBitsOption,
     ImageOption,
     JsonOption,
@@ -42,7 +41,7 @@ def convert(
     linear: LinearOption = None,
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
-    force: ForceOption = False,
+    force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
     task: TaskOption = None,
     batch_size: Annotated[int, option("--batch-size", "Batch for which bytes are shown.", min=1)] = 8,
     sequence_length: SequenceOption = None,

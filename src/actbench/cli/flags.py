@@ -42,6 +42,13 @@ def measure_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
+def default_meter() -> str:
+    """Return the meter of a model for which none is named: what runs on the best device of this machine."""
+    from actbench.machine import gpu
+
+    return "cuda" if gpu.find() else "simulated"
+
+
 def meters(given: list[str] | None) -> list[str] | None:
     """Split ``simulated,cpu`` and repeated flags into one list."""
     return None if given is None else [name.strip() for text in given for name in text.split(",")]

@@ -36,7 +36,7 @@ from actbench.cli.app import (
     app,
     argument,
 )
-from actbench.cli.flags import composed, measure_flags, workload_flags
+from actbench.cli.flags import composed, default_meter, measure_flags, workload_flags
 from actbench.cli.printing import export_results, finish, run_shown
 from actbench.errors import RecipeError, SpecError
 
@@ -152,7 +152,7 @@ def measure(
     from actbench.recipe import Recipe
 
     flags = {"batch_size": _default_batch(max_batch), **workload_flags(locals()), "model": model}
-    chosen = measure_flags(locals())
+    chosen = {"meters": [default_meter()], **measure_flags(locals())}
     recipe = Recipe.from_flags(flags, chosen, composed(scheme, gelu_bits, linear))
     comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
     export_results(comparison.records, recipe.title, export_markdown, export_csv, export_json, export_html)
@@ -166,6 +166,7 @@ def _recipe(target: str, workload: dict[str, Any], measure: dict[str, Any], sche
     if target in recipe.names() or target.endswith(".toml"):
         return recipe.load(target).with_flags(workload, measure, schemes)
     batch_size = _default_batch("largest_batch" in measure)
+    measure = {"meters": [default_meter()], **measure}
     return recipe.Recipe.from_flags({"batch_size": batch_size, **workload, "model": target}, measure, schemes)
 
 

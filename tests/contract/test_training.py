@@ -1,0 +1,143 @@
+"""What a training loop may do with a converted model, for every scheme of the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from actbench import schemes, workloads
+from actbench.records import Case
+from actbench.training import Batch, TrainingSetup
+
+NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
+CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)
+EXAMPLES = {"fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
+IS_RANDOM = ("randomized",)
+
+
+def converted(spec: str, **fields: object) -> TrainingSetup:
+    case = CASE.model_copy(update=fields)
+    return schemes.build(spec).apply(workloads.load(case).setup(materialize=True, seed=0))
+
+
+def batch() -> Batch:
+    return workloads.load(CASE).batch(CASE.batch_size, seed=0)
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_gradients_accumulate(spec: str) -> None:
+    setup = converted(spec)
+    state = torch.get_rng_state()
+    setup.forward(batch()).backward()  # type: ignore[no-untyped-call]
+    once = gradients(setup.module)
+    torch.set_rng_state(state)
+
+    setup.forward(batch()).backward()  # type: ignore[no-untyped-call]
+
+    for twice, one in zip(gradients(setup.module), once, strict=True):
+        torch.testing.assert_close(twice, 2 * one)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
+    setup = converted(spec)
+    loss = setup.forward(batch())
+
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    once = gradients(setup.module)
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    for twice, one in zip(gradients(setup.module), once, strict=True):
+        torch.testing.assert_close(twice, 2 * one)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_users_own_checkpointing_changes_no_gradient(spec: str, use_reentrant: bool) -> None:
+    def loss_of(setup: TrainingSetup) -> Tensor:
+        model = setup.module
+        inputs = model.get_input_embeddings()(batch()["input_ids"])
+        return model(inputs_embeds=inputs).logits.float().square().mean()
+
+    def loss_inside(setup: TrainingSetup) -> Tensor:
+        model = setup.module
+        inputs = model.get_input_embeddings()(batch()["input_ids"])
+        logits = checkpoint(lambda x: model(inputs_embeds=x).logits, inputs, use_reentrant=use_reentrant)
+        return logits.float().square().mean()  # type: ignore[no-any-return]
+
+    plain, inside = converted(spec), converted(spec)
+    state = torch.get_rng_state()
+    loss_of(plain).backward()  # type: ignore[no-untyped-call]
+    torch.set_rng_state(state)
+    loss_inside(inside).backward()  # type: ignore[no-untyped-call]
+
+    found, expected = gradients(inside.module), gradients(plain.module)
+    assert len(found) == len(expected)
+    if spec.startswith(IS_RANDOM):  # its recomputation draws sketches of its own
+        assert all(gradient.isfinite().all() for gradient in found)
+    else:
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: str) -> None:
+    exact, setup = converted("exact", autocast=autocast), converted(spec, autocast=autocast)
+
+    loss = setup.forward(batch())
+    loss.backward()  # type: ignore[no-untyped-call]
+
+    assert torch.equal(loss, exact.forward(batch()))
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in setup.module.parameters())
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.usefixtures("one_process")
+def test_distributed_data_parallel_gives_the_same_gradient(spec: str) -> None:
+    alone, setup = converted(spec), converted(spec)
+    parallel = DistributedDataParallel(setup.module)
+    state = torch.get_rng_state()
+    alone.forward(batch()).backward()  # type: ignore[no-untyped-call]
+    torch.set_rng_state(state)
+
+    setup.loss(parallel, batch()).backward()  # type: ignore[misc]
+
+    for one, other in zip(gradients(setup.module), gradients(alone.module), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_is_kept_without_gradients(spec: str) -> None:
+    setup = converted(spec)
+    saved: list[Tensor] = []
+
+    with torch.no_grad(), torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: None):  # type: ignore[arg-type]
+        setup.forward(batch())
+
+    assert saved == []
