@@ -29,9 +29,11 @@ CUPY_ADDS = "-ftz=true"  # after ours, and the last one counts
 
 def read(program: object, what: str) -> bytes:
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
-    buffer = b" " * size
+    # The binding writes through a bytes object. One of length 1, an empty log, would be Python's only b" ": all who
+    # use that byte, pickles among them, would read 0 from then on.
+    buffer = bytes(bytearray(size + 1))
     getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-    return buffer
+    return buffer[:size]
 
 
 def compiled(source: str, *options: str) -> tuple[str, object]:
