@@ -27,5 +27,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# every table under results/, anew from its records
+tables: $(READY)
+	$(BIN)/python -c "from pathlib import Path; from actbench.experiment import render_again; print(*render_again(Path('results')), sep='\n')"
+
 clean:
 	rm -rf $(VENV) build dist demo-results src/*.egg-info

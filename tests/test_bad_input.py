@@ -213,7 +213,7 @@ def test_a_model_folder_that_is_taken_is_not_overwritten(cli: Any, tmp_path: Pat
 
 
 def test_a_scheme_that_finds_nothing_is_refused(cli: Any) -> None:
-    refused(cli, "convert", "resnet18", "-s", "fewbit:3", "--dry-run", naming="ReLU")
+    refused(cli, "convert", "resnet18", "-s", "fewbit:3,functions=gelu", "--dry-run", naming="ReLU")
 
 
 def test_a_memory_limit_below_the_weights_is_a_failed_row(cli: Any, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from actbench import bench
-from actbench.errors import ConversionError, OutOfMemoryError, SpecError
+from actbench.errors import ConversionError, OutOfMemoryError, SpecError, UntraceableError
 from actbench.records import Case
 
 TOLERANCE = 0.02
@@ -93,3 +95,62 @@ def test_measure_times_as_many_steps_as_asked() -> None:
 
     assert measured.step_seconds is not None
     assert len(measured.step_seconds) == 3
+
+
+def test_a_sketch_says_how_its_variance_compares_with_the_formula() -> None:
+    fields = {**MODELS["gpt2"], "meter": "cpu", "gradient_quality": True}
+    sketched = bench.Session(case("randomized:0.2,sketch=rows_distinct+checkpoint", **fields)).memory()
+    fewbit = bench.Session(case("fewbit:3", **fields)).memory()
+
+    assert sketched.sketch_variance_predicted is not None
+    assert sketched.sketch_variance_observed is not None
+    assert sketched.sgd_variance is not None
+    assert 0.5 < sketched.sketch_variance_observed / sketched.sketch_variance_predicted < 2
+    assert fewbit.sketch_variance_predicted is None
+    assert bench.Session(case("randomized:0.2", **MODELS["gpt2"], meter="cpu")).memory().sgd_variance is None
+
+
+BUILD = """
+import torch
+from torch import nn
+
+class Looks(nn.Linear):
+    def forward(self, x):
+        return super().forward(x if x.sum().item() < 1e9 else x / 2)
+
+def build():
+    model = nn.Sequential(Looks(8, 8), nn.GELU(), nn.Linear(8, 1))
+    return model, lambda n: {"x": torch.randn(n, 8)}, lambda m, b: m(b["x"]).square().mean()
+
+def recurrent():
+    class Last(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0]
+    return Last(8, 8), lambda n: {"x": torch.randn(n, 3, 8)}, lambda m, b: m(b["x"]).square().mean()
+"""
+
+
+def test_a_model_that_needs_values_is_measured_on_a_device_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BUILD)
+    fields = {"model": f"{tmp_path}/own.py:build"}
+
+    measured = bench.Session(case("fewbit:3", **fields, meter="cpu")).memory()
+
+    assert [site.path for site in measured.sites] == ["1"]
+    assert any("looks at the values" in warning for warning in measured.warnings)
+    with pytest.raises(UntraceableError):
+        bench.Session(case("fewbit:3", **fields, meter="simulated"))
+
+
+def test_recurrent_layers_are_not_simulated(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BUILD)
+
+    with pytest.raises(UntraceableError, match="Last"):
+        bench.Session(case("exact", model=f"{tmp_path}/own.py:recurrent", meter="simulated"))
+
+
+def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
+    limit = {"memory_limit_bytes": 64 * 2**20, "find_largest_batch": True}
+
+    with pytest.raises(OutOfMemoryError, match=r"largest batch that fits is \d+"):
+        bench.Session(case("exact", **{**MODELS["roberta"], "batch_size": 4096}, meter="simulated", **limit)).memory()

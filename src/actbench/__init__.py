@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actbench.bench import measure
+    from actbench.codecs.own import own_activation
+    from actbench.codecs.tables import table
     from actbench.conversion import Conversion, conversion_of, convert
     from actbench.conversion.folders import load_converted, save_converted
     from actbench.errors import (
@@ -49,7 +51,9 @@ _HOMES = {
     "convert": "conversion",
     "load_converted": "conversion.folders",
     "measure": "bench",
+    "own_activation": "codecs.own",
     "save_converted": "conversion.folders",
+    "table": "codecs.tables",
 }
 
 __all__ = [
@@ -70,7 +74,9 @@ __all__ = [
     "convert",
     "load_converted",
     "measure",
+    "own_activation",
     "save_converted",
+    "table",
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from actbench.errors import (
     ConversionError,
     MeasurementError,
     OutOfMemoryError,
+    UntraceableError,
     UsageError,
 )
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
@@ -42,10 +42,14 @@ class Session:
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
         exact = self.meter.adopt(exact)
-        kept_before = self._trace(exact)
+        self._warnings: tuple[str, ...] = ()
+        before = self._trace(exact)
         self._exact_gradient = self._gradient(exact) if self._wants_gradient_quality else None
         self.setup = self.scheme.apply(exact)
-        self.sites, self.unreached = inspection.inspect(kept_before, self._trace(self.setup), self.setup)
+        after = self._trace(self.setup) if before is not None else None
+        self.sites, self.unreached = self.setup.sites, self.setup.unreached
+        if before is not None and after is not None:
+            self.sites, self.unreached = inspection.inspect(before, after, self.setup)
 
     def memory(self) -> Measurement:
         """Read everything but time: bytes, sites, gradient quality and, where asked, the largest batch.
@@ -54,8 +58,8 @@ class Session:
             OutOfMemoryError: The step does not fit.
         """
         quality, warnings = self._gradient_quality()
-        reading = self.meter.memory(self._new_step(self.case.batch_size))
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
+        reading = self._reading(search_result)
         return Measurement(
             weights_bytes=reading.weights_bytes,
             gradients_bytes=reading.gradients_bytes,
@@ -71,7 +75,7 @@ class Session:
             weights_origin=self.workload.weights_origin,
             sites=self.sites,
             unreached=self.unreached,
-            warnings=self.workload.warnings + warnings,
+            warnings=self.workload.warnings + self._warnings + warnings,
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
@@ -98,9 +102,25 @@ class Session:
             batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
             return TrainStep(self.setup, batch)
 
-    def _trace(self, setup: TrainingSetup) -> inspection.Trace:
-        with self.meter.operators():
-            return inspection.trace(setup, lambda: self.workload.batch(self.case.batch_size, seed=self.case.seed))
+    def _reading(self, found: LargestBatch | None) -> meters.MemoryReading:
+        try:
+            return self.meter.memory(self._new_step(self.case.batch_size))
+        except OutOfMemoryError as error:
+            if found is None:
+                raise
+            message = f"{error}; the largest batch that fits is {found.batch_size}"
+            raise OutOfMemoryError(message, error.peak_bytes) from error
+
+    def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
+        """Return what the modules of a setup keep, or None, with a warning, for a real model that needs values."""
+        try:
+            with self.meter.operators():
+                return inspection.trace(setup, self._batch)
+        except UntraceableError as error:
+            if not self.meter.materialize:
+                raise
+            self._warnings = (f"what each site keeps is unknown: {error}",)
+            return None
 
     def _gradient(self, setup: TrainingSetup) -> Gradients | None:
         """Return the gradient on the case's batch, or None when that alone does not fit."""
@@ -145,12 +165,14 @@ def measure(case: Case) -> Measurement:
 
     Raises:
         ActbenchError: The case cannot be measured; see :func:`failure_of`.
+        UsageError: The case asks for the largest batch on a real device, which takes processes of its own.
     """
+    if case.find_largest_batch and case.meter != "simulated":
+        raise UsageError("measure cannot search for the largest batch on a device: use 'actbench sweep --max-batch'")
     session = Session(case)
     measurement = session.memory()
     seconds: list[float] = []
-    started = time.perf_counter()
-    while len(seconds) < case.min_steps or time.perf_counter() - started < case.min_seconds:
+    while len(seconds) < case.min_steps or sum(seconds) < case.min_seconds:
         more = session.time(case.min_steps)
         if more is None:
             return measurement
@@ -162,6 +184,7 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
     (OutOfMemoryError, "out-of-memory"),
     (torch.OutOfMemoryError, "out-of-memory"),
     (MemoryError, "out-of-memory"),
+    (UntraceableError, "unsupported"),
     (ConversionError, "nothing-converted"),
     (MeasurementError, "unavailable"),
     (UsageError, "unsupported"),

@@ -6,6 +6,7 @@ ActbenchError
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
 ├── ConversionError       a model that a scheme cannot be applied to
+│   └── UntraceableError  a model that fake tensors cannot run
 ├── StoreError            a results file that cannot be read or written
 ├── KernelError           a kernel that cannot be compiled or launched
 └── MeasurementError      a case that cannot be measured here
@@ -39,6 +40,10 @@ class ModelError(UsageError):
 
 class ConversionError(ActbenchError):
     """A model that a scheme cannot be applied to."""
+
+
+class UntraceableError(ConversionError):
+    """A model whose forward pass looks at values, or whose operators do not say what they keep without them."""
 
 
 class StoreError(ActbenchError):

@@ -12,13 +12,13 @@ from actbench import render, runner, schemes, tables, workloads
 from actbench.errors import RecipeError
 from actbench.machine import machine
 from actbench.meters import profiles
-from actbench.recipe import Recipe
+from actbench.recipe import Recipe, load, names
 from actbench.recipe.sections import PlannedCase
 from actbench.records import Record
 from actbench.render import exports
 from actbench.runner import Summary
 from actbench.runner.progress import Progress
-from actbench.store import Store, results_path
+from actbench.store import Store, files_in, read, results_path
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,20 @@ def texts(records: Sequence[Record], title: str) -> dict[str, str]:
     results, estimates = tables.results_table(records, title), tables.estimates_table(records)
     sections = [results, estimates] if estimates.rows else [results]
     return {".md": "\n".join(render.markdown(table) for table in sections), ".csv": render.csv_text(results)}
+
+
+def render_again(folder: Path) -> list[Path]:
+    """Write the tables beside every results file below a folder anew, and return the files.
+
+    Raises:
+        StoreError: A file cannot be read or written, or the folder holds none.
+    """
+    files = files_in([folder])
+    for file in files:
+        records = read(file).records
+        title = load(file.parent.name).title if file.parent.name in names() else file.parent.name
+        exports.export({file.with_suffix(suffix): text for suffix, text in texts(records, title).items()})
+    return files
 
 
 def _canonical(entry: PlannedCase, spec: str) -> PlannedCase:

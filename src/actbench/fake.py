@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+
+from actbench.errors import UntraceableError
 
 
 def fake_mode() -> FakeTensorMode:
@@ -18,6 +26,23 @@ def fake_mode() -> FakeTensorMode:
     there is no driver.
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Say in one way that a model cannot run without values.
+
+    Raises:
+        UntraceableError: What ran inside needs the values of tensors, or an operator that has no fake form.
+    """
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise UntraceableError(
+            "the model looks at the values of tensors, which fake tensors do not have "
+            f"({type(error).__name__}: {error}); measure it with --meter cpu or --meter cuda, and convert it "
+            "without an example batch"
+        ) from error
 
 
 def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:

@@ -21,10 +21,11 @@ def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
     """
     torch.manual_seed(seed)
     step = TrainStep(setup, batch)
-    step.backward(step.forward())
-    found = {p: p.grad for p in setup.module.parameters() if p.grad is not None}
-    step.optimizer.zero_grad(set_to_none=True)
-    return found
+    try:
+        step.backward(step.forward())
+        return {p: p.grad for p in setup.module.parameters() if p.grad is not None}
+    finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
+        setup.module.zero_grad(set_to_none=True)
 
 
 def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float, float]:

@@ -139,8 +139,8 @@ class Measurement(Data):
         step_seconds: Seconds of each timed step.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         gradient_cosine: Cosine between the two gradients.
-        sketch_variance_predicted: Variance of the gradient of the sketched weights over sketches, as their formula says,
-            relative to its exact squared length.
+        sketch_variance_predicted: Variance that sketches give to the gradient of the sketched weights, as their formula
+            says, relative to its exact squared length.
         sketch_variance_observed: The same as seen over a few sketches.
         sgd_variance: The variance that this gradient has from the choice of the batch's rows, relative to the same.
         loss: Loss of the measured step.

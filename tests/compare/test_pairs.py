@@ -81,15 +81,18 @@ def test_a_case_that_fails_now_breaks_a_limit(make_record: MakeRecord) -> None:
     assert found.table.rows[0]["status_after"] == "out-of-memory"
 
 
-def test_a_case_that_was_not_run_again_breaks_none_while_another_is_checked(make_record: MakeRecord) -> None:
+def test_a_case_that_was_not_run_again_breaks_the_limit(make_record: MakeRecord) -> None:
     before = [make_record(), make_record("a")]
 
-    assert checked(before, [make_record()], "peak:5%").violations == ()
+    (violation,) = checked(before, [make_record()], "peak:5%").violations
+
+    assert "tiny, a, batch 8" in violation
+    assert "not in the second file" in violation
 
 
 def test_a_limit_that_nothing_was_held_to_does_not_hold(make_record: MakeRecord) -> None:
     nothing = "no case of the two files could be checked"
 
-    assert checked([make_record()], [make_record("a")], "peak:5%").violations == (f"peak:5%: {nothing}",)
+    assert checked([], [make_record("a")], "peak:5%").violations == (f"peak:5%: {nothing}",)
     assert checked([make_record()], [make_record()], "throughput:5%").violations == (f"throughput:5%: {nothing}",)
     assert checked([], [], "peak:>1GiB").violations == (f"peak:>1GiB: {nothing}",)

@@ -16,6 +16,7 @@ from actbench.training import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {"fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
 
 
 def specs() -> list[str]:
@@ -23,9 +24,13 @@ def specs() -> list[str]:
     return [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
 
 
+def case_for(spec: str) -> Case:
+    return CASE.model_copy(update={"model": MODELS.get(spec, CASE.model)})
+
+
 @pytest.fixture
-def setup() -> TrainingSetup:
-    return workloads.load(CASE).setup(materialize=True, seed=0)
+def setup(spec: str) -> TrainingSetup:
+    return workloads.load(case_for(spec)).setup(materialize=True, seed=0)
 
 
 @pytest.fixture

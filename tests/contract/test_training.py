@@ -18,12 +18,14 @@ from actbench.training import Batch, TrainingSetup
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)
 EXAMPLES = {"fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+MODELS = {"resilu2": f"{CASE.model},activation_function=silu"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
 IS_RANDOM = ("randomized",)
 
 
-def converted(spec: str, **fields: object) -> TrainingSetup:
-    case = CASE.model_copy(update=fields)
+def converted(spec: str, like: str = "", **fields: object) -> TrainingSetup:
+    """Return a setup with a scheme applied; ``like`` names the scheme whose model is taken."""
+    case = CASE.model_copy(update={"model": MODELS.get(like or spec, CASE.model), **fields})
     return schemes.build(spec).apply(workloads.load(case).setup(materialize=True, seed=0))
 
 
@@ -101,7 +103,7 @@ def test_a_users_own_checkpointing_changes_no_gradient(spec: str, use_reentrant:
 @pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: str) -> None:
-    exact, setup = converted("exact", autocast=autocast), converted(spec, autocast=autocast)
+    exact, setup = converted("exact", like=spec, autocast=autocast), converted(spec, autocast=autocast)
 
     loss = setup.forward(batch())
     loss.backward()  # type: ignore[no-untyped-call]

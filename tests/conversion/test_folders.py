@@ -317,3 +317,13 @@ def test_weights_that_do_not_fit_the_given_model_are_refused(tmp_path: Path, mak
     folder = save_converted(convert(own(), "fewbit:3"), tmp_path / "model")
     with pytest.raises(ModelError, match=message):
         load_converted(folder, model=make())
+
+
+@pytest.mark.parametrize("name", ["m.py:build", "x@num_layers=1", "torchvision:resnet18"])
+def test_the_name_of_a_folder_is_only_a_name(tmp_path: Path, name: str):
+    (tmp_path / "m.py").write_text("raise SystemExit('code ran')")
+    model = convert(gpt2(), SPEC)
+
+    back = load_converted(save_converted(model, tmp_path / name))
+
+    assert torch.equal(logits(back), logits(model))

@@ -73,7 +73,7 @@ def test_out_proj_of_torchvision_is_reported_and_not_counted():
     assert all(site.calls == 1 for site in report.sites)
 
 
-@pytest.mark.parametrize("scheme", ["exact", "fewbit:3"])
+@pytest.mark.parametrize("scheme", ["exact", "fewbit:3,functions=gelu"])
 def test_converting_nothing_is_an_error_and_writes_nothing(tmp_path: Path, scheme: str):
     with pytest.raises(ConversionError):
         convert_workload(case("resnet18", scheme, sequence_length=None), tmp_path / "model")

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
 from actbench import fake
-from actbench.codecs.sketch import Sketching
+from actbench.codecs.sketch import KINDS, Sketching
 from actbench.nn import sketched as module_under_test
 from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import Sketched, sketched
@@ -37,6 +37,11 @@ def saved(run):
     return found, result
 
 
+def key_bytes(kind, size):
+    """A seed of 8 bytes, or the int32 number of every row kept."""
+    return 4 * size if kind in ("norm", "wta") else 8
+
+
 def kept_bytes(tensors, layer):
     own = {p.untyped_storage() for p in layer.parameters()}
     return sum(storage.nbytes() for storage in {t.untyped_storage() for t in tensors} - own)
@@ -52,8 +57,9 @@ def gradients(layer, x, weights):
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("shape", [(6,), (10, 6), (2, 5, 6), (2, 3, 4, 6), (0, 6), (1, 6)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_forward_and_all_but_the_weight_gradient_are_exact(make, shape, dtype):
-    exact, layer = (each.to(dtype) for each in pair(make))
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_and_all_but_the_weight_gradient_are_exact(make, shape, dtype, kind):
+    exact, layer = (each.to(dtype) for each in pair(make, Sketching(kind, 0.5)))
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     weights = torch.randn(*shape[:-1], 4, dtype=dtype)
 
@@ -68,8 +74,9 @@ def test_forward_and_all_but_the_weight_gradient_are_exact(make, shape, dtype):
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_is_followed(make, dtype):
-    exact, layer = pair(make)
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_is_followed(make, dtype, kind):
+    exact, layer = pair(make, Sketching(kind, 0.5))
     x = torch.randn(8, 6, requires_grad=True)
     with torch.autocast("cpu", dtype):
         expected = exact(x)
@@ -80,12 +87,13 @@ def test_autocast_is_followed(make, dtype):
 
     assert torch.equal(found, expected)
     assert found.dtype == dtype
-    assert kept_bytes(tensors, layer) == 4 * 6 * dtype.itemsize + 8
+    assert kept_bytes(tensors, layer) == 4 * 6 * dtype.itemsize + key_bytes(kind, 4)
     assert layer.weight.grad.dtype == x.grad.dtype == torch.float32
 
 
-def test_an_autocast_weight_gradient_is_near_the_float32_one():
-    _, layer = pair(sketching=Sketching(dim=3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_autocast_weight_gradient_is_near_the_float32_one(kind):
+    _, layer = pair(sketching=Sketching(kind, dim=3))
     x = torch.randn(64, 6)
     found = []
     for enabled in (False, True):
@@ -100,8 +108,9 @@ def test_an_autocast_weight_gradient_is_near_the_float32_one():
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_non_contiguous_inputs_and_gradients(make):
-    _, layer = pair(make)
+@pytest.mark.parametrize("kind", KINDS)
+def test_non_contiguous_inputs_and_gradients(make, kind):
+    _, layer = pair(make, Sketching(kind, 0.5))
     results = []
     for lay_out in (lambda t: t, lambda t: t.contiguous()):
         x = lay_out(torch.arange(60.0).view(6, 10).t()).requires_grad_()
@@ -113,16 +122,18 @@ def test_non_contiguous_inputs_and_gradients(make):
 
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 50), (7, 3), (2, 1)])
-def test_what_is_kept_is_the_sketch_and_its_seed(rows, size):
-    _, layer = pair()
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_kept_is_the_sketch_and_its_key(rows, size, kind):
+    _, layer = pair(sketching=Sketching(kind, 0.5))
     tensors, _ = saved(lambda: layer(torch.randn(rows, 6, requires_grad=True)))
 
-    assert kept_bytes(tensors, layer) == size * 6 * 4 + 8
+    assert kept_bytes(tensors, layer) == size * 6 * 4 + key_bytes(kind, size)
     assert any(t.untyped_storage() is layer.weight.untyped_storage() for t in tensors)
 
 
-def test_the_exact_layer_runs_where_a_sketch_would_be_no_smaller():
-    _, layer = pair(sketching=Sketching(dim=8))
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_exact_layer_runs_where_a_sketch_would_be_no_smaller(kind):
+    _, layer = pair(sketching=Sketching(kind, dim=8))
     x = torch.randn(8, 6)
     tensors, _ = saved(lambda: layer(x))
 
@@ -130,8 +141,9 @@ def test_the_exact_layer_runs_where_a_sketch_would_be_no_smaller():
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_nothing_is_kept_where_no_gradient_needs_it(make):
-    _, layer = pair(make)
+@pytest.mark.parametrize("kind", ["gaussian", "wta"])
+def test_nothing_is_kept_where_no_gradient_needs_it(make, kind):
+    _, layer = pair(make, Sketching(kind, 0.5))
     x = torch.randn(8, 6)
     with torch.no_grad():
         assert saved(lambda: layer(x))[0] == []
@@ -148,9 +160,10 @@ def test_the_weight_gradient_is_unbiased(make, kind):
     check_unbiased(exact, layer, layer)
 
 
-def test_the_weight_gradient_is_unbiased_when_the_recomputation_draws_another_seed():
-    """A seed on ctx would be the first forward's beside the recomputation's sketch: that estimate's mean is 0."""
-    exact, layer = pair(sketching=Sketching(dim=4))
+@pytest.mark.parametrize("kind", ["gaussian", "hadamard", "rows", "wta"])
+def test_the_weight_gradient_is_unbiased_when_the_recomputation_draws_another_seed(kind):
+    """A key on ctx would be the first forward's beside the recomputation's sketch: that estimate's mean is another."""
+    exact, layer = pair(sketching=Sketching(kind, dim=4))
     again = functools.partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
     check_unbiased(exact, layer, again)
 
@@ -171,8 +184,9 @@ def check_unbiased(exact, layer, run, trials=1500):
     assert abs(1.1 * found.mean() - 1) > 4 * error  # a scale 10 % off would be seen
 
 
-def test_re_entrant_checkpointing_retained_graphs_and_several_calls():
-    _, layer = pair()
+@pytest.mark.parametrize("kind", KINDS)
+def test_re_entrant_checkpointing_retained_graphs_and_several_calls(kind):
+    _, layer = pair(sketching=Sketching(kind, 0.5))
     x = torch.randn(10, 6, requires_grad=True)
     checkpoint(layer, x, use_reentrant=True).sum().backward()
     loss = (layer(x) + layer(2 * x)).sum()
@@ -237,11 +251,14 @@ class Attention(nn.Module):
         return self.q(x) * self.k(x) + self.v(x)
 
 
-def test_layers_with_one_input_keep_one_sketch():
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_with_one_input_keep_one_sketch(kind):
     model, x = Attention(), torch.randn(10, 6)
+    for layer in (model.q, model.k, model.v):
+        layer.sketching = Sketching(kind, 0.5)
     tensors, _ = saved(lambda: model.q(x) + model.k(x) + model.v(x))
 
-    assert kept_bytes(tensors, model) == 5 * 6 * 4 + 8
+    assert kept_bytes(tensors, model) == 5 * 6 * 4 + key_bytes(kind, 5)
 
 
 def test_layers_that_want_other_sketches_of_one_input_keep_their_own():
@@ -334,8 +351,11 @@ def test_tied_weights_gather_both_gradients():
     assert torch.isfinite(layer.weight.grad).all()
 
 
-def test_fake_tensors_keep_the_same_bytes():
+@pytest.mark.parametrize("kind", KINDS)
+def test_fake_tensors_keep_the_same_bytes(kind):
     model = Attention()
+    for layer in (model.q, model.k, model.v):
+        layer.sketching = Sketching(kind, 0.5)
     mode = fake.fake_mode()
     with fake.faked(model, mode), mode:
         x = torch.randn(10, 6)
@@ -345,12 +365,14 @@ def test_fake_tensors_keep_the_same_bytes():
         result.sum().backward()
 
     products = 2 * 10 * 6 * 4  # q and k, each needed for the other's gradient
-    assert sum(names.values()) == 5 * 6 * 4 + 8 + products
+    assert sum(names.values()) == 5 * 6 * 4 + key_bytes(kind, 5) + products
 
 
 @pytest.mark.slow
-def test_a_compiled_layer_is_exact_and_draws_a_fresh_sketch():
-    exact, layer = pair()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_layer_is_exact_and_draws_a_fresh_sketch(kind):
+    torch.compiler.reset()  # one function may be compiled for only so many layers
+    exact, layer = pair(sketching=Sketching(kind, 0.5))
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = torch.randn(10, 6, requires_grad=True)
     found = []

@@ -26,6 +26,23 @@ def test_drawing_a_seed_changes_no_number_of_the_generator(used):
     assert all(torch.equal(a, b) for a, b in zip(numbers(plain), numbers(drawn), strict=True))
 
 
+@pytest.mark.parametrize("used", [0, 1, 5000])
+def test_branches_give_other_seeds_and_the_same_numbers(used):
+    found = []
+    for branch in range(5):
+        generator = torch.Generator().manual_seed(7)
+        seeds.diverge(generator, branch)
+        torch.rand(used, generator=generator)
+        found.append((seeds.draw(generator), numbers(generator)))
+    plain = torch.Generator().manual_seed(7)
+    torch.rand(used, generator=plain)
+
+    assert len({seed for seed, _ in found}) == 5
+    assert found[0][0] == seeds.draw(plain)
+    for _, drawn in found:
+        assert all(torch.equal(a, b) for a, b in zip(drawn, found[0][1], strict=True))
+
+
 def test_seeds_are_fresh():
     drawn = [seeds.fresh_seed().item() for _ in range(500)]
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from actbench.ops import stepwise
+from actbench.ops.arguments import DTYPES
 from actbench.ops.stepwise import decode_reference, encode_reference
 
 ops = torch.ops.actbench
@@ -34,7 +34,7 @@ def test_three_bit_codes_straddle_bytes_little_endian():
     assert decode_reference(packed, torch.arange(8.0), torch.ones(3), 3).tolist() == codes
 
 
-@pytest.mark.parametrize("dtype", stepwise.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_product_is_rounded_once(dtype):
     x = torch.randn(1000, dtype=torch.float64).to(dtype)
     grad = torch.randn(1000, dtype=torch.float64).to(dtype)
@@ -52,7 +52,7 @@ def test_float64_is_compared_in_float64():
     assert ops.stepwise_encode(x.float(), torch.ones(1), 1, False).item() == 0
 
 
-@pytest.mark.parametrize("dtype", stepwise.DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (5, 7)])
 def test_opcheck(dtype, shape):
     x = torch.randn(shape).to(dtype)

@@ -21,8 +21,8 @@ MARKDOWN = """\
 | Model | Batch | Scheme | Meter | Peak ↓ | Saved ↑ | Saved, published | Activations ↓ | Smaller by ↑ | Samples/s ↑ \
 | Speed ↑ | Step ↓ | Pareto | Status |
 | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |
-| tiny | 8 | exact | cpu | 1.50 GiB | 0.0 % | – | 600 B | 1.00x | 16 ± 3.2 | 1.00x | 500 ms ± 100 ms | yes |  |
-| tiny | 8 | fewbit:3 | cpu | 1.20 GiB | 20.0 % | 13.8 % | 200 B | 3.00x | 8 ± 0 | 0.50x ± 0.10x | 1 s ± 0 ns | yes |  |
+| tiny | 8 | exact | cpu | 1.50 GiB | 0.0 % | – | 600 B | 1.00x | 16 ± 1.6 | 1.00x | 500 ms ± 50 ms | yes |  |
+| tiny | 8 | fewbit:3 | cpu | 1.20 GiB | 20.0 % | 13.8 % | 200 B | 3.00x | 8 ± 0 | 0.50x ± 0.05x | 1 s ± 0 ns | yes |  |
 | tiny | 8 | offload | cpu | – | – | – | – | – | – | – | – |  | out-of-memory |
 
 - All rows: meter cpu, task auto, attention sdpa, type float32, optimizer adamw, weights random, seed 0.
@@ -33,10 +33,10 @@ MARKDOWN = """\
 
 CSV = """\
 model,batch_size,scheme,meter,peak_bytes,peak_saving,published_peak_saving,activation_bytes,activation_ratio,\
-samples_per_second,samples_per_second_iqr,relative_throughput,relative_throughput_spread,step_seconds,step_seconds_iqr,\
-pareto,status
-tiny,8,exact,cpu,1610612736,0.0,,600,1.0,16.0,3.2,1.0,,0.5,0.1,True,
-tiny,8,fewbit:3,cpu,1288490189,0.19999999987582364,0.138,200,3.0,8.0,0.0,0.5,0.1,1.0,0.0,True,
+samples_per_second,samples_per_second_spread,relative_throughput,relative_throughput_spread,step_seconds,\
+step_seconds_spread,pareto,status
+tiny,8,exact,cpu,1610612736,0.0,,600,1.0,16.0,1.6,1.0,,0.5,0.05,True,
+tiny,8,fewbit:3,cpu,1288490189,0.19999999987582364,0.138,200,3.0,8.0,0.0,0.5,0.05,1.0,0.0,True,
 tiny,8,offload,cpu,,,,,,,,,,,,,out-of-memory
 """
 

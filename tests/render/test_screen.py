@@ -34,7 +34,7 @@ def printed(table: Table, width: int, terminal: bool = True) -> list[str]:
 def test_a_wide_terminal_shows_every_column(table: Table) -> None:
     text = "\n".join(printed(table, 200))
 
-    assert "16 ± 3.2" in text
+    assert "16 ± 1.6" in text
     assert "Left out here" not in text
     assert "What [bold]is[/bold] saved?" in text, "what a user wrote is no markup"
 

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from actbench import schemes
+from actbench.codecs.activation import activation
 from actbench.codecs.tables import table
 from actbench.errors import ConversionError, SpecError
 from actbench.nn.stepwise import StepwiseActivation
@@ -125,12 +126,12 @@ def test_functions_narrow_what_is_converted():
 def test_weight_and_scale_choose_the_table():
     model = nn.Sequential(nn.GELU())
     convert(model, "fewbit:3,weight=normal,scale=2")
-    assert model[0].table == table("gelu", 3, "normal", 2.0)
+    assert model[0].steps.levels == table("gelu", 3, "normal", 2.0).levels
 
 
 def test_nothing_to_convert_says_what_is_there():
     with pytest.raises(ConversionError, match=r"fewbit:3.*gelu.*Sequential holds 2 nn.ReLU, 1 nn.Tanh"):
-        convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.Tanh()))
+        convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.ReLU(), nn.Tanh()), "fewbit:3,functions=gelu")
     with pytest.raises(ConversionError, match="no activation modules, only 1 Linear"):
         convert(nn.Sequential(nn.Linear(2, 2)))
 
@@ -151,6 +152,8 @@ def test_converting_twice_is_refused():
         ("fewbit:nan", "bits=nan: must be"),
         ("fewbit:three", "bits=three: must be"),
         ("fewbit:3,functions=relu7", "'relu7' is not one of gelu, gelu_tanh, quick_gelu"),
+        ("fewbit:3,functions=relu7", "did you mean 'relu'?"),
+        ("fewbit:3,functions=nowhere/act.py:f", "nowhere/act.py cannot be read"),
         ("fewbit:3,weight=flat", "'uniform' or 'normal'"),
         ("fewbit:3,scale=2", "scale=2: a uniform weight has no scale"),
         ("fewbit:3,weight=normal,scale=0", "scale=0"),
@@ -177,3 +180,89 @@ def test_spec_and_claim():
     assert scheme.spec == "fewbit:4,functions=gelu"
     assert scheme.claimed_bits == 4
     assert schemes.build("fewbit").spec == "fewbit:3"
+
+
+CONTINUOUS = {
+    "celu": (nn.CELU(0.5), {"alpha": 0.5}),
+    "elu": (nn.ELU(2.0), {"alpha": 2.0}),
+    "hardswish": (nn.Hardswish(), {}),
+    "logsigmoid": (nn.LogSigmoid(), {}),
+    "mish": (nn.Mish(), {}),
+    "selu": (nn.SELU(), {}),
+    "sigmoid": (nn.Sigmoid(), {}),
+    "silu": (nn.SiLU(), {}),
+    "softplus": (nn.Softplus(2.0, 5.0), {"beta": 2.0, "threshold": 5.0}),
+    "softsign": (nn.Softsign(), {}),
+    "tanh": (nn.Tanh(), {}),
+    "tanhshrink": (nn.Tanhshrink(), {}),
+}
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("function", CONTINUOUS)
+def test_the_gradient_of_every_function_is_that_of_its_table(function, bits):
+    exact, parameters = CONTINUOUS[function]
+    found = table(activation(function, **parameters), bits)
+    x = torch.cat([3 * torch.randn(999), torch.tensor([0.0, float("inf"), float("-inf")])]).requires_grad_()
+    layer = convert(exact, f"fewbit:{bits}").module
+    y = layer(x)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    compared = x.detach().abs() if found.fold else x.detach()
+    codes = (compared[:, None] > torch.tensor(found.borders)).sum(1)
+
+    assert torch.equal(y.nan_to_num(7), exact(x).nan_to_num(7))
+    assert torch.equal(x.grad, grad * torch.tensor(found.levels)[codes])
+    assert layer.state_dict() == {}
+
+
+@pytest.mark.parametrize("function", CONTINUOUS)
+def test_the_gradient_is_near_the_exact_one_at_8_bits(function):
+    exact, _ = CONTINUOUS[function]
+    x = torch.randn(20000, requires_grad=True)
+    (expected,) = torch.autograd.grad(exact(x).sum(), x)
+    (found,) = torch.autograd.grad(convert(exact, "fewbit:8").module(x).sum(), x)
+    assert ((found - expected).norm() / expected.norm()).item() < 0.006
+
+
+def test_every_activation_of_transformers_is_converted_or_listed():
+    from transformers import activations
+
+    others = {"LinearActivation", "ClassInstantier"}
+    for name, value in vars(activations).items():
+        if not (isinstance(value, type) and issubclass(value, nn.Module)) or name in others:
+            continue
+        module = value(-10, 10) if name == "ClippedGELUActivation" else value()
+        setup = convert(nn.Sequential(nn.GELU(), module))
+        assert len(setup.sites) + len(setup.unreached) == 2, name
+
+
+def test_what_cannot_be_converted_says_why():
+    class MyReLU(nn.ReLU):
+        pass
+
+    setup = convert(nn.Sequential(nn.GELU(), MyReLU(), nn.PReLU(), nn.CELU(-1.0), nn.RReLU()))
+    reasons = {item.kind: item.reason for item in setup.unreached}
+    assert reasons["MyReLU"] == "a subclass of nn.ReLU, whose forward may be another"
+    assert "learns its slope" in reasons["PReLU"]
+    assert "celu with alpha=-1" in reasons["CELU"]
+    assert "at random" in reasons["RReLU"]
+
+
+@pytest.mark.parametrize(
+    ("model", "spec", "count"),
+    [
+        ("tiny-llama", "fewbit:3,functions=silu", 2),
+        ("tiny-t5", "fewbit:3,functions=relu", 4),
+        ("tiny-bert", "fewbit:3,functions=gelu/tanh", 3),
+        ("resnet18", "fewbit:3,functions=relu", 9),
+        ("mobilenet_v3_small", "fewbit:3,functions=hardsigmoid", 9),  # one in each squeeze-and-excitation
+    ],
+)
+def test_models_of_the_libraries(model, spec, count):
+    from actbench import workloads
+    from actbench.records import Case
+
+    workload = workloads.load(Case(model=model, batch_size=1, weights="random"))
+    setup = schemes.build(spec).apply(workload.setup(materialize=False, seed=0))
+    assert len(setup.sites) == count

@@ -83,7 +83,7 @@ def test_converting_twice_or_nothing_is_an_error():
         ("randomized:nan", "ratio=nan: input should be a finite number"),
         ("randomized:inf", "ratio=inf: input should be"),
         ("randomized:half", "ratio=half: input should be a valid number"),
-        ("randomized:0.2,sketch=dct", "sketch=dct: input should be 'gaussian' or 'rademacher'"),
+        ("randomized:0.2,sketch=haar", "sketch=haar: input should be 'gaussian', .* 'hadamard', .* or 'wta'"),
         ("randomized:0.2,dim=0", "dim=0: input should be greater than 0"),
         ("randomized:0.2,min=9,max=3", "min=9 is more than max=3"),
         ("randomized:0.2,bits=3", "no key 'bits'"),
@@ -94,7 +94,15 @@ def test_wrong_values_are_named(text, problem):
         schemes.build(text)
 
 
-@pytest.mark.parametrize("text", ["randomized:0.2", "randomized:0.1,sketch=rademacher,min=3", "randomized:0.2,dim=64"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "randomized:0.2",
+        "randomized:0.1,sketch=rademacher,min=3",
+        "randomized:0.2,dim=64",
+        "randomized:0.2,sketch=rows_distinct",
+    ],
+)
 def test_the_specification_builds_the_scheme_again(text):
     assert schemes.build(text).spec == text
     assert schemes.build("randomized") == schemes.build("randomized:0.2")

@@ -36,7 +36,7 @@ def test_a_failed_exact_model_is_nothing_to_read_against(make_record: MakeRecord
 
 def test_the_estimate_of_a_measurement_is_found_whatever_the_timing_or_the_machine(make_record: MakeRecord) -> None:
     measured = make_record("fewbit:3", meter="cpu", min_steps=3, seed=2, machine="laptop")
-    estimate = make_record("fewbit:3", device_profile="cuda-16gib", memory_limit_bytes=16 * 1024**3)
+    estimate = make_record("fewbit:3", device_profile="cpu", memory_limit_bytes=16 * 1024**3)
     unlike = make_record("fewbit:3", batch_size=9)
 
     entries = {entry.record.case.key(): entry for entry in join([measured, estimate, unlike])}
@@ -56,6 +56,13 @@ def test_the_estimate_for_the_meters_own_kind_of_device_is_preferred(make_record
         }
         assert estimates["cpu"] is cpu.outcome
         assert estimates["cuda"] is cuda.outcome
+
+
+def test_an_estimate_for_another_kind_of_device_is_none(make_record: MakeRecord) -> None:
+    cuda, cpu = make_record(device_profile="h200"), make_record(device_profile="cpu")
+
+    assert all(entry.estimate is None for entry in join([cuda, make_record(meter="cpu")]))
+    assert all(entry.estimate is None for entry in join([cpu, make_record(meter="cuda")]))
 
 
 def test_what_no_other_beats_in_peak_and_speed_is_marked(make_record: MakeRecord) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from actbench.cli import convert, doctor, listing, report, sweep  # noqa: F401  (each registers its verbs)
+from actbench.cli import convert, doctor, listing, report, sweep, tables  # noqa: F401  (each registers its verbs)
 from actbench.cli.app import app
 from actbench.errors import ActbenchError
 
@@ -25,6 +26,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("actbench: interrupted; rows that were finished are kept", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

@@ -59,6 +59,10 @@ GeluBitsOption = Annotated[
     str | None,
     typer.Option("--gelu-bits", metavar="BITS", help="Short for the scheme fewbit:BITS,functions=gelu (1 to 8)."),
 ]
+ActivationBitsOption = Annotated[
+    str | None,
+    typer.Option("--activation-bits", metavar="BITS", help="Short for the scheme fewbit:BITS, for all activations."),
+]
 LinearOption = Annotated[
     str | None,
     typer.Option("--linear", metavar="SPEC", help="Scheme for linear layers, such as randomized:0.2."),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
+    ActivationBitsOption,
     AttentionOption,
     CsvOption,
     GeluBitsOption,
@@ -38,6 +39,7 @@ def convert(
     model: ModelArgument,
     scheme: SchemeOption = None,
     gelu_bits: GeluBitsOption = None,
+    activation_bits: ActivationBitsOption = None,
     linear: LinearOption = None,
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
@@ -72,7 +74,7 @@ def convert(
     from actbench.schemes import build
     from actbench.tables import sites_table, unreached_table
 
-    chosen = composed(scheme, gelu_bits, linear)
+    chosen = composed(scheme, gelu_bits, linear, activation_bits)
     if len(chosen) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
     settings = {

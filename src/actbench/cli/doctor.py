@@ -12,6 +12,7 @@ def doctor() -> None:
     Example: actbench doctor
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from actbench.doctor import examine
@@ -20,7 +21,7 @@ def doctor() -> None:
     table = Table("", "what", "found", "what to do", box=None, header_style="bold")
     marks = {"ok": "[green]ok[/]", "optional": "[yellow]–[/]", "missing": "[red]missing[/]"}
     for check in checks:
-        table.add_row(marks[check.verdict], check.name, check.found, check.advice)
+        table.add_row(marks[check.verdict], check.name, escape(check.found), escape(check.advice))
     Console().print(table)
     if any(check.verdict == "missing" for check in checks):
         raise Exit(1)

@@ -54,16 +54,24 @@ def meters(given: list[str] | None) -> list[str] | None:
     return None if given is None else [name.strip() for text in given for name in text.split(",")]
 
 
-def composed(scheme: list[str] | None, gelu_bits: str | None, linear: str | None) -> list[str]:
+def composed(
+    scheme: list[str] | None, gelu_bits: str | None, linear: str | None, activation_bits: str | None = None
+) -> list[str]:
     """Return the schemes that flags ask for; the short forms compose into one, or are added to the one that is given.
 
     Raises:
-        UsageError: A short form stands beside several schemes, and it is not plain which one it should join.
+        UsageError: A short form stands beside several schemes, and it is not plain which one it should join; or there
+            are two short forms of one scheme.
     """
+    if gelu_bits is not None and activation_bits is not None:
+        raise UsageError("--gelu-bits and --activation-bits are both short for fewbit: give one of them")
     short = [] if gelu_bits is None else [f"fewbit:{gelu_bits},functions=gelu"]
+    short += [] if activation_bits is None else [f"fewbit:{activation_bits}"]
     short += [] if linear is None else [linear]
     if not short:
         return scheme or []
     if len(scheme or []) > 1:
-        raise UsageError("--gelu-bits and --linear join one scheme: give at most one --scheme beside them")
+        raise UsageError(
+            "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme beside them"
+        )
     return ["+".join([*(scheme or []), *short])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -42,6 +41,7 @@ def show(*tables: Table) -> None:
 def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout: float, force: bool) -> Comparison:
     """Run a recipe with its progress on standard error."""
     from actbench import experiment
+    from actbench.machine import machine
     from actbench.runner import live
 
     with live.shown() as progress:
@@ -49,7 +49,7 @@ def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout:
             recipe,
             output,
             command=command_line(),
-            jobs=jobs or len(os.sched_getaffinity(0)),
+            jobs=jobs or machine().cores,
             timeout_seconds=timeout,
             force=force,
             progress=progress,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from actbench.cli.app import (
+    ActivationBitsOption,
     AttentionOption,
     AutocastOption,
     BatchOption,
@@ -51,6 +52,7 @@ def sweep(
     target: RecipeOrModel = None,
     scheme: SchemeOption = None,
     gelu_bits: GeluBitsOption = None,
+    activation_bits: ActivationBitsOption = None,
     linear: LinearOption = None,
     batch_size: BatchOption = None,
     max_batch: MaxBatchOption = False,
@@ -98,7 +100,7 @@ def sweep(
     """
     workload = workload_flags(locals())
     measure = measure_flags(locals())
-    recipe = _recipe(target or "quickstart", workload, measure, composed(scheme, gelu_bits, linear))
+    recipe = _recipe(target or "quickstart", workload, measure, composed(scheme, gelu_bits, linear, activation_bits))
     try:
         comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
     except SpecError as error:
@@ -112,6 +114,7 @@ def measure(
     model: ModelArgument,
     scheme: SchemeOption = None,
     gelu_bits: GeluBitsOption = None,
+    activation_bits: ActivationBitsOption = None,
     linear: LinearOption = None,
     batch_size: BatchOption = None,
     max_batch: MaxBatchOption = False,
@@ -153,7 +156,7 @@ def measure(
 
     flags = {"batch_size": _default_batch(max_batch), **workload_flags(locals()), "model": model}
     chosen = {"meters": [default_meter()], **measure_flags(locals())}
-    recipe = Recipe.from_flags(flags, chosen, composed(scheme, gelu_bits, linear))
+    recipe = Recipe.from_flags(flags, chosen, composed(scheme, gelu_bits, linear, activation_bits))
     comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
     export_results(comparison.records, recipe.title, export_markdown, export_csv, export_json, export_html)
     finish(comparison, recipe.title)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
+from actbench.codecs import derivatives as d
+from actbench.codecs.derivatives import Array
+from actbench.errors import UsageError
 
-Array = NDArray[np.float64]
-
-_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715
-_QUICK_SLOPE = 1.702
+Parameters = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Activation:
         derivative: The derivative, elementwise on float64 arrays.
         even: Whether the derivative is even; then ``|x|`` is encoded and all codes serve one half line.
         kinks: Where the derivative jumps or bends.
+        parameters: Names and values of torch's parameters of it.
+        lasting: Whether name and parameters say all of it, so that its tables may be kept on disk.
     """
 
     name: str
@@ -33,33 +34,69 @@ class Activation:
     derivative: Callable[[Array], Array]
     even: bool = False
     kinks: tuple[float, ...] = ()
+    parameters: Parameters = ()
+    lasting: bool = True
+
+    @property
+    def key(self) -> str:
+        """The name, with the parameters that are not torch's defaults."""
+        defaults = ACTIVATIONS[self.name].parameters if self.name in ACTIVATIONS else ()
+        changed = [f"{name}={value!r}" for name, value in self.parameters if (name, value) not in defaults]
+        return f"{self.name}({','.join(changed)})" if changed else self.name
 
 
-def _gelu_derivative(x: Array) -> Array:
-    """Return Phi(x) + x phi(x)."""
-    below = 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
-    return np.asarray(below + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+def activation(name: str, **parameters: float) -> Activation:
+    """Return a function of :data:`ACTIVATIONS`, with its parameters where they are not torch's defaults.
+
+    Args:
+        name: Its name.
+        parameters: ``alpha`` of elu and celu; ``beta`` and ``threshold`` of softplus.
+
+    Raises:
+        UsageError: There is no such function or parameter, or no derivative to tabulate with such a value.
+    """
+    if name not in ACTIVATIONS:
+        raise UsageError(f"there is no table for a function {name!r}; known: {', '.join(ACTIVATIONS)}")
+    known = dict(ACTIVATIONS[name].parameters)
+    for key, value in parameters.items():
+        if key not in known:
+            raise UsageError(f"{name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
+        if not math.isfinite(value) or ((name, key) in _POSITIVE and value <= 0):
+            raise UsageError(f"{name} with {key}={value:g} has no derivative that a table could stand for")
+    values = known | {key: float(value) for key, value in parameters.items()}
+    return _with(name, tuple(values.items()))
 
 
-def _gelu_tanh_derivative(x: Array) -> Array:
-    """Return the derivative of ``x (1 + tanh u) / 2`` with ``u = sqrt(2 / pi) (x + 0.044715 x**3)``."""
-    tanh = np.tanh(_SQRT_2_OVER_PI * (x + _CUBIC * x**3))
-    slope = _SQRT_2_OVER_PI * (1 + 3 * _CUBIC * x * x)
-    return np.asarray(0.5 * (1 + tanh) + 0.5 * x * (1 - tanh * tanh) * slope)
+@functools.cache
+def _with(name: str, parameters: Parameters) -> Activation:
+    base, values = ACTIVATIONS[name], dict(parameters)
+    if parameters == base.parameters:
+        return base
+    kinks = (values["threshold"] / values["beta"],) if name == "softplus" else base.kinks
+    return replace(base, derivative=partial(_FAMILIES[name], **values), kinks=kinks, parameters=parameters)
 
 
-def _quick_gelu_derivative(x: Array) -> Array:
-    """Return the derivative of ``x sigmoid(1.702 x)``."""
-    gate = 0.5 * (1 + np.tanh(0.5 * _QUICK_SLOPE * x))
-    return np.asarray(gate + _QUICK_SLOPE * x * gate * (1 - gate))
-
+_FAMILIES: dict[str, Callable[..., Array]] = {"elu": d.elu, "celu": d.celu, "softplus": d.softplus}
+_POSITIVE = {("celu", "alpha"), ("softplus", "beta")}
 
 ACTIVATIONS = {
     activation.name: activation
     for activation in (
-        Activation("gelu", "GELU", _gelu_derivative),
-        Activation("gelu_tanh", "GELU (tanh)", _gelu_tanh_derivative),
-        Activation("quick_gelu", "QuickGELU", _quick_gelu_derivative),
+        Activation("gelu", "GELU", d.gelu),
+        Activation("gelu_tanh", "GELU (tanh)", d.gelu_tanh),
+        Activation("quick_gelu", "QuickGELU", d.quick_gelu),
+        Activation("silu", "SiLU", d.silu),
+        Activation("mish", "Mish", d.mish),
+        Activation("hardswish", "Hardswish", d.hardswish, kinks=(-3.0, 3.0)),
+        Activation("elu", "ELU", d.elu, kinks=(0.0,), parameters=(("alpha", 1.0),)),
+        Activation("celu", "CELU", d.celu, kinks=(0.0,), parameters=(("alpha", 1.0),)),
+        Activation("selu", "SELU", d.selu, kinks=(0.0,)),
+        Activation("softplus", "Softplus", d.softplus, kinks=(20.0,), parameters=(("beta", 1.0), ("threshold", 20.0))),
+        Activation("logsigmoid", "LogSigmoid", d.logsigmoid),
+        Activation("sigmoid", "Sigmoid", d.sigmoid, even=True),
+        Activation("tanh", "Tanh", d.tanh, even=True),
+        Activation("tanhshrink", "Tanhshrink", d.tanhshrink, even=True),
+        Activation("softsign", "Softsign", d.softsign, even=True),
     )
 }
-"""The functions with a table, by name."""
+"""The functions with a table, by name, with torch's default parameters."""

@@ -46,13 +46,18 @@ def best_segments(d: Function, w: Function, domain: tuple[float, float], count: 
         count: Number of levels.
         kinks: Where d jumps or bends.
 
-    Raises:
-        ArithmeticError: The polishing did not arrive at a stationary point.
+    Returns:
+        The optimum; or, for a function that Newton's method cannot follow (one that is constant in places, or jumps
+        where no kink is named), the best cut at the edges of a fine grid.
     """
     inside = kinks[(kinks > domain[0]) & (kinks < domain[1])]
     grid = _grid(d, w, domain, min(8 * count, 1536) + 512, inside)
-    start = grid[_cut(_moments(d, w, grid), count)]
-    return _polish(d, w, grid, start, inside)
+    moments = _moments(d, w, grid)
+    cut = _cut(moments, count)
+    try:
+        return _polish(d, w, grid, grid[cut], _jumps(d, inside))
+    except (ArithmeticError, np.linalg.LinAlgError):
+        return _on_grid(d, grid, moments, cut)
 
 
 def _grid(d: Function, w: Function, domain: tuple[float, float], cells: int, kinks: Array) -> Array:
@@ -63,7 +68,7 @@ def _grid(d: Function, w: Function, domain: tuple[float, float], cells: int, kin
     width = np.diff(x)
     density = np.cbrt(w((x[1:] + x[:-1]) / 2) * (np.diff(d(x)) / width) ** 2) * width
     even = np.diff(np.arcsinh(x))
-    share = 0.9 * density / density.sum() + 0.1 * even / even.sum()
+    share = 0.9 * density / max(density.sum(), 1e-300) + 0.1 * even / even.sum()
     place = np.concatenate([[0.0], np.cumsum(share)])
     edges = np.interp(np.linspace(0, place[-1], cells + 1), place, x)
     edges[0], edges[-1] = domain
@@ -100,6 +105,20 @@ def _cut(moments: Array, count: int) -> NDArray[np.int64]:
     return np.array(borders[:0:-1], dtype=np.int64)
 
 
+def _jumps(d: Function, kinks: Array) -> Array:
+    """Return the kinks at which d jumps: a border there stays; at a mere bend it is free."""
+    h = 1e-9 * (1 + np.abs(kinks))
+    return kinks[np.abs(d(kinks + h) - d(kinks - h)) > 1e-6]
+
+
+def _on_grid(d: Function, grid: Array, moments: Array, cut: NDArray[np.int64]) -> Segments:
+    mass, first, second = np.add.reduceat(moments, np.concatenate([[0], cut]), axis=1)
+    ends = np.concatenate([grid[:1], grid[cut], grid[-1:]])
+    light = mass <= 1e-300  # a level that hardly anything will have
+    levels = np.where(light, d((ends[1:] + ends[:-1]) / 2), first / np.where(light, 1, mass))
+    return Segments(grid[cut], levels, float(np.maximum(second - first * levels, 0).sum()))
+
+
 def _polish(d: Function, w: Function, grid: Array, borders: Array, kinks: Array) -> Segments:
     """Move borders to where the conditions of an optimum hold, by Newton's method; those on a kink stay."""
     free = ~np.isin(borders, kinks)
@@ -107,6 +126,8 @@ def _polish(d: Function, w: Function, grid: Array, borders: Array, kinks: Array)
         ends = np.concatenate([grid[:1], borders, grid[-1:]])
         edges = np.union1d(grid, borders)
         mass, first, second = np.add.reduceat(_moments(d, w, edges), np.searchsorted(edges, ends[:-1]), axis=1)
+        if not (mass > 0).all():
+            break
         levels = first / mass
         residual = (d(borders) - (levels[:-1] + levels[1:]) / 2)[free]
         if np.abs(residual).max(initial=0.0) < _RESIDUAL:

@@ -9,8 +9,10 @@ scale lowers the error that training sees (3-bit GELU at scale 1: from 0.086 to 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Literal, Self
@@ -18,8 +20,10 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from actbench.codecs import activation, segments
-from actbench.codecs.activation import ACTIVATIONS, Array
+from actbench.codecs import derivatives, segments
+from actbench.codecs.activation import Activation, activation
+from actbench.codecs.derivatives import Array
+from actbench.errors import UsageError
 from actbench.ops import cache
 from actbench.records import Data
 
@@ -27,6 +31,7 @@ Weight = Literal["uniform", "normal"]
 
 _UNIFORM_END = 100.0
 _NORMAL_END = 10.0  # in standard deviations; what lies beyond weighs 1e-23
+_PIECES = 1025  # of the integral over a normal density
 _DIGITS = 12  # of borders, so that a border at zero is zero on every machine
 
 
@@ -59,42 +64,91 @@ class Table(Data):
 
 
 @functools.cache
-def table(function: str, bits: int, weight: Weight = "uniform", scale: float = 1.0) -> Table:
+def table(
+    function: str | Activation,
+    bits: int,
+    weight: Weight = "uniform",
+    scale: float = 1.0,
+    domain: tuple[float, float] | None = None,
+) -> Table:
     """Return the best table of a function's derivative, from the user's cache where it has been computed before.
 
     Args:
-        function: A name in :data:`actbench.codecs.activation.ACTIVATIONS`.
+        function: A name in :data:`actbench.codecs.activation.ACTIVATIONS`, or what
+            :func:`~actbench.codecs.activation.activation` or :func:`~actbench.codecs.own.own_activation` returns.
         bits: 1 to 8.
-        weight: How much an error at x counts: the same everywhere in [-100, 100], or as a normal density.
+        weight: How much an error at x counts: the same everywhere in the domain, or as a normal density.
         scale: Standard deviation of the normal density.
+        domain: Where the error is taken; by default [-100, 100], or ten standard deviations either side.
+
+    Raises:
+        UsageError: There is no such function, or the domain is empty.
     """
-    folder = cache.folder("tables", [Path(file) for file in (__file__, activation.__file__, segments.__file__)])
-    shape = weight if weight == "uniform" else f"{weight}-{scale!r}"
-    path = None if folder is None else folder / f"{function}-{bits}-{shape}.json"
+    target = activation(function) if isinstance(function, str) else function
+    path = _path(target, bits, weight, scale, domain) if target.lasting else None
     kept = None if path is None else _read(path)
     if kept is not None:
         return kept
-    found = solve(function, bits, weight, scale)
+    found = solve(target, bits, weight, scale, domain)
     if path is not None:
         _write(path, found)
     return found
 
 
-def solve(function: str, bits: int, weight: Weight = "uniform", scale: float = 1.0) -> Table:
+def solve(
+    function: str | Activation,
+    bits: int,
+    weight: Weight = "uniform",
+    scale: float = 1.0,
+    domain: tuple[float, float] | None = None,
+) -> Table:
     """Compute the best table; the arguments are those of :func:`table`."""
-    target = ACTIVATIONS[function]
+    target = activation(function) if isinstance(function, str) else function
     end = _UNIFORM_END if weight == "uniform" else _NORMAL_END * scale
+    low, high = domain or (-end, end)
+    if not low < high or not math.isfinite(high - low):
+        raise UsageError(f"the domain {low:g} to {high:g} is no interval: write its lower end first")
+    fold = target.even and low == -high
     density = functools.partial(_density, scale=None if weight == "uniform" else scale)
-    domain = (0.0 if target.even else -end, end)
-    best = segments.best_segments(target.derivative, density, domain, 2**bits, np.array(target.kinks))
+    kinks = np.array(target.kinks, dtype=np.float64)
+    best = segments.best_segments(target.derivative, density, (0.0 if fold else low, high), 2**bits, kinks)
     return Table(
-        function=function,
+        function=target.key,
         bits=bits,
-        fold=target.even,
+        fold=fold,
         borders=tuple((np.round(best.borders, _DIGITS) + 0.0).tolist()),
         levels=tuple(best.levels.tolist()),
-        error=best.error * (2 if target.even else 1),
+        error=best.error * (2 if fold else 1),
     )
+
+
+def relative_gradient_error(function: str | Activation, found: Table, scale: float = 1.0) -> float:
+    """Return ``sqrt(E[(d - q)**2] / E[d**2])`` of a table q of the derivative d, for x normal with this scale.
+
+    It is what a layer adds to a gradient that is independent of its input.
+    """
+    target = activation(function) if isinstance(function, str) else function
+    end = _NORMAL_END * scale
+    borders = np.array([-border for border in found.borders] * found.fold + list(found.borders))
+    x = np.unique(np.concatenate([np.linspace(-end, end, _PIECES), borders, target.kinks]))
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    half = np.diff(x)[:, None] / 2
+    points = x[:-1, None] + half * (1 + nodes)
+    mass = _density(points, scale) * half * weights
+    codes = np.searchsorted(found.borders, np.abs(points) if found.fold else points)
+    exact = target.derivative(points)
+    return math.sqrt((mass * (exact - np.array(found.levels)[codes]) ** 2).sum() / (mass * exact**2).sum())
+
+
+def _path(
+    target: Activation, bits: int, weight: Weight, scale: float, domain: tuple[float, float] | None
+) -> Path | None:
+    sources = (__file__, derivatives.__file__, sys.modules[Activation.__module__].__file__, segments.__file__)
+    folder = cache.folder("tables", [Path(source) for source in sources if source is not None])
+    shape = weight if weight == "uniform" else f"{weight}-{scale!r}"
+    if target.key != target.name or domain is not None:
+        shape += "-" + hashlib.sha256(f"{target.key} {domain}".encode()).hexdigest()[:12]
+    return None if folder is None else folder / f"{target.name}-{bits}-{shape}.json"
 
 
 def _density(x: Array, scale: float | None) -> Array:

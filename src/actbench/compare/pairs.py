@@ -105,8 +105,9 @@ def _violations(limit: Limit, pairs: Sequence[Pair]) -> Iterator[str]:
         case = pair.either.record.case
         place = f"{limit.text}: {case.model}, {case.scheme}, batch {case.batch_size} ({case.meter})"
         value, earlier = _value(column, pair.after), _value(column, pair.before)
-        if pair.after is not None and value is None and earlier is not None:
-            yield f"{place}: was measured before and is not now ({STATUS.compute(pair.after) or 'no value'})"
+        if value is None and earlier is not None:
+            why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
+            yield f"{place}: was measured before and is not now ({why})"
             checked += 1
         broken = limit.broken_by(earlier, value) if value is not None else None
         checked += broken is not None

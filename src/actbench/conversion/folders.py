@@ -21,6 +21,7 @@ from actbench.conversion.staging import refuse_full_disk, refuse_taken, staged
 from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.records import Case, FloatType
 from actbench.training import TrainingSetup
+from actbench.workloads.base import Workload
 from actbench.workloads.folder import SINGLE, read_tensors, weight_files
 
 _OTHER_BYTES = 4 * 1024**2  # room for the small files beside the weights
@@ -78,7 +79,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
         folder: What :func:`save_converted` or ``actbench convert`` wrote; its content need not be trusted.
         model: The unconverted model, where actbench cannot build it: one of your own, which is filled, or what
             ``from_pretrained(folder)`` of its class gave.
-        trust_remote_code: Whether Python code in a Hugging Face folder may be run.
+        trust_remote_code: Whether Python code in a Hugging Face folder, or a file that the scheme names, may be run.
 
     Raises:
         ModelError: A file is missing, broken, truncated, a pickle, of a later version, or does not fit the model.
@@ -88,14 +89,22 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     folder = Path(folder)
     saved = savedmodel.read(folder)
     scheme = schemes.build(saved.scheme)
+    if scheme.runs_files and not trust_remote_code:
+        raise ModelError(
+            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(scheme.runs_files)}; read it, and allow it with "
+            "trust_remote_code=True"
+        )
     files = weight_files(folder)
     if not files:
         raise ModelError(f"{folder} holds no {SINGLE}; convert the model again")
     if saved.kind != "huggingface":
-        model = model or _built(saved.case(_torchvision_spec(folder, saved)), saved)
+        if model is None:
+            case = saved.case(_torchvision_spec(folder, saved))
+            model = _built(case, saved, workloads.load(case))
         _fill(model, read_tensors(files), folder)
     elif model is None:
-        model = _built(saved.case(str(folder.resolve()), trust_remote_code=trust_remote_code), saved)
+        case = saved.case(str(folder.resolve()), trust_remote_code=trust_remote_code)
+        model = _built(case, saved, workloads.from_folder(folder.resolve(), case))
     converted = convert(model.eval(), scheme)
     setup = TrainingSetup(converted, sites=saved.sites, unreached=saved.unreached)
     return mark(setup, scheme) if saved.sites else converted
@@ -154,8 +163,7 @@ def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
         save_model(model, str(stage / SINGLE))
 
 
-def _built(case: Case, saved: SavedModel) -> nn.Module:
-    workload = workloads.load(case)
+def _built(case: Case, saved: SavedModel, workload: Workload) -> nn.Module:
     model: nn.Module = workload.setup(materialize=True, seed=0).module
     if type(model).__name__ != saved.architecture:
         raise ModelError(

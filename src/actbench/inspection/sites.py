@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._pytree import tree_map
 
 from actbench import fake
@@ -64,7 +63,7 @@ def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
         make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
 
     Raises:
-        ConversionError: The forward looks at values, which fake tensors do not have.
+        UntraceableError: The forward looks at values, which fake tensors do not have.
     """
     module = setup.module
     with ExitStack() as stack:
@@ -118,14 +117,8 @@ def _run(setup: TrainingSetup, batch: Batch) -> Trace:
     module = setup.module
     recorder = Recorder(module, known=[*module.parameters(), *module.buffers(), dict(batch)])
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
-    try:
-        with recorder.watching(module), torch.enable_grad(), recorder, hooks:
-            loss = setup.forward(batch)
-    except DataDependentOutputException as error:
-        raise ConversionError(
-            f"the model looks at the values of tensors in its forward ({error.func}), so it cannot be traced without "
-            "running it; convert it without an example batch"
-        ) from error
+    with fake.shapes_only(), recorder.watching(module), torch.enable_grad(), recorder, hooks:
+        loss = setup.forward(batch)
     kept = recorder.kept()
     del loss  # what it holds had to live until here
     return Trace(kept, recorder.calls)

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedOperatorException,
-)
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from actbench import hostmemory
-from actbench.errors import MeasurementError
-from actbench.fake import fake_mode, to_fake
+from actbench.errors import UntraceableError
+from actbench.fake import fake_mode, shapes_only, to_fake
 from actbench.meters import holdings, temporaries
 from actbench.meters.base import MemoryReading
 from actbench.meters.ledger import Ledger
@@ -66,7 +61,17 @@ class SimulatedMeter:
         return device_operators(self.profile)
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
-        """Make the module's parameters and buffers fake, in place."""
+        """Make the module's parameters and buffers fake, in place.
+
+        Raises:
+            UntraceableError: The model holds recurrent layers.
+        """
+        recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
+        if recurrent is not None:
+            raise UntraceableError(
+                f"--meter simulated: the model holds a {recurrent}, and what its operators keep for each step in time "
+                "does not show on fake tensors; measure it with --meter cpu or --meter cuda"
+            )
         to_fake(setup.module, self._mode)
         return setup
 
@@ -79,14 +84,14 @@ class SimulatedMeter:
 
         Raises:
             OutOfMemoryError: The peak is above ``memory_bytes``.
-            MeasurementError: The model looks at values, or uses an operator that has no fake form.
+            UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
         ledger = Ledger(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
         )
-        with self.active(), _only_shapes(), ledger:
+        with self.active(), shapes_only(), ledger:
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
             reading = _read(step, ledger)
@@ -152,14 +157,3 @@ def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the scalars in which Adam counts its steps, which it keeps on the host for CUDA parameters."""
     counters = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
     return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]
-
-
-@contextmanager
-def _only_shapes() -> Iterator[None]:
-    try:
-        yield
-    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
-        raise MeasurementError(
-            f"--meter simulated: the model needs the values of tensors, which a simulation does not have"
-            f" ({type(error).__name__}: {error}); measure it with --meter cpu or --meter cuda"
-        ) from error

@@ -2,52 +2,125 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.codecs.tables import Table
 from actbench.nn.firstorder import first_order
+from actbench.nn.fused import function_name, one_pass
+from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
+from actbench.nn.standin import carry_hooks, without_hooks
 from actbench.ops.stepwise import decode, encode
 
 
+class Steps(Protocol):
+    """What a layer keeps of its input, and what backward makes of it.
+
+    Attributes:
+        bits: Bits kept per element, 1 to 8.
+        fold: Whether the magnitude is compared.
+        bounds: ``2**bits - 1`` numbers, ascending: the code of an element is how many of them lie strictly below it.
+        levels: ``2**bits`` numbers, one for each code.
+        fusible: Whether the codes are those that the layer's one-pass operator gives, if it has one.
+    """
+
+    @property
+    def bits(self) -> int: ...  # noqa: D102
+    @property
+    def fold(self) -> bool: ...  # noqa: D102
+    @property
+    def bounds(self) -> tuple[float, ...]: ...  # noqa: D102
+    @property
+    def levels(self) -> tuple[float, ...]: ...  # noqa: D102
+    @property
+    def fusible(self) -> bool: ...  # noqa: D102
+
+    def compared(self, x: Tensor) -> Tensor:
+        """Return what is encoded of x, contiguous like x."""
+
+    def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of x from its packed codes, the levels as a tensor, and the gradient of the output."""
+
+
+@dataclass(frozen=True)
+class TableSteps:
+    """The steps of a table: the gradient is multiplied with the level in place of the derivative."""
+
+    bits: int
+    fold: bool
+    bounds: tuple[float, ...]
+    levels: tuple[float, ...]
+
+    fusible = True
+
+    @classmethod
+    def of(cls, table: Table) -> TableSteps:
+        """Return the steps of a table."""
+        return cls(table.bits, table.fold, table.borders, table.levels)
+
+    def compared(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
+        """Return ``grad * levels[code]``."""
+        product: Tensor = decode(codes, levels, grad, self.bits)
+        return product
+
+
 class StepwiseGradient(torch.autograd.Function):
-    """An exact activation whose derivative in backward is piecewise constant."""
+    """An exact activation of which backward knows only the step that each element is on."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, exact: Callable[[Tensor], Tensor], bounds: Tensor, levels: Tensor, bits: int, fold: bool
+        ctx: Any,
+        x: Tensor,
+        exact: Callable[[Tensor], Tensor],
+        steps: Steps,
+        bounds: Tensor,
+        levels: Tensor,
+        function: str | None,
     ) -> Tensor:
         """Return ``exact(x)``; keep the packed codes and the levels, which belong to the layer."""
-        ctx.bits, ctx.dtype, ctx.order = bits, x.dtype, _memory_order(x)
-        ctx.save_for_backward(encode(_in_order(x, ctx.order), bounds, bits, fold), levels)
+        ctx.steps, ctx.dtype, ctx.order = steps, x.dtype, memory_order(x)
+        inplace = getattr(exact, "inplace", False)
+        if inplace:
+            ctx.mark_dirty(x)
+        both = one_pass(function, x, ctx.order, inplace, bounds, steps.bits, steps.fold)
+        if both is not None:
+            output, codes = both
+            ctx.save_for_backward(codes, levels)
+            return output
+        compared = steps.compared(in_order(x, ctx.order))
+        ctx.save_for_backward(encode(compared, bounds, steps.bits, steps.fold), levels)
+        if inplace:
+            exact(x)
+            return x  # and not what exact returns, in which torch.compile does not know the marked tensor again
         return exact(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return ``grad * levels[code]``, laid out in memory as x was."""
+        """Return the gradient of the steps, laid out in memory as x was."""
         codes, levels = ctx.saved_tensors
-        product = decode(codes, levels, _in_order(grad, ctx.order), ctx.bits)
-        if ctx.order is not None:
-            product = product.permute(sorted(range(product.dim()), key=ctx.order.__getitem__))
-        return product.to(ctx.dtype), None, None, None, None, None
+        product = ctx.steps.gradient(codes, levels, in_order(grad, ctx.order))
+        return as_it_lay(product, ctx.order).to(ctx.dtype), None, None, None, None, None
 
 
 class StepwiseActivation(nn.Module):
-    """An activation layer with the forward pass of the layer it replaces and the derivative of a table.
+    """An activation layer with the forward pass of the layer it replaces, and steps for its derivative.
 
-    Kept for backward: ``table.bits`` bits per element of the input; nothing where no gradient is needed. The layer has
-    no entries in a state_dict, like the one it replaces.
+    Kept for backward: ``steps.bits`` bits per element of the input; nothing where no gradient is needed. The layer has
+    no entries in a state_dict, like the one it replaces. One that works in place still does: its input is encoded
+    before it is overwritten, and autograd is told.
 
     Args:
         exact: The layer to replace; not changed, and its hooks and train/eval flag are carried over.
-        table: Bounds and levels of its derivative.
+        steps: A table of its derivative, or any other steps.
         label: What the layer is called when shown.
         like: A tensor where the layer will run, such as a parameter of the model (which may be fake); None for the CPU.
     """
@@ -55,16 +128,15 @@ class StepwiseActivation(nn.Module):
     bounds: Tensor
     levels: Tensor
 
-    def __init__(self, exact: nn.Module, table: Table, label: str, like: Tensor | None = None) -> None:
+    def __init__(self, exact: nn.Module, steps: Table | Steps, label: str, like: Tensor | None = None) -> None:
         super().__init__()
-        self.table, self.label = table, label
+        self.steps, self.label = TableSteps.of(steps) if isinstance(steps, Table) else steps, label
         place = torch.empty(0) if like is None else like
-        self.register_buffer("bounds", _constants(table.borders, place), persistent=False)
-        self.register_buffer("levels", _constants(table.levels, place), persistent=False)
-        self.exact = _without_hooks(exact)
-        for name in _hook_tables(exact):
-            vars(self)[name] = vars(exact)[name]
-        self.train(exact.training)
+        self.register_buffer("bounds", constants(self.steps.bounds, place), persistent=False)
+        self.register_buffer("levels", constants(self.steps.levels, place), persistent=False)
+        self.exact = without_hooks(exact)
+        self.function = function_name(exact) if self.steps.fusible else None
+        carry_hooks(exact, self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit.
@@ -78,46 +150,16 @@ class StepwiseActivation(nn.Module):
         if self.levels.device != input.device:  # a model over several devices
             self.to(input.device)
         output: Tensor = StepwiseGradient.apply(
-            input, self.exact, self.bounds, self.levels, self.table.bits, self.table.fold
+            input, self.exact, self.steps, self.bounds, self.levels, self.function
         )
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.bounds = _constants(self.table.borders, self.bounds)
-        self.levels = _constants(self.table.levels, self.levels)
+        self.bounds = constants(self.steps.bounds, self.bounds)
+        self.levels = constants(self.steps.levels, self.levels)
         return self
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.table.bits}-bit {self.label})"
-
-
-def _constants(values: Iterable[float], like: Tensor) -> Tensor:
-    """Return float32 values where ``like`` is, fake if it is."""
-    if isinstance(like, FakeTensor):
-        with like.fake_mode:
-            return torch.tensor(values, dtype=torch.float32, device=like.device)
-    return torch.tensor(values, dtype=torch.float32, device=like.device)
-
-
-def _memory_order(x: Tensor) -> list[int] | None:
-    """Return the dimensions in the order in which they lie in memory, widest stride first; None for contiguous."""
-    return None if x.is_contiguous() else sorted(range(x.dim()), key=x.stride, reverse=True)
-
-
-def _in_order(x: Tensor, order: list[int] | None) -> Tensor:
-    """Return x with its dimensions in this order, contiguous; no copy where they lie so in memory."""
-    return (x if order is None else x.permute(order)).contiguous()
-
-
-def _hook_tables(module: nn.Module) -> list[str]:
-    return [name for name in vars(nn.Module()) if "hook" in name]
-
-
-def _without_hooks(module: nn.Module) -> nn.Module:
-    """Return a module that computes the same; hooks belong to the layer that stands in the model."""
-    bare = copy.copy(module)
-    for name in _hook_tables(module):
-        vars(bare)[name] = OrderedDict() if isinstance(vars(module)[name], dict) else vars(nn.Module())[name]
-    return bare
+        return f"{type(self).__name__}({self.steps.bits}-bit {self.label})"

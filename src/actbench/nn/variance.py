@@ -13,7 +13,7 @@ from torch import Tensor
 
 from actbench.codecs.sketch import Sketching, batch_variance, variance
 from actbench.nn.sketched import Sketched
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.seeds import diverge
 from actbench.training import Batch, TrainingSetup
 
 
@@ -88,7 +88,7 @@ class _Formulas:
     def _watch(self, sketching: Sketching, layer: Any, args: Any, kwargs: Any, output: Tensor) -> None:
         if not output.requires_grad or not layer.weight.requires_grad:
             return
-        (given,) = (*args, *kwargs.values())
+        given: Tensor = next(iter((*args, *kwargs.values())))
         x = given.detach().reshape(-1, given.shape[-1])
 
         def add(grad: Tensor) -> None:
@@ -104,8 +104,7 @@ def _gradients(
 ) -> dict[Tensor, Tensor]:
     """Return the gradients of the weights that get one; of one seed all repeats have the same dropout masks."""
     torch.manual_seed(seed)
-    for _ in range(repeat):
-        fresh_seed()  # moves sketches on, and nothing else
+    diverge(torch.default_generator, repeat)
     setup.module.zero_grad(set_to_none=True)
     setup.forward(batch).backward()  # type: ignore[no-untyped-call]
     found = {weight: weight.grad for weight in weights if weight.grad is not None}

@@ -37,6 +37,19 @@ def draw(generator: torch.Generator) -> int:
     return seed
 
 
+def diverge(generator: torch.Generator, branch: int) -> None:
+    """Let later draws give other seeds on each branch, while the generator's numbers stay what they would have been.
+
+    Branch 0 is the one without this call. What is changed is the note of the seed that the generator was given, which
+    no number depends on either; ``torch.manual_seed`` undoes it.
+    """
+    if branch:
+        state = generator.get_state()
+        words = state.numpy()[: _BLOCK * 8].view(np.uint64)
+        words[_SEED] = noise.mixed(int(words[_SEED]) ^ noise.mixed(branch))
+        generator.set_state(state)
+
+
 @functools.cache
 def _check_layout() -> None:
     """Try on a generator of our own that the state lies as this file says.

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack
+from actbench.ops.arguments import check_bits, check_contiguous, check_packed, check_table
 from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import stepwise as cuda
 from actbench.ops.library import library
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
@@ -101,33 +100,17 @@ def _decode_fake(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Ten
     return torch.empty_like(grad)
 
 
-def _check(bits: int, tensor: Tensor, table: Tensor, entries: int, what: str) -> None:
-    """Refuse what a kernel would read past or misread; plain tests, since this is part of the time of every call."""
-    if not 1 <= bits <= 8:
-        raise ValueError(f"bits must be from 1 to 8, found {bits}")
-    if tensor.dtype not in DTYPES:
-        raise ValueError(f"{tensor.dtype} is not one of {DTYPES}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"the tensor must be contiguous, found strides {tensor.stride()}")
-    if table.dtype != torch.float32 or table.dim() != 1 or not table.is_contiguous():
-        raise ValueError(f"{what} must be a contiguous float32 vector, found {table.dtype} {tuple(table.shape)}")
-    if table.numel() != entries:
-        raise ValueError(f"{bits} bits take {entries} {what}, found {table.numel()}")
-    if table.device != tensor.device:
-        raise ValueError(f"{what} on {table.device}, the tensor on {tensor.device}")
-
-
 def _check_encode(x: Tensor, bounds: Tensor, bits: int) -> None:
-    _check(bits, x, bounds, (1 << bits) - 1, "bounds")
+    check_bits(bits)
+    check_contiguous(x)
+    check_table(bounds, x, bits, (1 << bits) - 1, "bounds")
 
 
 def _check_decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> None:
-    _check(bits, grad, levels, 1 << bits, "levels")
-    if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.device != grad.device:
-        raise ValueError(f"packed must be contiguous uint8 on {grad.device}, found {packed.dtype} on {packed.device}")
-    expected = bitpack.packed_bytes(grad.numel(), bits)
-    if packed.numel() != expected:
-        raise ValueError(f"packed must have {expected} bytes, found {packed.numel()}")
+    check_bits(bits)
+    check_contiguous(grad)
+    check_table(levels, grad, bits, 1 << bits, "levels")
+    check_packed(packed, grad, bits)
 
 
 _ENCODE = "stepwise_encode(Tensor x, Tensor bounds, int bits, bool fold) -> Tensor"

@@ -56,6 +56,11 @@ class Scheme(Data):
         return None
 
     @property
+    def runs_files(self) -> tuple[str, ...]:
+        """The ``file.py:name`` of every file of the user's that applying the scheme runs."""
+        return ()
+
+    @property
     def spec(self) -> str:
         """The shortest specification that builds this scheme."""
         head = self.name
@@ -72,4 +77,6 @@ class Scheme(Data):
 def _written(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(str(item) for item in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)  # of a float the shortest text that reads back as the same number

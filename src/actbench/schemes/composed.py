@@ -39,6 +39,11 @@ class Composed(Scheme):
         return {name: value for part in self.parts for name, value in part.diagnostics(setup, batch, seed).items()}
 
     @property
+    def runs_files(self) -> tuple[str, ...]:
+        """The files that the parts run."""
+        return tuple(file for part in self.parts for file in part.runs_files)
+
+    @property
     def spec(self) -> str:
         """The parts' specifications joined by ``+``, in the order in which they are applied."""
         return "+".join(part.spec for part in self.parts)

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
-from collections import Counter
+import difflib
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from torch import nn
 
-from actbench.codecs.activation import ACTIVATIONS, Activation
-from actbench.codecs.tables import Weight, table
+from actbench.codecs.activation import Activation
+from actbench.codecs.tables import Table, Weight, table
 from actbench.errors import ConversionError
-from actbench.nn.census import census
-from actbench.nn.stepwise import StepwiseActivation
-from actbench.nn.swap import swap
-from actbench.records import Published, Site, Unreached
+from actbench.nn import own
+from actbench.nn.activations import instead, refuse_converted, swap_activations
+from actbench.nn.functions import GUISES, NAMES, Function, function_of, why_not
+from actbench.nn.own import OwnFunction
+from actbench.nn.stepwise import Steps
+from actbench.records import Published
 from actbench.schemes.base import Scheme
 from actbench.training import TrainingSetup
 from actbench.units import GIB
@@ -20,21 +24,7 @@ from actbench.units import GIB
 _SETTING = "fewbit:3 for GELU, RoBERTa-base, MRPC, batch 128, GPU not named"
 _SOURCE = "README of github.com/skolai/fewbit"
 
-_GUISES = {"gelu": ("gelu", "gelu_tanh", "quick_gelu")}
-"""Names that stand for several functions."""
-
-_TORCH = "torch.nn.modules.activation"
-_TRANSFORMERS = "transformers.activations"
-_FUNCTIONS = {
-    f"{_TRANSFORMERS}.GELUActivation": "gelu",
-    f"{_TRANSFORMERS}.GELUTanh": "gelu_tanh",
-    f"{_TRANSFORMERS}.PytorchGELUTanh": "gelu_tanh",
-    f"{_TRANSFORMERS}.NewGELUActivation": "gelu_tanh",
-    f"{_TRANSFORMERS}.FastGELUActivation": "gelu_tanh",
-    f"{_TRANSFORMERS}.AccurateGELUActivation": "gelu_tanh",
-    f"{_TRANSFORMERS}.QuickGELUActivation": "quick_gelu",
-}
-"""The function of a module by its exact type, named so that transformers need not be imported."""
+_PATH = re.compile(r".*\.py:[A-Za-z_]\w*")
 
 
 def _whole_number(value: Any) -> Any:
@@ -51,12 +41,16 @@ class FewBit(Scheme):
     Paper: Novikov et al., "Few-Bit Backward: Quantized Gradients of Activation Functions for Memory Footprint
     Reduction", arXiv 2202.00441.
     Kept for backward: ``ceil(elements * bits / 8)`` bytes, and ``2**bits`` levels per layer. The forward pass is exact;
-    the gradient is multiplied with the level in place of the derivative.
-    Not reproduced: the functions other than GELU, and the authors' CUDA kernels, which store one bit more than named.
+    the gradient is multiplied with the level in place of the derivative. The functions whose derivative has but two
+    values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) keep one bit whatever
+    ``bits`` says, and their gradient is exact.
+    Not reproduced: the authors' CUDA kernels, which store one bit more than named.
 
     Attributes:
         bits: Bits per element, 1 to 8.
-        functions: Which functions to convert; all that are known when empty. ``gelu`` stands for every form of it.
+        functions: Which functions to convert; all that are known when empty. ``gelu`` stands for every form of it, and
+            ``file.py:name`` for one of your own: a class of layers, or a function of a tensor and the layers that
+            compute it. The file is run.
         weight: How much an error of the derivative at x counts: ``uniform``, or ``normal`` for normal inputs.
         scale: Standard deviation of the inputs that ``normal`` expects.
     """
@@ -79,10 +73,15 @@ class FewBit(Scheme):
     @field_validator("functions")
     @classmethod
     def _known(cls, functions: tuple[str, ...]) -> tuple[str, ...]:
-        for function in functions:
-            if function not in ACTIVATIONS:
-                raise ValueError(f"{function!r} is not one of {', '.join(ACTIVATIONS)}")
-        return functions
+        joined = tuple(_joined(functions))
+        for function in joined:
+            if _PATH.fullmatch(function):
+                own.check(function)
+            elif function not in NAMES:
+                close = difflib.get_close_matches(function, NAMES, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                raise ValueError(f"{function!r} is not one of {', '.join(NAMES)} or file.py:name{hint}")
+        return joined
 
     @field_validator("scale")
     @classmethod
@@ -96,65 +95,49 @@ class FewBit(Scheme):
         """Bits kept per element."""
         return self.bits
 
+    @property
+    def runs_files(self) -> tuple[str, ...]:
+        """The user's files that hold functions."""
+        return tuple(function for function in self.functions if _PATH.fullmatch(function))
+
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every activation module of a known function.
+        """Replace every activation layer of a known or named function.
 
         Raises:
             ConversionError: There is none, or the model has been converted before.
+            UsageError: A function of the user's own fails, or has no derivative that a table could stand for.
         """
-        for path, module in setup.module.named_modules():
-            if isinstance(module, StepwiseActivation):
-                raise ConversionError(f"{self.spec}: {path!r} is a {module} already; convert the original model")
-        like = next(setup.module.parameters(), None)
-        wanted = {guise for name in self.functions or ACTIVATIONS for guise in _GUISES.get(name, (name,))}
-        sites: list[Site] = []
-        unreached: list[Unreached] = []
+        refuse_converted(self.spec, setup.module)
+        named = [name for name in self.functions if name not in self.runs_files]
+        known = named or ([] if self.functions else NAMES)
+        wanted = {guise for name in known for guise in GUISES.get(name, (name,))}
+        owned = [OwnFunction.load(spec) for spec in self.runs_files]
 
-        def rule(module: nn.Module, path: str) -> nn.Module | None:
-            function = _function_of(module)
-            reason = _why_not(module, function)
-            if reason is not None:
-                unreached.append(Unreached(path=path, kind=type(module).__name__, reason=reason))
-            if function is None or function.name not in wanted or reason is not None:
+        def steps_of(layer: nn.Module) -> tuple[Table | Steps, str] | None:
+            mine = (function for function in (one.of(layer) for one in owned) if function is not None)
+            function: Function | None = next(mine, None) or (function_of(layer) if why_not(layer) is None else None)
+            if function is None or (function.name not in wanted and function.name not in self.runs_files):
                 return None
-            sites.append(Site(path=path, was=_called(module), becomes=f"{self.bits}-bit {function.label}"))
-            best = table(function.name, self.bits, self.weight, self.scale)
-            return StepwiseActivation(module, best, function.label, like)
+            if isinstance(function, Activation):
+                return table(function, self.bits, self.weight, self.scale), f"{self.bits}-bit {function.label}"
+            return function, f"1-bit {function.label}"
 
-        model = swap(setup.module, rule)
+        model, sites, unreached = swap_activations(setup.module, steps_of)
         if not sites:
-            raise ConversionError(f"{self.spec}: none of {', '.join(sorted(wanted))} to convert; {_instead(model)}")
-        return setup.changed(model, tuple(sites), tuple(unreached))
+            asked = ", ".join([*sorted(wanted), *self.runs_files])
+            raise ConversionError(f"{self.spec}: none of {asked} to convert; {instead(model)}")
+        return setup.changed(model, sites, unreached)
 
 
-def _function_of(module: nn.Module) -> Activation | None:
-    if type(module) is nn.GELU:
-        return ACTIVATIONS["gelu_tanh" if module.approximate == "tanh" else "gelu"]
-    name = _FUNCTIONS.get(f"{type(module).__module__}.{type(module).__qualname__}")
-    return None if name is None else ACTIVATIONS[name]
-
-
-def _why_not(module: nn.Module, function: Activation | None) -> str | None:
-    """Return why an activation that looks like one of ours is left alone, or None."""
-    name = type(module).__name__
-    if function is not None:
-        return "another forward is bound on this module" if "forward" in vars(module) else None
-    if name == "ClippedGELUActivation":
-        return "its derivative depends on where it clips, and has no table"
-    if isinstance(module, nn.GELU):
-        return "a subclass of nn.GELU, whose forward may be another"
-    if "gelu" in name.lower() and not any(module.children()):
-        return "not a GELU that is known by its type"
-    return None
-
-
-def _called(module: nn.Module) -> str:
-    name = type(module).__name__
-    return f"nn.{name}" if type(module).__module__ == _TORCH else name
-
-
-def _instead(model: nn.Module) -> str:
-    """Say what activation modules a model holds."""
-    found = Counter(_called(module) for module in model.modules() if type(module).__module__ in (_TORCH, _TRANSFORMERS))
-    held = ", ".join(f"{count} {name}" for name, count in found.most_common())
-    return f"{type(model).__name__} holds {held or f'no activation modules, only {census(model)}'}"
+def _joined(parts: Iterable[str]) -> Iterable[str]:
+    """Put together again what the grammar, in which ``/`` parts the items of a list, has taken for several items."""
+    path: list[str] = []
+    for part in parts:
+        if not path and part in NAMES:
+            yield part
+            continue
+        path.append(part)
+        if _PATH.fullmatch(part):
+            yield "/".join(path)
+            path = []
+    yield from path

@@ -23,10 +23,10 @@ class Randomized(Scheme):
 
     Paper: Bershatsky et al., "Memory-Efficient Backpropagation through Large Linear Layers", arXiv 2201.13195.
     Kept for backward: S X, (k, d_in) in place of the (rows, d_in) input, and the seed of S, 8 bytes, or for ``norm``
-    and ``wta`` the k numbers of the rows kept, 4 k bytes; layers that read one input keep one sketch. Forward, input and
-    bias gradients are exact; the weight gradient is unbiased. Sketches beyond the paper: sampled rows, the subsampled
-    randomized Hadamard transform (arXiv 1011.1595) and WTA-CRS (arXiv 2305.15265), with row lengths of the input alone:
-    its use of the last step's gradient lengths is not reproduced.
+    and ``wta`` the k numbers of the rows kept, 4 k bytes; layers that read one input keep one sketch. Forward, input
+    and bias gradients are exact; the weight gradient is unbiased. Sketches beyond the paper: sampled rows, the
+    subsampled randomized Hadamard transform (arXiv 1011.1595) and WTA-CRS (arXiv 2305.15265).
+    Not reproduced: WTA-CRS weighs a row by the gradient of an earlier step too; here it is the input's length alone.
 
     Attributes:
         ratio: Rows of the sketch per row of the input (all leading dimensions count as rows), rounded down.

@@ -102,14 +102,18 @@ def _estimates(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _estimate_of(record: Record, estimates: dict[str, list[Record]]) -> Measurement | None:
-    """Return the estimate that suits a measurement: the one whose device profile is of the meter's kind, if any is."""
-    if record.case.meter == "simulated" or not estimates:
+    """Return the estimate of a measurement: that of the CPU for the CPU, that of a GPU for a GPU.
+
+    Of several simulated GPUs it is the one that the record's GPU is named like; where none is, there is no estimate.
+    """
+    if record.case.meter == "simulated":
         return None
-    candidates = sorted(
-        estimates.get(_what(record.case), ()),
-        key=lambda estimate: not (estimate.case.device_profile or "cuda").startswith(record.case.meter),
-    )
-    outcome = candidates[0].outcome if candidates else None
+    is_cpu = record.case.meter == "cpu"
+    candidates = [e for e in estimates.get(_what(record.case), ()) if (e.case.device_profile == "cpu") == is_cpu]
+    if len(candidates) > 1:
+        gpu = (record.machine.gpu or "").lower()
+        candidates = [e for e in candidates if (e.case.device_profile or "cuda").partition("-")[0] in gpu]
+    outcome = candidates[0].outcome if len(candidates) == 1 else None
     return outcome if isinstance(outcome, Measurement) else None
 
 

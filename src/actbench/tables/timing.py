@@ -1,4 +1,4 @@
-"""What is made of the seconds of several steps: a median, its interquartile range, and ratios of two of them."""
+"""What is made of the seconds of several steps: a median, the spread of the steps, and ratios of two of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Spread:
 
     Attributes:
         value: The median, or what was made of medians.
-        spread: The interquartile range, third quartile minus first, or what was made of them.
+        spread: Half the interquartile range: half of the steps are within it of the median; or what was made of it.
     """
 
     value: float
@@ -28,7 +28,7 @@ def step_time(seconds: Sequence[float] | None) -> Spread | None:
     if len(seconds) == 1:
         return Spread(seconds[0])
     first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return Spread(middle, third - first)
+    return Spread(middle, (third - first) / 2)
 
 
 def throughput(batch_size: int, step: Spread | None) -> Spread | None:

@@ -4,6 +4,7 @@ a model of theirs is asked for.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from actbench.records import Case, Task
@@ -38,6 +39,17 @@ def load(case: Case) -> Workload:
     from actbench.workloads.huggingface import HuggingFaceWorkload
 
     return HuggingFaceWorkload(name, case)
+
+
+def from_folder(folder: Path, case: Case) -> Workload:
+    """Find the model in a folder, whatever the folder is called; no other kind of model can come of it.
+
+    Raises:
+        ModelError: The folder holds no model, or a broken one.
+    """
+    from actbench.workloads.huggingface import HuggingFaceWorkload
+
+    return HuggingFaceWorkload(names.ModelName("folder", str(folder)), case)
 
 
 def available() -> list[Available]:

@@ -6,6 +6,7 @@ look at the lengths of the rows of X, which the backward pass does not have, so 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -33,7 +34,7 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
     """
     rows = matrix.shape[0]
     draw = draws.distinct if kind == "rows_distinct" else draws.uniform
-    return taken(matrix, draw(seed, rows, size, matrix.device)) * (rows / size) ** 0.5
+    return taken(matrix, draw(seed, rows, size, matrix.device)) * math.sqrt(rows / size)
 
 
 def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[Tensor, Tensor]:
@@ -65,7 +66,7 @@ def row_norms(matrix: Tensor) -> Tensor:
     """Return |x_i| of every row: (rows,) float64, from squares summed in the working type, 2 MiB of rows at a time."""
     dtype = working_type(matrix)
     step = max(CHUNK_BYTES // (max(matrix.shape[1], 1) * dtype.itemsize), 1)
-    return torch.cat([torch.linalg.vector_norm(part.to(dtype), dim=1) for part in matrix.split(step)]).double()
+    return torch.cat([torch.linalg.vector_norm(part.to(dtype), dim=1) for part in torch.split(matrix, step)]).double()
 
 
 def winners(ascending: Tensor, size: int) -> Tensor:

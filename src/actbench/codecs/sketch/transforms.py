@@ -1,11 +1,11 @@
 """Sketches that are rows of an orthonormal transform of the columns, O(N d log N) work for an (N, d) matrix.
 
-``dct`` is the DCT-II and ``dft`` the real Fourier basis (1, then cosines and sines of each frequency): k rows drawn with
-replacement and scaled by sqrt(N / k), as arXiv 2201.13195 has them but without bias. ``hadamard`` is the subsampled
-randomized Hadamard transform (Tropp, arXiv 1011.1595): random signs first, then k different rows.
+``dct`` is the DCT-II and ``dft`` the real Fourier basis (1, then cosines and sines of each frequency): k rows drawn
+with replacement and scaled by sqrt(N / k), as in arXiv 2201.13195. ``hadamard`` is the subsampled randomized Hadamard
+transform (Tropp, arXiv 1011.1595): random signs first, then k different rows.
 
-Without random signs a transform only moves the spread from row to row: where X and Y are smooth along the rows, a few
-frequencies hold everything and the estimate is worse than one from plain rows. The signs make every case the typical one.
+Without random signs a transform only moves what the rows hold: where X and Y have a common mean or are smooth along the
+rows, a few frequencies hold everything, and the estimate is worse than one from plain rows. Signs prevent that.
 
 Columns are transformed a few at a time: beside the result exist about four copies of 2 MiB of them, or of 8 columns
 where these are more.

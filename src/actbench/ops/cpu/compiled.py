@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numba
+import numpy as np
 import torch
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numba.np.ufunc.parallel import threading_layer
 
 from actbench.ops import cache
@@ -28,6 +32,20 @@ _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function that kernels call."""
     return numba.njit(function)  # type: ignore[no-any-return]
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+@inlined
+def at(address: int, count: int, dtype: Any) -> np.ndarray:
+    """Return the array of ``count`` elements at an address. To make it of a tensor before the call takes longer."""
+    return numba.carray(_pointer(address), (count,), dtype)
 
 
 class Kernel:

@@ -16,12 +16,6 @@ KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT1
 """The kind that kernels are told, by type."""
 
 
-def raw(tensor: torch.Tensor) -> np.ndarray:
-    """Return the bits of a contiguous float tensor as a flat uint32 or uint16 array over the same memory."""
-    width = torch.uint32 if tensor.dtype == torch.float32 else torch.uint16
-    return tensor.detach().reshape(-1).view(width).numpy()
-
-
 @inlined
 def widen(source: np.ndarray, kind: int, target: np.ndarray) -> None:
     """Write the float32 bits of every value of ``source``.

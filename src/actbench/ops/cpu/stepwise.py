@@ -1,17 +1,20 @@
-"""Few-bit derivatives on the CPU: codes of a block first, then its bits, so that both loops vectorise."""
+"""Few-bit derivatives on the CPU, a block at a time: up to 4 bits in vectors (:mod:`actbench.ops.cpu.lanes`), and what is
+left over, or has more bits, by codes first and packing after, loops that vectorise by themselves.
+"""
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 from numba import prange
+from numba.np.unsafe.ndarray import to_fixed_tuple
 from torch import Tensor
 
-from actbench.ops.cpu import hugepages
+from actbench.ops.cpu import hugepages, lanes
 from actbench.ops.cpu.bitpack import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, Kernel, inlined
-from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, raw, widen
+from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, widen
+from actbench.ops.cpu.lanes import MANY, SOME
 
 
 def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
@@ -27,7 +30,8 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
         uint8 of ``ceil(x.numel() * bits / 8)`` bytes.
     """
     packed = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8)
-    _encode(x.numel(), raw(x), KINDS[x.dtype], bounds.detach().numpy(), bits, fold, packed.numpy())
+    count = x.numel()
+    _encode(count, count, x.data_ptr(), KINDS[x.dtype], bounds.data_ptr(), bits, fold, packed.data_ptr())
     return packed
 
 
@@ -44,40 +48,40 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
         A tensor like ``grad``.
     """
     out = hugepages.empty_like(grad)
-    kind = KINDS[grad.dtype]
-    _decode(grad.numel(), packed.numpy(), levels.detach().numpy(), raw(grad), kind, bits, raw(out))
+    count, kind = grad.numel(), KINDS[grad.dtype]
+    _decode(count, count, packed.data_ptr(), levels.data_ptr(), grad.data_ptr(), kind, bits, out.data_ptr())
     return out
 
 
 @inlined
-def _codes_of(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> None:
-    """Write to ``codes`` how many bounds are below each value; none is below NaN.
-
-    Up to 3 bits by halving among bounds in registers; then by counting two bounds a pass. Both vectorise.
-    """
-    if bounds.size <= 7:
-        t = np.full(7, np.inf, np.float32)
-        t[: bounds.size] = bounds
-        a, b, c, d, e, f, g = t[0], t[1], t[2], t[3], t[4], t[5], t[6]
-        for i in range(values.size):
-            codes[i] = np.uint8(_halved(values[i], a, b, c, d, e, f, g))
-    else:
-        _count_below(values, bounds, codes)
-
-
-@numba.njit(inline="always")
-def _halved(x: float, a: float, b: float, c: float, d: float, e: float, f: float, g: float) -> np.int32:
-    """Return how many of seven ascending bounds are below x."""
-    above_d = x > d
-    above_b_or_f = x > (f if above_d else b)
-    low, high = e if above_d else a, g if above_d else c
-    above_last = x > (high if above_b_or_f else low)
-    four, two = np.int32(4) if above_d else np.int32(0), np.int32(2) if above_b_or_f else np.int32(0)
-    return np.int32(np.int32(four + two) + np.int32(above_last))
+def _encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
+    """Write how many bounds are below each value; none is below NaN."""
+    done = values.size // MANY * MANY if bits <= 4 else 0
+    if bits == 1:
+        one = to_fixed_tuple(bounds, 1)
+        for i in range(0, done, MANY):
+            lanes.encode1(i, values, one, packed)
+    elif bits == 2:
+        three = to_fixed_tuple(bounds, 3)
+        for i in range(0, done, MANY):
+            lanes.encode2(i, values, three, packed)
+    elif bits == 3:
+        seven = to_fixed_tuple(bounds, 7)
+        for i in range(0, done, MANY):
+            lanes.encode3(i, values, seven, packed)
+    elif bits == 4:
+        fifteen = to_fixed_tuple(bounds, 15)
+        for i in range(0, done, MANY):
+            lanes.encode4(i, values, fifteen, packed)
+    if done < values.size:
+        words = np.zeros(BLOCK // 8, np.uint64)
+        _count_below(values[done:], bounds, words.view(np.uint8))
+        pack(words, bits, packed[done // 8 * bits :])
 
 
 @inlined
 def _count_below(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> None:
+    """Count two bounds a pass, which vectorises."""
     first = bounds[0]
     for i in range(values.size):
         codes[i] = np.uint8(values[i] > first)
@@ -88,74 +92,67 @@ def _count_below(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> N
 
 
 @inlined
-def _scale(codes: np.ndarray, levels: np.ndarray, grad: np.ndarray, out: np.ndarray) -> None:
-    """Write ``grad * levels[code]``: up to 4 bits by selection, which takes half the time of loads by index."""
-    if levels.size <= 8:
-        t = np.zeros(8, np.float32)
-        t[: levels.size] = levels
-        a, b, c, d, e, f, g, h = t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]
-        for i in range(out.size):
-            out[i] = grad[i] * _one_of(np.int32(codes[i]), a, b, c, d, e, f, g, h)
-    elif levels.size == 16:
-        t = levels
-        a, b, c, d, e, f, g, h = t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7]
-        p, q, r, s, u, v, w, x = t[8], t[9], t[10], t[11], t[12], t[13], t[14], t[15]
-        for i in range(out.size):
-            code = np.int32(codes[i])
-            low = _one_of(code, a, b, c, d, e, f, g, h)
-            high = _one_of(code, p, q, r, s, u, v, w, x)
-            out[i] = grad[i] * (high if np.int32(code & np.int32(8)) != np.int32(0) else low)
-    else:
-        for i in range(out.size):
-            out[i] = grad[i] * levels[codes[i]]
-
-
-@numba.njit(inline="always")
-def _one_of(code: np.int32, a: float, b: float, c: float, d: float, e: float, f: float, g: float, h: float) -> float:
-    """Choose by the low three bits of a code, in lanes as wide as the levels."""
-    first = np.int32(code & np.int32(1)) != np.int32(0)
-    second = np.int32(code & np.int32(2)) != np.int32(0)
-    ab, cd, ef, gh = b if first else a, d if first else c, f if first else e, h if first else g
-    low, high = cd if second else ab, gh if second else ef
-    return high if np.int32(code & np.int32(4)) != np.int32(0) else low
+def _scale_block(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.ndarray, out: np.ndarray) -> None:
+    """Write ``grad * levels[code]``."""
+    done = grad.size // SOME * SOME if bits <= 4 else 0
+    if bits == 1:
+        two = to_fixed_tuple(levels, 2)
+        for i in range(0, done, SOME):
+            lanes.scale1(i, packed, two, grad, out)
+    elif bits == 2:
+        four = to_fixed_tuple(levels, 4)
+        for i in range(0, done, SOME):
+            lanes.scale2(i, packed, four, grad, out)
+    elif bits == 3:
+        eight = to_fixed_tuple(levels, 8)
+        for i in range(0, done, SOME):
+            lanes.scale3(i, packed, eight, grad, out)
+    elif bits == 4:
+        sixteen = to_fixed_tuple(levels, 16)
+        for i in range(0, done, SOME):
+            lanes.scale4(i, packed, sixteen, grad, out)
+    if done < grad.size:
+        words = np.empty(BLOCK // 8, np.uint64)
+        unpack(packed[done // 8 * bits :], bits, words)
+        codes = words.view(np.uint8)
+        for i in range(grad.size - done):
+            out[done + i] = grad[done + i] * levels[codes[i]]
 
 
 @Kernel
-def _encode(
-    blocks: int, x: np.ndarray, kind: int, bounds: np.ndarray, bits: int, fold: bool, packed: np.ndarray
-) -> None:
+def _encode(blocks: int, count: int, x: int, kind: int, bounds: int, bits: int, fold: bool, packed: int) -> None:
+    table = at(bounds, (1 << bits) - 1, np.float32)
+    stream = at(packed, (count * bits + 7) // 8, np.uint8)
     step = BLOCK // 8 * bits
     for block in prange(blocks):
-        source = x[block * BLOCK : (block + 1) * BLOCK]
-        words = np.zeros(BLOCK // 8, np.uint64)
+        first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
         if kind == FLOAT32 and not fold:
-            values = source.view(np.float32)
+            values = at(x, count, np.float32)[first:end]
         else:
-            wide = np.empty(source.size, np.uint32)
-            widen(source, kind, wide)
+            wide = np.empty(end - first, np.uint32)
+            if kind == FLOAT32:
+                widen(at(x, count, np.uint32)[first:end], kind, wide)
+            else:
+                widen(at(x, count, np.uint16)[first:end], kind, wide)
             if fold:
                 clear_signs(wide)
             values = wide.view(np.float32)
-        _codes_of(values, bounds, words.view(np.uint8))
-        pack(words, bits, packed[block * step : (block + 1) * step])
+        _encode_block(values, table, bits, stream[block * step : (block + 1) * step])
 
 
 @Kernel
-def _decode(
-    blocks: int, packed: np.ndarray, levels: np.ndarray, grad: np.ndarray, kind: int, bits: int, out: np.ndarray
-) -> None:
+def _decode(blocks: int, count: int, packed: int, levels: int, grad: int, kind: int, bits: int, out: int) -> None:
+    table = at(levels, 1 << bits, np.float32)
+    stream = at(packed, (count * bits + 7) // 8, np.uint8)
     step = BLOCK // 8 * bits
     for block in prange(blocks):
-        source = grad[block * BLOCK : (block + 1) * BLOCK]
-        target = out[block * BLOCK : (block + 1) * BLOCK]
-        words = np.empty(BLOCK // 8, np.uint64)
-        unpack(packed[block * step : (block + 1) * step], bits, words)
-        codes = words.view(np.uint8)
+        first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
+        codes = stream[block * step : (block + 1) * step]
         if kind == FLOAT32:
-            _scale(codes, levels, source.view(np.float32), target.view(np.float32))
+            source, target = at(grad, count, np.float32)[first:end], at(out, count, np.float32)[first:end]
+            _scale_block(codes, table, bits, source, target)
         else:
-            wide = np.empty(source.size, np.uint32)
-            product = np.empty(source.size, np.uint32)
-            widen(source, kind, wide)
-            _scale(codes, levels, wide.view(np.float32), product.view(np.float32))
-            narrow(product, kind, target)
+            wide, product = np.empty(end - first, np.uint32), np.empty(end - first, np.uint32)
+            widen(at(grad, count, np.uint16)[first:end], kind, wide)
+            _scale_block(codes, table, bits, wide.view(np.float32), product.view(np.float32))
+            narrow(product, kind, at(out, count, np.uint16)[first:end])

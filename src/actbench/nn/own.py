@@ -1,0 +1,175 @@
+"""A user's own activation, named ``file.py:name``: which layers compute it, and its derivative.
+
+A class, derived from ``nn.Module``, stands for the layers of exactly this class, each with its own attributes. A
+function, from a tensor to a tensor, stands for every layer without weights that computes the same, to 1e-9.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import difflib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actbench.codecs.activation import Activation
+from actbench.codecs.own import own_activation
+from actbench.errors import ConversionError, UsageError
+
+_PROBE = torch.linspace(-7.3, 6.9, 64, dtype=torch.float64)
+
+
+def check(spec: str) -> None:
+    """See that ``file.py:name`` names something, without running the file.
+
+    Raises:
+        ValueError: There is no such file, it is not Python, or it gives nothing that name.
+    """
+    file, _, name = spec.rpartition(":")
+    try:
+        body = ast.parse(Path(file).expanduser().read_bytes(), file).body
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{file} is not Python: {error}") from None
+    found = {name for statement in body for name in _given(statement)}
+    if name not in found and "*" not in found:
+        close = difflib.get_close_matches(name, found, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else f"; it defines {', '.join(sorted(found)) or 'nothing'}"
+        raise ValueError(f"{file} defines no {name!r}{hint}")
+
+
+def _given(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement gives."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [(alias.asname or alias.name).partition(".")[0] for alias in names]
+    return [node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """What ``file.py:name`` named, after the file was run.
+
+    Attributes:
+        spec: ``file.py:name``.
+        found: A subclass of ``nn.Module``, or a function.
+    """
+
+    spec: str
+    found: Any
+    _known: list[Activation] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, spec: str) -> OwnFunction:
+        """Run the file.
+
+        Raises:
+            UsageError: It fails, or what it names is neither a class of layers nor a function.
+        """
+        file, _, name = spec.rpartition(":")
+        path = Path(file).expanduser().resolve()
+        module_spec = importlib.util.spec_from_file_location(path.stem, path)
+        if module_spec is None or module_spec.loader is None:
+            raise UsageError(f"functions={spec}: {file} is not a Python file")
+        module = importlib.util.module_from_spec(module_spec)
+        if str(path.parent) not in sys.path:  # as for a script, so that the file can import its neighbours
+            sys.path.insert(0, str(path.parent))
+        try:
+            module_spec.loader.exec_module(module)
+            found = getattr(module, name)
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"functions={spec}: {type(error).__name__}: {error}") from error
+        if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
+            raise UsageError(f"functions={spec}: {name} is neither a function of a tensor nor a class of nn.Module")
+        return cls(spec, found)
+
+    def activation(self) -> Activation:
+        """Return the function, made with no arguments where it is a class.
+
+        Raises:
+            UsageError: It has no derivative that a table could stand for, or its class needs arguments.
+        """
+        if not isinstance(self.found, type):
+            return self._activation(self.found)
+        try:
+            layer = self.found()
+        except Exception as error:
+            raise UsageError(f"{self.spec}() fails: {type(error).__name__}: {error}") from error
+        return self._activation(layer.double().forward)
+
+    def of(self, layer: nn.Module) -> Activation | None:
+        """Return the function of a layer if it is this one, or None.
+
+        Raises:
+            UsageError: It is, and has no derivative that a table could stand for.
+            ConversionError: It is, and has weights to train, whose gradient needs the input.
+        """
+        if not isinstance(self.found, type):
+            return self._activation(self.found) if self._computed_by(layer) else None
+        if not _same_class(type(layer), self.found):
+            return None
+        if any(parameter.requires_grad for parameter in layer.parameters()):
+            raise ConversionError(
+                f"functions={self.spec}: its layers have weights to train, whose gradient needs the whole input"
+            )
+        return self._activation(copy.deepcopy(layer).double().forward)
+
+    def _activation(self, function: Callable[[Tensor], Tensor]) -> Activation:
+        """Return the function for tables: one object for layers that compute the same, so that it is solved once."""
+        new = own_activation(self.spec, function)
+        x = np.linspace(-50, 50, 4097)
+        for known in self._known:
+            if np.allclose(known.derivative(x), new.derivative(x), rtol=1e-12, atol=1e-14):
+                return known
+        self._known.append(new)
+        return new
+
+    def _computed_by(self, layer: nn.Module) -> bool:
+        if any(True for held in (layer.children(), layer.parameters(), layer.buffers()) for _ in held):
+            return False
+        expected = _on_probe(self.found)
+        if not isinstance(expected, Tensor) or expected.shape != _PROBE.shape:
+            raise UsageError(f"functions={self.spec} must return one value for each element of a vector")
+        try:
+            found = _on_probe(layer.forward)
+        except Exception:  # what cannot take a vector computes something else
+            return False
+        return (
+            isinstance(found, Tensor)
+            and found.shape == expected.shape
+            and found.dtype == expected.dtype
+            and torch.allclose(found, expected, rtol=1e-9, atol=1e-12)
+        )
+
+
+def _on_probe(function: Callable[[Tensor], Any]) -> Any:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        return function(_PROBE.clone())
+
+
+def _same_class(one: type[Any], other: type[Any]) -> bool:
+    """Whether two classes are one class, or come from the same lines of a file that was run twice."""
+    if one is other:
+        return True
+    codes = [vars(kind).get("forward") for kind in (one, other)]
+    places = [
+        (code.__code__.co_filename, code.__code__.co_firstlineno, code.__qualname__)
+        for code in codes
+        if hasattr(code, "__code__")
+    ]
+    return len(places) == 2 and _resolved(places[0]) == _resolved(places[1])
+
+
+def _resolved(place: tuple[str, int, str]) -> tuple[Path, int, str]:
+    return Path(place[0]).resolve(), place[1], place[2]

@@ -1,0 +1,121 @@
+"""Activations whose derivative has two values: one bit keeps it exactly.
+
+What an element is compared with is computed by torch's own backward operator, and backward is that operator again on a
+value that stands for the branch. Kinks, NaN and gradients that are not finite are thus treated as torch treats them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from actbench.ops.mask import select
+from actbench.ops.stepwise import decode
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """A function whose derivative has two values.
+
+    Attributes:
+        name: Its name in specifications.
+        label: Its name for a reader.
+        backward: From the gradient of the output and the input to the gradient of the input, as torch computes it.
+        bounds: One number; the bit says whether what :meth:`compared` gives is above it.
+        levels: An input for which the bit is 0, and one for which it is 1.
+        direct: Whether the input itself is compared; otherwise its derivative.
+        gate: Whether the gradient passes as it is where the bit is 1, and is zero elsewhere.
+    """
+
+    name: str
+    label: str
+    backward: Callable[[Tensor, Tensor], Tensor]
+    levels: tuple[float, float]
+    bounds: tuple[float] = (0.05,)
+    direct: bool = False
+    gate: bool = True
+
+    bits = 1
+    fold = False
+
+    @property
+    def fusible(self) -> bool:
+        """ReLU alone has an operator that gives its output and its bits at once."""
+        return self.name == "relu"
+
+    def compared(self, x: Tensor) -> Tensor:
+        """Return what is encoded of x."""
+        return x if self.direct else self.backward(x.new_ones(()).expand_as(x), x).contiguous()
+
+    def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient of the input, bit for bit that of the exact layer."""
+        if self.gate:
+            return select(codes, grad)  # type: ignore[no-any-return]
+        return self.backward(grad, decode(codes, levels, torch.ones_like(grad), self.bits))
+
+
+def relu() -> Piecewise:
+    """Return ReLU: 1 above zero."""
+    return threshold(0.0, "relu", "ReLU")
+
+
+def threshold(at: float, name: str = "threshold", label: str = "Threshold") -> Piecewise:
+    """Return the function whose derivative is 1 above ``at``."""
+    beside = 1 + abs(at)
+    return Piecewise(name, label, partial(_threshold, at=at), (at - beside, at + beside))
+
+
+def leaky_relu(negative_slope: float) -> Piecewise:
+    """Return the function whose derivative is 1 above zero and ``negative_slope`` elsewhere."""
+    backward = partial(_leaky_relu, slope=negative_slope)
+    return Piecewise("leaky_relu", "LeakyReLU", backward, (-1.0, 1.0), bounds=(0.0,), direct=True, gate=False)
+
+
+def hardtanh(low: float, high: float, name: str = "hardtanh", label: str = "Hardtanh") -> Piecewise:
+    """Return the function whose derivative is 1 between two limits."""
+    return Piecewise(name, label, partial(_hardtanh, low=low, high=high), (high + 1 + abs(high), (low + high) / 2))
+
+
+def hardsigmoid() -> Piecewise:
+    """Return the function whose derivative is 1/6 between -3 and 3."""
+    return Piecewise("hardsigmoid", "Hardsigmoid", aten.hardsigmoid_backward.default, (4.0, 0.0), gate=False)
+
+
+def hardshrink(lambd: float) -> Piecewise:
+    """Return the function whose derivative is 0 from ``-lambd`` to ``lambd``."""
+    return Piecewise("hardshrink", "Hardshrink", partial(_hardshrink, lambd=lambd), (0.0, 1 + 2 * abs(lambd)))
+
+
+def softshrink(lambd: float) -> Piecewise:
+    """Return the function whose derivative is 0 from ``-lambd`` to ``lambd``."""
+    return Piecewise("softshrink", "Softshrink", partial(_softshrink, lambd=lambd), (0.0, 1 + 2 * abs(lambd)))
+
+
+def _threshold(grad: Tensor, x: Tensor, at: float) -> Tensor:
+    return aten.threshold_backward(grad, x, at)  # type: ignore[no-any-return]
+
+
+def _leaky_relu(grad: Tensor, x: Tensor, slope: float) -> Tensor:
+    return aten.leaky_relu_backward(grad, x, slope, False)  # type: ignore[no-any-return]
+
+
+def _hardtanh(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    return aten.hardtanh_backward(grad, x, low, high)  # type: ignore[no-any-return]
+
+
+def _hardshrink(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
+    return aten.hardshrink_backward(grad, x, lambd)  # type: ignore[no-any-return]
+
+
+def _softshrink(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
+    return aten.softshrink_backward(grad, x, lambd)  # type: ignore[no-any-return]
+
+
+PIECEWISE = ("relu", "leaky_relu", "threshold", "relu6", "hardtanh", "hardsigmoid", "hardshrink", "softshrink")
+"""The functions with two slopes, by name."""

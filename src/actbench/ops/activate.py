@@ -1,0 +1,94 @@
+"""An activation and the codes of its input in one operator, which on CUDA reads the input once.
+
+``actbench::stepwise_activate(x, function, bounds, bits, fold)`` gives ``function(x)``, bit for bit as torch computes it
+on that device, and what ``stepwise_encode(x, bounds, bits, fold)`` gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from actbench.ops import bitpack, stepwise
+from actbench.ops.arguments import check_bits, check_contiguous, check_table
+from actbench.ops.cpu import hugepages
+from actbench.ops.cpu import stepwise as cpu
+from actbench.ops.cuda import activate as cuda
+from actbench.ops.library import library
+
+_aten = torch.ops.aten
+_INTO: dict[str, Callable[..., Tensor]] = {
+    "gelu": partial(_aten.gelu.out, approximate="none"),
+    "gelu_tanh": partial(_aten.gelu.out, approximate="tanh"),
+    "silu": _aten.silu.out,
+}
+"""Torch's own operators, which write into ``out=``."""
+
+FUNCTIONS = tuple(_INTO)
+"""The functions that a kernel computes, by name."""
+
+
+def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
+    """Compute both parts with torch's operators, on any device.
+
+    Args:
+        x: float32, float16, bfloat16 or float64, contiguous.
+        function: One of :data:`FUNCTIONS`.
+        bounds: float32 ``(2**bits - 1,)``, ascending.
+        bits: 1 to 8.
+        fold: Encode ``|x|``.
+
+    Returns:
+        A tensor like x, and uint8 ``(ceil(x.numel() * bits / 8),)``.
+    """
+    _check(x, function, bounds, bits)
+    return plain(x, function), stepwise.encode_reference(x, bounds, bits, fold)
+
+
+def plain(x: Tensor, function: str) -> Tensor:
+    """Return ``function(x)`` by torch's operator."""
+    return _INTO[function](x.detach(), out=hugepages.empty_like(x) if x.is_cpu else torch.empty_like(x))
+
+
+def _cpu(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
+    """Compute the function by torch's own kernel, whose last bits no other one has; into huge pages."""
+    if x.dtype == torch.float64:
+        return reference(x, function, bounds, bits, fold)
+    _check(x, function, bounds, bits)
+    return plain(x, function), cpu.encode(x, bounds, bits, fold)
+
+
+def _cuda(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
+    if x.dtype == torch.float64:
+        return reference(x, function, bounds, bits, fold)
+    _check(x, function, bounds, bits)
+    if cuda.agrees(function, x.dtype, x.device):
+        return cuda.activate(x, function, bounds, bits, fold)
+    return plain(x, function), stepwise.encode(x.detach(), bounds, bits, fold)
+
+
+def _fake(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
+    _check(x, function, bounds, bits)
+    return torch.empty_like(x), x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
+
+
+def _check(x: Tensor, function: str, bounds: Tensor, bits: int) -> None:
+    if function not in _INTO:
+        raise ValueError(f"the function must be one of {', '.join(FUNCTIONS)}, found {function!r}")
+    check_bits(bits)
+    check_contiguous(x)
+    check_table(bounds, x, bits, (1 << bits) - 1, "bounds")
+
+
+library.define(  # type: ignore[no-untyped-call]
+    "stepwise_activate(Tensor x, str function, Tensor bounds, int bits, bool fold) -> (Tensor, Tensor)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+library.impl("stepwise_activate", _cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("stepwise_activate", _cuda, "CUDA")  # type: ignore[no-untyped-call]
+torch.library.register_fake("actbench::stepwise_activate", _fake, lib=library)
+
+activate = torch.ops.actbench.stepwise_activate.default

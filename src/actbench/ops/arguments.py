@@ -1,0 +1,43 @@
+"""What a kernel would read past or misread is refused; plain tests, since they are part of the time of every call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actbench.ops import bitpack
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def check_contiguous(tensor: Tensor) -> None:
+    """Raise a ValueError unless this is a contiguous tensor of a float type that the operators take."""
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"{tensor.dtype} is not one of {DTYPES}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"the tensor must be contiguous, found strides {tensor.stride()}")
+
+
+def check_bits(bits: int) -> None:
+    """Raise a ValueError unless codes may have so many bits."""
+    if not 1 <= bits <= 8:
+        raise ValueError(f"bits must be from 1 to 8, found {bits}")
+
+
+def check_table(table: Tensor, tensor: Tensor, bits: int, entries: int, what: str) -> None:
+    """Raise a ValueError unless a table of bounds or levels goes with a tensor and its bits."""
+    if table.dtype != torch.float32 or table.dim() != 1 or not table.is_contiguous():
+        raise ValueError(f"{what} must be a contiguous float32 vector, found {table.dtype} {tuple(table.shape)}")
+    if table.numel() != entries:
+        raise ValueError(f"{bits} bits take {entries} {what}, found {table.numel()}")
+    if table.device != tensor.device:
+        raise ValueError(f"{what} on {table.device}, the tensor on {tensor.device}")
+
+
+def check_packed(packed: Tensor, tensor: Tensor, bits: int) -> None:
+    """Raise a ValueError unless this is a stream of one code for each element of a tensor."""
+    if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.device != tensor.device:
+        raise ValueError(f"packed must be contiguous uint8 on {tensor.device}, found {packed.dtype} on {packed.device}")
+    expected = bitpack.packed_bytes(tensor.numel(), bits)
+    if packed.numel() != expected:
+        raise ValueError(f"packed must have {expected} bytes, found {packed.numel()}")

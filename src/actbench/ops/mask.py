@@ -1,0 +1,135 @@
+"""ReLU and its derivative as one bit an element, exactly.
+
+``actbench::relu_mask(x)`` gives ReLU of x, as torch computes it on that device, and the bits of :func:`positive`, packed
+as in :mod:`actbench.ops.bitpack`; ``relu_mask_(x)`` writes the first over x and returns the second. ``actbench::mask_select(mask, grad)`` is ``grad`` where the bit is 1 and zero where it
+is 0: a choice and no product, so that an infinite gradient at a dead unit gives 0, as in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actbench.ops import bitpack
+from actbench.ops.arguments import check_contiguous, check_packed
+from actbench.ops.cpu import mask as cpu
+from actbench.ops.cuda import mask as cuda
+from actbench.ops.library import library
+
+
+def positive(x: Tensor) -> Tensor:
+    """Return where ReLU passes the gradient on: above zero, and at NaN."""
+    return ~(x <= 0)
+
+
+def relu_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ReLU and the packed mask in plain torch, on any device.
+
+    Args:
+        x: float32, float16, bfloat16 or float64, contiguous.
+
+    Returns:
+        A tensor like x, and uint8 ``(ceil(x.numel() / 8),)``.
+    """
+    check_contiguous(x)
+    return torch.relu(x.detach()), bitpack.pack(positive(x.reshape(-1)).to(torch.uint8), 1)
+
+
+def select_reference(mask: Tensor, grad: Tensor) -> Tensor:
+    """Return ``grad`` or zero by the mask's bits, in plain torch, on any device.
+
+    Args:
+        mask: uint8 ``(ceil(grad.numel() / 8),)``.
+        grad: float32, float16, bfloat16 or float64, contiguous.
+
+    Returns:
+        A tensor like ``grad``.
+    """
+    check_contiguous(grad)
+    check_packed(mask, grad, 1)
+    bits = bitpack.unpack(mask, 1, grad.numel()).reshape(grad.shape)
+    return torch.where(bits.bool(), grad.detach(), 0)
+
+
+def _relu_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.dtype == torch.float64:
+        return relu_reference(x)
+    check_contiguous(x)
+    return cpu.relu(x)
+
+
+def _relu_cuda(x: Tensor) -> tuple[Tensor, Tensor]:
+    if x.dtype == torch.float64:
+        return relu_reference(x)
+    check_contiguous(x)
+    return cuda.relu(x)
+
+
+def _relu_cpu_in_place(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        return _relu_reference_in_place(x)
+    check_contiguous(x)
+    return cpu.relu(x, x)[1]
+
+
+def _relu_cuda_in_place(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        return _relu_reference_in_place(x)
+    check_contiguous(x)
+    return cuda.relu(x, x)[1]
+
+
+def _relu_reference_in_place(x: Tensor) -> Tensor:
+    out, mask = relu_reference(x)
+    x.copy_(out)
+    return mask
+
+
+def _relu_fake_in_place(x: Tensor) -> Tensor:
+    check_contiguous(x)
+    return x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
+
+
+def _relu_fake(x: Tensor) -> tuple[Tensor, Tensor]:
+    check_contiguous(x)
+    return torch.empty_like(x), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
+
+
+def _select_cpu(mask: Tensor, grad: Tensor) -> Tensor:
+    if grad.dtype == torch.float64:
+        return select_reference(mask, grad)
+    check_contiguous(grad)
+    check_packed(mask, grad, 1)
+    return cpu.select(mask, grad)
+
+
+def _select_cuda(mask: Tensor, grad: Tensor) -> Tensor:
+    if grad.dtype == torch.float64:
+        return select_reference(mask, grad)
+    check_contiguous(grad)
+    check_packed(mask, grad, 1)
+    return cuda.select(mask, grad)
+
+
+def _select_fake(mask: Tensor, grad: Tensor) -> Tensor:
+    check_contiguous(grad)
+    check_packed(mask, grad, 1)
+    return torch.empty_like(grad)
+
+
+library.define("relu_mask(Tensor x) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.define("mask_select(Tensor mask, Tensor grad) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.define("relu_mask_(Tensor(a!) x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.impl("relu_mask_", _relu_cpu_in_place, "CPU")  # type: ignore[no-untyped-call]
+library.impl("relu_mask_", _relu_cuda_in_place, "CUDA")  # type: ignore[no-untyped-call]
+torch.library.register_fake("actbench::relu_mask_", _relu_fake_in_place, lib=library)
+library.impl("relu_mask", _relu_cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("mask_select", _select_cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("relu_mask", _relu_cuda, "CUDA")  # type: ignore[no-untyped-call]
+library.impl("mask_select", _select_cuda, "CUDA")  # type: ignore[no-untyped-call]
+torch.library.register_fake("actbench::relu_mask", _relu_fake, lib=library)
+torch.library.register_fake("actbench::mask_select", _select_fake, lib=library)
+
+relu = torch.ops.actbench.relu_mask.default
+relu_ = torch.ops.actbench.relu_mask_.default
+select = torch.ops.actbench.mask_select.default

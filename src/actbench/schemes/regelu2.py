@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from actbench.codecs.gated import mixture
+from actbench.codecs.tables import Table
+from actbench.errors import ConversionError
+from actbench.nn.activations import instead, refuse_converted, swap_activations
+from actbench.nn.functions import GUISES, function_of, why_not
+from actbench.records import Published
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+_SETTING = "ReGELU2/ReSiLU2 with the authors' memory-sharing norms, fine-tuning of ViT and LLaMA"
+_SOURCE = "abstract of arXiv 2406.16282"
+
+
+class ReGELU2(Scheme):
+    """GELU keeps 2 bits per element: which side of three thresholds it is on.
+
+    Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation",
+    arXiv 2406.16282.
+    Kept for backward: ``ceil(elements * 2 / 8)`` bytes. The forward pass is exact; the derivative in backward is that
+    of the sum of three ReLUs that is nearest to GELU in the L2 norm of the *function* (few-bit GELU takes that of the
+    derivative).
+    Not reproduced: the memory-sharing norms. Thresholds and levels are not the authors' digits but solved here, from
+    their objective, for each form of GELU.
+    """
+
+    name: ClassVar[str] = "regelu2"
+    summary: ClassVar[str] = "GELU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs"
+    paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),
+    )
+    functions: ClassVar[tuple[str, ...]] = GUISES["gelu"]
+
+    @property
+    def claimed_bits(self) -> float:
+        """Bits kept per element."""
+        return 2
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace every layer of the function.
+
+        Raises:
+            ConversionError: There is none, or its activations have been converted before.
+        """
+        refuse_converted(self.spec, setup.module)
+
+        def steps_of(layer: nn.Module) -> tuple[Table, str] | None:
+            function = function_of(layer) if why_not(layer) is None else None
+            if function is None or function.name not in self.functions:
+                return None
+            return mixture(function.name), f"2-bit {function.label} as three ReLUs"
+
+        model, sites, unreached = swap_activations(setup.module, steps_of)
+        if not sites:
+            raise ConversionError(f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(model)}")
+        return setup.changed(model, sites, unreached)

@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from actbench.codecs.sketch import Sketching, batch_variance, variance
+from actbench.nn.sharing import SharingTable
+from actbench.nn.sketched import sketched
+from actbench.nn.variance import sketch_variance
+from actbench.training import TrainingSetup
+
+
+class Net(nn.Module):
+    """A sketched layer on the data, dropout over more than 624 numbers, and a sketched layer behind it."""
+
+    def __init__(self, kind, recomputed=False, dim=6):
+        super().__init__()
+        self.first, self.dropout, self.last = nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, 3)
+        table = SharingTable()
+        self.first = sketched(self.first, Sketching(kind, dim=dim), table)
+        self.last = sketched(self.last, Sketching(kind, dim=dim), table)
+        self.recomputed = recomputed
+
+    def head(self, x):
+        return self.last(input=self.dropout(x))
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return checkpoint(self.head, hidden, use_reentrant=False) if self.recomputed else self.head(hidden)
+
+
+def setup_of(module):
+    return TrainingSetup(module, loss=lambda model, batch: (model(batch["x"]) + 1).square().sum())
+
+
+@pytest.fixture
+def one_thread():
+    """For so little, starting threads would take longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(3)
+    return {"x": torch.randn(30, 5) + 1}
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "dct", "hadamard", "rows_distinct", "wta"])
+def test_what_is_observed_is_what_is_predicted(kind, batch, one_thread):
+    """Over 400 sketches whose squared errors spread as widely as their mean: 5 %, so that 25 % is five times that."""
+    found = sketch_variance(setup_of(Net(kind)), batch, seed=0, repeats=400)
+
+    assert found.observed == pytest.approx(found.predicted, rel=0.25)
+    assert found.batch > 0
+
+
+def test_the_prediction_is_the_sum_of_the_layers_formulas(batch):
+    net, x = Net("rademacher"), batch["x"]
+    net.dropout.p = 0.0
+    found = sketch_variance(setup_of(net), batch, seed=0)
+    hidden = torch.nn.functional.linear(x, net.first.weight, net.first.bias).detach()
+    grad = 2 * (torch.nn.functional.linear(hidden, net.last.weight, net.last.bias) + 1).detach()
+    pairs = [(x, grad @ net.last.weight.detach()), (hidden, grad)]
+    length = sum(float((y.t() @ x).square().sum()) for x, y in pairs)
+
+    assert found.predicted == pytest.approx(sum(variance("rademacher", x, y, 6) for x, y in pairs) / length, rel=1e-4)
+    assert found.batch == pytest.approx(sum(batch_variance(x, y) for x, y in pairs) / length, rel=1e-4)
+
+
+def test_recomputed_layers_are_counted_once(batch):
+    torch.manual_seed(0)
+    plain = sketch_variance(setup_of(Net("rows")), batch, seed=0)
+    torch.manual_seed(0)
+    again = sketch_variance(setup_of(Net("rows", recomputed=True)), batch, seed=0)
+
+    assert again.predicted == pytest.approx(plain.predicted, rel=1e-6)
+    assert again.batch == pytest.approx(plain.batch, rel=1e-6)
+
+
+def test_nothing_of_the_model_is_changed(batch):
+    net = Net("norm")
+    sketch_variance(setup_of(net), batch, seed=0)
+
+    assert net.first.sketching == net.last.sketching == Sketching("norm", dim=6)
+    assert not net.first._forward_hooks
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_layers_that_keep_their_input_add_no_variance(batch):
+    found = sketch_variance(setup_of(Net("gaussian", dim=30)), batch, seed=0)
+
+    assert (found.predicted, found.observed) == (0, 0)
+
+
+def test_frozen_weights_have_no_variance(batch):
+    net = Net("gaussian")
+    net.first.weight.requires_grad = net.last.weight.requires_grad = False
+
+    assert sketch_variance(setup_of(net), batch, seed=0) is None

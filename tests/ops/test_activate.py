@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from actbench.ops import activate as module
+from actbench.ops.activate import FUNCTIONS, reference
+from actbench.ops.arguments import DTYPES
+
+activate = torch.ops.actbench.stepwise_activate
+EXACT = {
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "silu": torch.nn.functional.silu,
+}
+BOUNDS = torch.tensor([-1.0, 0.0, 2.0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_output_is_torchs_and_the_codes_are_those_of_the_encoder(function, dtype):
+    for size in (0, 1, 9, 5000):
+        x = 3 * torch.randn(size).to(dtype)
+        for fold in (False, True):
+            y, packed = activate(x, function, BOUNDS, 2, fold)
+
+            assert torch.equal(y, EXACT[function](x))
+            assert torch.equal(packed, torch.ops.actbench.stepwise_encode(x, BOUNDS, 2, fold))
+            assert all(map(torch.equal, (y, packed), reference(x, function, BOUNDS, 2, fold)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (5, 7)])
+def test_opcheck(dtype, shape):
+    torch.library.opcheck(activate.default, (torch.randn(shape).to(dtype), "silu", BOUNDS, 2, False))
+
+
+def test_an_unknown_function_is_refused():
+    with pytest.raises(ValueError, match="one of gelu, gelu_tanh, silu, found 'cube'"):
+        activate(torch.ones(4), "cube", BOUNDS, 2, False)
+
+
+def test_every_function_has_an_exact_one_here():
+    assert set(module.FUNCTIONS) == set(EXACT)
