@@ -39,7 +39,7 @@ ALLOWED = {
     "nn": SETUP | {"ops", "codecs"},
     "schemes": SETUP | {"ops", "codecs", "nn"},
     "workloads": SETUP,
-    "meters": SETUP,
+    "meters": SETUP | {"machine"},
     "inspection": SETUP,
     "bench": SETUP | {"schemes", "workloads", "meters", "inspection", "gradients", "search"},
     "conversion": SETUP | {"schemes", "workloads", "meters", "inspection", "mistakes", "machine"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import shutil
 import sys
@@ -105,6 +106,8 @@ def _memory() -> Check:
 
 def _disk() -> Check:
     folder = platformdirs.user_cache_path("actbench")
-    while not folder.exists():
-        folder = folder.parent
-    return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(folder).free)} free")
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        advice = "set XDG_CACHE_HOME to a folder that can be written; kernels are compiled again in each run until then"
+        return Check("Cache folder", "optional", f"{folder} cannot be written", advice)
+    return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free")

@@ -137,6 +137,8 @@ class Measurement(Data):
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
         process_bytes: What the driver says the process holds (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
+        timing_round: What the group of cases that took turns with this one is called; None in older records.
+        exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         gradient_cosine: Cosine between the two gradients.
         sketch_variance_predicted: Variance that sketches give to the gradient of the sketched weights, as their formula
@@ -155,6 +157,8 @@ class Measurement(Data):
     reserved_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None
     step_seconds: tuple[float, ...] | None = None
+    timing_round: str | None = None
+    exact_step_seconds: tuple[float, ...] | None = None
     largest_batch: NonNegativeInt | None = None
     largest_batch_search: LargestBatch | None = None
     gradient_error: float | None = None

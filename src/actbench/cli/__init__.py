@@ -23,9 +23,6 @@ def main() -> None:
             raise
         print(f"actbench: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("actbench: interrupted; rows that were finished are kept", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:  # whoever read the output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)

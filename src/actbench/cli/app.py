@@ -143,7 +143,8 @@ JobsOption = Annotated[
     typer.Option("--jobs", "-j", min=1, help="Simulated cases that run at a time (default: one a core)."),
 ]
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=1, help="Seconds after which a case is stopped and recorded as failed.")
+    float,
+    typer.Option("--timeout", min=1, help="Seconds that each case, and each trial of --max-batch, may take."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what the results file already holds.")]
 TrustOption = Annotated[

@@ -113,7 +113,9 @@ def _print_totals(report: ConversionReport) -> None:
     if report.folder is None:
         remark("nothing was written (--dry-run)")
     else:
-        remark(f"written to {report.folder} in {format_seconds(report.seconds)}; load it with actbench.load_converted")
+        own = ", model=..." if ".py:" in report.case.model else ""
+        loading = f"load it with actbench.load_converted({str(report.folder)!r}{own})"
+        remark(f"written to {report.folder} in {format_seconds(report.seconds)}; {loading}")
 
 
 def _as_json(report: ConversionReport) -> str:

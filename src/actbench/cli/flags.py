@@ -39,6 +39,8 @@ def measure_flags(given: Mapping[str, Any]) -> dict[str, Any]:
         "min_steps": given["steps"],
         "min_seconds": given["seconds"],
     }
+    if flags["device_profile"] is None and {"simulated", "cpu"} == set(flags["meters"] or ()):
+        flags["device_profile"] = "cpu"  # an estimate of what is measured beside it
     return {name: value for name, value in flags.items() if value is not None}
 
 

@@ -4,6 +4,8 @@ import inspect
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import app, argument
+from actbench.errors import UsageError
+from actbench.units import format_bytes
 
 if TYPE_CHECKING:
     from actbench.schemes import Scheme
@@ -45,7 +47,8 @@ def _print_scheme(scheme: type[Scheme]) -> None:
         console.print("\n", keys)
     published = _table("published", "value", "setting", "source")
     for figure in scheme.published:
-        published.add_row(figure.quantity, f"{figure.value:g}", figure.setting, figure.source)
+        value = format_bytes(figure.value) if figure.quantity.endswith("_bytes") else f"{figure.value:g}"
+        published.add_row(figure.quantity, value, figure.setting, figure.source)
     if published.row_count:
         console.print("\n", published)
 
@@ -68,6 +71,8 @@ def models(
     for entry in workloads.available():
         if pattern is None or pattern.lower() in entry.spec.lower():
             table.add_row(entry.spec, entry.source, entry.task, entry.note)
+    if not table.row_count:
+        raise UsageError(f"no model's name contains {pattern!r}; 'actbench models' lists all")
     Console().print(table)
 
 

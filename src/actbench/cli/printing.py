@@ -44,16 +44,21 @@ def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout:
     from actbench.machine import machine
     from actbench.runner import live
 
-    with live.shown() as progress:
-        return experiment.run(
-            recipe,
-            output,
-            command=command_line(),
-            jobs=jobs or machine().cores,
-            timeout_seconds=timeout,
-            force=force,
-            progress=progress,
-        )
+    try:
+        with live.shown() as progress:
+            return experiment.run(
+                recipe,
+                output,
+                command=command_line(),
+                jobs=jobs or machine().cores,
+                timeout_seconds=timeout,
+                force=force,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
+        remark(f"actbench: interrupted{kept}")
+        raise Exit(130) from None
 
 
 def export_results(

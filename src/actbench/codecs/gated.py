@@ -39,9 +39,10 @@ _FAR_RIGHT = 40.0
 def mixture(function: str) -> Table:
     """Return the 2-bit table of the sum of three ReLUs that is nearest to a function.
 
-    ``arXiv 2406.16282`` minimises ``int (f(x) - sum_i a_i relu(x - c_i))**2 dx`` with ``sum_i a_i = 1``
-    (and, since the integral is over the whole line, ``sum_i a_i c_i = 0``). As ``f - relu`` is even, so is the best approximation: ``c = (-c, 0, c)`` and ``a = (-a, 1 + 2 a, -a)``, which differs
-    from relu by ``-a max(c - |x|, 0)``. For each c the best a is a quotient of integrals; c is found by golden section.
+    ``arXiv 2406.16282`` minimises ``int (f(x) - sum_i a_i relu(x - c_i))**2 dx`` with ``sum_i a_i = 1`` (and, since the
+    integral is over the whole line, ``sum_i a_i c_i = 0``). As ``f - relu`` is even, so is the best approximation:
+    ``c = (-c, 0, c)`` and ``a = (-a, 1 + 2 a, -a)``, which differs from relu by ``-a max(c - |x|, 0)``. For each c the
+    best a is a quotient of integrals; c is found by golden section.
 
     Returns:
         Borders ``(-c, 0, c)`` and levels ``(0, -a, 1 + a, 1)``; the error is that of the function, not of the

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from actbench.machine.facts import available_memory_bytes, machine, versions
+from actbench.machine.facts import available_memory_bytes, machine, memory_bytes, versions
 
-__all__ = ["available_memory_bytes", "machine", "versions"]
+__all__ = ["available_memory_bytes", "machine", "memory_bytes", "versions"]

@@ -29,7 +29,7 @@ def machine() -> Machine:
         system=f"{platform.system()} {platform.release()}",
         processor=processor,
         cores=cores,
-        memory_bytes=_memory_bytes(),
+        memory_bytes=memory_bytes(),
         gpu=device.name if device else None,
         gpu_memory_bytes=device.memory_bytes if device else None,
         driver=device.driver if device else None,
@@ -61,7 +61,8 @@ def available_memory_bytes() -> int:
     return available if left is None else min(available, left)
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
+    """Return the host memory that all processes together may use: the machine's, or what its container allows."""
     total = int(_virtual_memory().total)
     limit = cgroup.memory_limit_bytes()
     return total if limit is None else min(total, limit)

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-import psutil
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from actbench import hostmemory
+from actbench.machine import available_memory_bytes
 from actbench.meters import holdings
 from actbench.meters.allocations import AllocationTrace
 from actbench.meters.base import MemoryReading
@@ -33,7 +33,7 @@ class CpuMeter:
     materialize = True
 
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
-        self.memory_bytes: int = memory_limit_bytes or psutil.virtual_memory().available  # type: ignore[no-untyped-call]
+        self.memory_bytes: int = memory_limit_bytes or available_memory_bytes()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-import psutil
-
 from actbench.errors import UsageError
+from actbench.machine import memory_bytes
 from actbench.units import GIB
 
 CUDA_BLOCK_BYTES = 512
@@ -51,7 +50,7 @@ def _cuda(name: str, gib: float, capability: tuple[int, int]) -> DeviceProfile:
 _PROFILES = {
     profile.name: profile
     for profile in (
-        DeviceProfile("cpu", psutil.virtual_memory().total, None),  # type: ignore[no-untyped-call]
+        DeviceProfile("cpu", memory_bytes(), None),
         _cuda("cuda-16gib", 16, (8, 0)),
         _cuda("t4", 14.7, (7, 5)),
         _cuda("v100-16gb", 15.77, (7, 0)),

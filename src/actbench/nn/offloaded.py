@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ class StaysHere:
     """A saved tensor that is left where it is.
 
     Attributes:
-        tensor: The tensor.
+        tensor: The tensor, without its graph: a node that saves its own output would hold itself for ever.
         version: Its version when it was saved: with hooks around it, autograd itself does not look.
     """
 
@@ -85,17 +86,18 @@ class OffloadedForward(ReboundForward):
                 "offload cannot be compiled: it works by saved-tensor hooks, which torch.compile does not trace; use "
                 "it without compile, or randomized or fewbit with it"
             )
+        module = self.module
         if not torch.is_grad_enabled():
-            return self.inner(*args, **kwargs)
-        own = {tensor.untyped_storage() for tensor in [*self.module.parameters(), *self.module.buffers()]}
+            return self.inner(module, *args, **kwargs)
+        own = {tensor.untyped_storage() for tensor in _own_tensors(module)}
 
         def pack(tensor: Tensor) -> StaysHere | OnHost:
             if not _can_leave(tensor) or tensor.untyped_storage() in own:
-                return StaysHere(tensor, tensor._version)
+                return StaysHere(tensor.detach(), tensor._version)
             return self._moved(tensor)
 
         with saved_tensors_hooks(pack, _unpack):
-            return self.inner(*args, **kwargs)
+            return self.inner(module, *args, **kwargs)
 
     def _moved(self, tensor: Tensor) -> OnHost:
         moved = self._sharing.recall(tensor)
@@ -107,6 +109,14 @@ class OffloadedForward(ReboundForward):
 
 def _unpack(packed: StaysHere | OnHost) -> Tensor:
     return packed.unpack()
+
+
+def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Give parameters and buffers; a replica of ``nn.DataParallel`` names its parameters in a place of their own."""
+    yield from module.parameters()
+    yield from module.buffers()
+    for part in module.modules():
+        yield from vars(part).get("_former_parameters", {}).values()
 
 
 def _can_leave(tensor: Tensor) -> bool:

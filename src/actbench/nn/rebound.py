@@ -1,12 +1,13 @@
 """Put something around the forward of a module by binding a new one on the instance.
 
 A wrapper module would rename every parameter below it and hide attributes such as ``config``; a new forward changes
-neither name nor type.
+neither name nor type. It knows its module weakly, as the module holds it: a model is freed as soon as it is let go.
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -14,15 +15,29 @@ from torch import nn
 
 
 class ReboundForward:
-    """A forward that stands on an instance in front of the one it had; a copy of the module gets its own.
+    """A forward that stands on an instance in front of the one it had.
+
+    A deep or pickled copy of the module gets its own, and so does a replica that ``nn.DataParallel`` makes.
 
     Args:
         module: The module it is bound to.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self._module = weakref.ref(module)
         self._before: Callable[..., Any] | None = vars(module).get("forward")
+
+    @property
+    def module(self) -> nn.Module:
+        """The module it is bound to.
+
+        Raises:
+            ReferenceError: The module is gone, and only its forward was kept.
+        """
+        module = self._module()
+        if module is None:
+            raise ReferenceError("the module of this forward is gone; keep the module, and call it")
+        return module
 
     @classmethod
     def of(cls, module: nn.Module) -> Self | None:
@@ -36,13 +51,19 @@ class ReboundForward:
 
     def bind(self) -> None:
         """Make this the forward of the module."""
-        vars(self.module)["forward"] = self
+        self._stand_on(self.module)
 
-    def inner(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward that stood there before."""
+    def inner(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward that stood there before.
+
+        Args:
+            module: What :attr:`module` gave; who runs this later holds it, and with it the module, until then.
+            *args: Given to the forward.
+            **kwargs: Given to the forward.
+        """
         if self._before is not None:
             return self._before(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward with what the subclass puts around it."""
@@ -53,3 +74,32 @@ class ReboundForward:
         """The signature of the forward in front of which this stands; trainers choose a batch's columns by it."""
         before = self._before or getattr(type(self.module).forward, "__get__")(self.module)  # noqa: B009
         return inspect.signature(before)
+
+    def _stand_on(self, module: nn.Module) -> None:
+        vars(module)["forward"] = self
+        vars(module)["_replicate_for_data_parallel"] = self._replica
+
+    def _replica(self) -> nn.Module:
+        """Return the replica that torch makes, which has a copy of the module's attributes, with a forward of its own.
+
+        Torch asks the instance for it; the copied forward would run the module and leave the replica's weights idle.
+        """
+        module = self.module
+        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
+        self._on(replica)._stand_on(replica)
+        if vars(module).get("forward") is not self:  # somebody put theirs in front
+            vars(replica)["forward"] = vars(module)["forward"]
+        return replica
+
+    def _on(self, module: nn.Module) -> Self:
+        """Return this forward, and those behind it, for another module."""
+        twin = type(self)(module)
+        twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_module": self.module}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._module = weakref.ref(state["_module"])

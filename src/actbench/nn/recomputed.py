@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
+from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.rebound import ReboundForward
 
 TORCHVISION_BLOCKS = {
@@ -76,14 +77,18 @@ class RecomputedForward(ReboundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block under checkpointing."""
-        if not (self.module.training and torch.is_grad_enabled()):
-            return self.inner(*args, **kwargs)
+        module = self.module
+        if not (module.training and torch.is_grad_enabled()):
+            return self.inner(module, *args, **kwargs)
         args = tuple(_for_two_runs(value) for value in args)
         kwargs = {name: _for_two_runs(value) for name, value in kwargs.items()}
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
-        run = functools.partial(self.inner, **kwargs)
-        norms = [norm for norm in self.module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
+
+        def run(*args: Any) -> Any:
+            return self.inner(module, *map(copied, args), **{name: copied(value) for name, value in kwargs.items()})
+
+        norms = [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
         if not norms or torch.compiler.is_compiling():  # a compiled graph updates a buffer once in any case
             return checkpoint(run, *args, use_reentrant=False)
         return checkpoint(run, *args, use_reentrant=False, context_fn=functools.partial(_contexts, norms))
@@ -92,12 +97,13 @@ class RecomputedForward(ReboundForward):
 def _for_two_runs(value: Any) -> Any:
     """Return an argument as both runs of a block may have it.
 
-    A cache of keys and values is left out, as transformers itself does: the second run would fill it again. A list is
-    copied: the caller may append to it between the runs, as DenseNet does.
+    An empty cache of keys and values is left out, as transformers itself does, and each run is given its own copy of a
+    filled one: the second would fill it again. A list is copied: the caller may append to it between the runs, as
+    DenseNet does.
     """
-    if any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__):
+    if is_cache(value) and is_empty(value):
         return None
-    return list(value) if isinstance(value, list) else value
+    return list(value) if isinstance(value, list) else copied(value)
 
 
 def _contexts(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -109,10 +115,11 @@ def _statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
     """Keep running statistics as they are: the first run has counted this batch already.
 
     A momentum of 0 does so without changing what the layer saves for backward, which must be the same in both runs.
+    The count goes to a tensor that is thrown away, since SyncBatchNorm insists on one.
     """
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None
+    for norm, _, counted in before:
+        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None if counted is None else counted.clone()
     try:
         yield
     finally:

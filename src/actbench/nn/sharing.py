@@ -20,12 +20,15 @@ Packed = TypeVar("Packed")
 Reference = Callable[[], Packed | None]
 """Gives the packed value while somebody else holds it: a ``weakref.ref``, or :class:`WeakTensors`."""
 
+_Key = tuple[Hashable, Hashable, int]
+"""Purpose, view and version."""
+
 
 class SharingTable(Generic[Packed]):
     """What is packed of which tensor; one table serves a whole converted model. A copy of a table is empty."""
 
     def __init__(self) -> None:
-        self._packed: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[Hashable, Reference[Packed]]]
+        self._packed: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[_Key, Reference[Packed]]]
         self._packed = weakref.WeakKeyDictionary()
 
     def recall(self, source: Tensor, purpose: Hashable = None) -> Packed | None:
@@ -41,9 +44,16 @@ class SharingTable(Generic[Packed]):
         return None if reference is None else reference()
 
     def remember(self, source: Tensor, reference: Reference[Packed], purpose: Hashable = None) -> None:
-        """Say what was packed of a tensor; the reference must not hold it alive."""
-        if not source.is_inference():
-            self._packed.setdefault(source.untyped_storage(), {})[_key(source, purpose)] = reference
+        """Say what was packed of a tensor; the reference must not hold it alive.
+
+        What was said of the storage before it was changed, or of what has died since, is forgotten: an input buffer
+        that is filled anew at every step would gather entries.
+        """
+        if source.is_inference():
+            return
+        storage = source.untyped_storage()
+        kept = {key: held for key, held in self._packed.get(storage, {}).items() if _may_recall(key, held, source)}
+        self._packed[storage] = kept | {_key(source, purpose): reference}
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._packed.values())
@@ -52,7 +62,11 @@ class SharingTable(Generic[Packed]):
         return type(self), ()
 
 
-def _key(source: Tensor, purpose: Hashable) -> Hashable:
+def _may_recall(key: _Key, reference: Reference[Any], source: Tensor) -> bool:
+    return key[-1] == source._version and reference() is not None
+
+
+def _key(source: Tensor, purpose: Hashable) -> _Key:
     view = (source.storage_offset(), source.shape, source.stride(), source.dtype)
     return (purpose, view, source._version)
 

@@ -18,6 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import NoReturn
 
@@ -74,10 +75,11 @@ class _Server:
             while True:
                 self._react()
         finally:
-            for pid in self._leashes:
-                _kill_group(pid)
-            for pid in self._leashes:
-                os.waitpid(pid, 0)
+            if os.getpid() == self._pid:  # a fork that came this far must not take the other cases with it
+                for pid in self._leashes:
+                    _kill_group(pid)
+                for pid in self._leashes:
+                    os.waitpid(pid, 0)
 
     def _react(self) -> None:
         held = {leash: pid for pid, leash in self._leashes.items() if pid not in self._condemned}
@@ -121,9 +123,12 @@ class _Server:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            try:
+                for stream in (sys.stdout, sys.stderr):
+                    with suppress(Exception):  # the model closed it or the disk is full: what it said last is lost
+                        stream.flush()
+            finally:
+                os._exit(code)
 
     def _reap(self) -> None:
         while (pid := _ended_child()) is not None:

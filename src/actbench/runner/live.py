@@ -176,4 +176,5 @@ def _name(case: Case) -> str:
 def _ending(outcome: Outcome) -> str:
     if isinstance(outcome, Failure):
         return f"failed, {outcome.reason}: {outcome.message.splitlines()[0] if outcome.message else 'no message'}"
-    return f"peak {format_bytes(outcome.peak_bytes)}"
+    largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
+    return f"peak {format_bytes(outcome.peak_bytes)}{largest}"

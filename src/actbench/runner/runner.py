@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
-from actbench.machine import machine, versions
-from actbench.records import Case, Machine, Measurement, Outcome, Published, Record
-from actbench.runner.cohort import Cohort, cohorts
+from actbench.machine import available_memory_bytes, machine, versions
+from actbench.records import Case, Machine, Measurement, MeterName, Outcome, Published, Record
+from actbench.runner.cohort import Cohort, awaits_search, cohorts, exact_of
 from actbench.runner.isolated import IsolatedSession
 from actbench.runner.processes import ForkServer
 from actbench.runner.progress import Progress, Silent
@@ -92,7 +92,7 @@ def run(
         recipe: Name of the recipe, for the records.
         command: What the user can type to have the same, for the records.
         jobs: How many simulated cases run at a time.
-        timeout_seconds: Time that one case may work; None is without end.
+        timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         force: Whether to measure what is done as well.
         progress: Told what happens.
         bench: Module that measures a case; see :class:`actbench.runner.worker.Bench`.
@@ -115,7 +115,7 @@ def run(
         return summary
     here, versions_here = machine(), versions()
     with ForkServer(bench, preload) as server:
-        sweep = _Sweep(server, here, jobs, timeout_seconds, progress)
+        sweep = _Sweep(server, here, store.done, jobs, timeout_seconds, progress)
         with closing(sweep.outcomes(todo)) as outcomes:
             for case, outcome in outcomes:
                 record = Record(
@@ -145,6 +145,7 @@ def _counted(summary: Summary, outcome: Outcome) -> Summary:
 class _Sweep:
     server: ForkServer
     here: Machine
+    done: Callable[[str], bool]
     jobs: int
     timeout_seconds: float | None
     progress: Progress
@@ -172,11 +173,17 @@ class _Sweep:
             return session.memory()
 
     def _measure(self, cohort: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        memory_bytes = self.here.gpu_memory_bytes if cohort[0].meter == "cuda" else self.here.memory_bytes
-        trials = Trials(self.server, memory_bytes, self.timeout_seconds, self.progress)
+        memory_bytes = self._memory_bytes(cohort[0].meter)
         rounds = Cohort(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
-        for case, outcome in rounds.measure(cohort):
-            if case.find_largest_batch and isinstance(outcome, Measurement):
-                yield case, trials.add_largest_batch(case, outcome)
-            else:
-                yield case, outcome
+        exact = exact_of(cohort[0])
+        is_known = exact not in cohort and self.done(exact.key())
+        for case, outcome in rounds.measure(cohort, exact if is_known else None):
+            yield case, self._with_largest_batch(case, outcome) if awaits_search(case, outcome) else outcome
+
+    def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
+        trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress)
+        return trials.add_largest_batch(case, outcome)
+
+    def _memory_bytes(self, meter: MeterName) -> int | None:
+        """Return the memory that a step may use now that no case is alive, as the meter will find it."""
+        return self.here.gpu_memory_bytes if meter == "cuda" else available_memory_bytes()

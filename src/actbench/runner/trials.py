@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actbench import search
-from actbench.records import Case, Failure, Measurement
+from actbench.records import Case, Failure, LargestBatch, Measurement, Outcome
 from actbench.runner.isolated import IsolatedSession
 from actbench.runner.processes import ForkServer
 from actbench.runner.progress import Progress
 
 
 class _UndecidedError(Exception):
-    """A trial ended in something else than fitting or running out of memory."""
-
-    def __init__(self, batch_size: int, failure: Failure) -> None:
-        super().__init__(batch_size)
-        self.batch_size = batch_size
-        self.failure = failure
+    """There is no telling the largest batch; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +31,38 @@ class Trials:
     timeout_seconds: float | None
     progress: Progress
 
-    def add_largest_batch(self, case: Case, measured: Measurement) -> Measurement:
-        """Return a case's measurement with its largest batch, or with a warning that says why there is none."""
+    def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
+        """Return a case's outcome with its largest batch, or with the reason why there is none.
+
+        A measurement gets it as a number, or a warning; a case that ran out of memory stays failed, and its message
+        then names the largest batch that fits.
+        """
+        try:
+            found = self._search(case, outcome)
+        except _UndecidedError as undecided:
+            why = f"the largest batch is unknown: {undecided}"
+            if isinstance(outcome, Failure):
+                return _explained(outcome, why)
+            return outcome.model_copy(update={"warnings": (*outcome.warnings, why)})
+        if isinstance(outcome, Failure):
+            return _explained(outcome, f"the largest batch that fits is {found.batch_size}")
+        return outcome.model_copy(update={"largest_batch": found.batch_size, "largest_batch_search": found})
+
+    def _search(self, case: Case, outcome: Outcome) -> LargestBatch:
         limit = case.memory_limit_bytes or self.memory_bytes
         if limit is None:
-            return _warned(measured, "the memory of the device cannot be read; give --memory-limit")
-        try:
-            found = search.largest(
-                lambda batch_size: self._try(case, batch_size),
-                memory_limit_bytes=limit,
-                predicted=self._predict(case, limit),
-                known={case.batch_size: search.Trial(True, measured.peak_bytes)},
-            )
-        except _UndecidedError as undecided:
-            failure = undecided.failure
-            why = f"the step at batch {undecided.batch_size} ended in {failure.reason}: {failure.message}"
-            return _warned(measured, why)
-        return measured.model_copy(update={"largest_batch": found.batch_size, "largest_batch_search": found})
+            raise _UndecidedError("the memory of the device cannot be read; give --memory-limit")
+        return search.largest(
+            lambda batch_size: self._try(case, batch_size, limit),
+            memory_limit_bytes=limit,
+            predicted=self._predict(case, limit),
+            known={case.batch_size: search.Trial(isinstance(outcome, Measurement), outcome.peak_bytes)},
+        )
 
     def _predict(self, case: Case, limit: int) -> int | None:
         simulated = {
             "meter": "simulated",
+            "batch_size": 1,  # the search does not need it, and the case's own may be too much for a simulation
             "device_profile": "cpu" if case.meter == "cpu" else case.device_profile,
             "memory_limit_bytes": limit,
             "gradient_quality": False,
@@ -67,11 +73,16 @@ class Trials:
             return None
         return outcome.largest_batch
 
-    def _try(self, case: Case, batch_size: int) -> search.Trial:
-        alone = {"batch_size": batch_size, "find_largest_batch": False, "gradient_quality": False}
+    def _try(self, case: Case, batch_size: int, limit: int) -> search.Trial:
+        alone = {
+            "batch_size": batch_size,
+            "memory_limit_bytes": limit,
+            "find_largest_batch": False,
+            "gradient_quality": False,
+        }
         outcome = self._memory(case.model_copy(update=alone))
         if isinstance(outcome, Failure) and outcome.reason != "out-of-memory":
-            raise _UndecidedError(batch_size, outcome)
+            raise _UndecidedError(f"the step at batch {batch_size} ended in {outcome.reason}: {outcome.message}")
         trial = search.Trial(isinstance(outcome, Measurement), outcome.peak_bytes)
         self.progress.tried(case, batch_size, trial.fits)
         return trial
@@ -81,5 +92,5 @@ class Trials:
             return session.memory()
 
 
-def _warned(measured: Measurement, why: str) -> Measurement:
-    return measured.model_copy(update={"warnings": (*measured.warnings, f"the largest batch is unknown: {why}")})
+def _explained(failure: Failure, why: str) -> Failure:
+    return failure.model_copy(update={"message": f"{failure.message}; {why}"})

@@ -17,7 +17,7 @@ class Checkpoint(Scheme):
 
     Paper: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
     Kept for backward: what goes into each block. Gradients are exact, dropout masks are drawn again as they were, and
-    running statistics of norms are counted once. Caches of keys and values stay empty in training.
+    running statistics of norms are counted once. Caches of keys and values stay as they are given in training.
     Not reproduced: the choice of segments by a memory budget.
 
     Attributes:

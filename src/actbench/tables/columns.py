@@ -159,7 +159,7 @@ ESTIMATES: tuple[Column[Entry], ...] = (
     Column("peak_bytes", "Peak, measured", "bytes", _measured("peak_bytes")),
     Column("estimated_peak_bytes", "Peak, estimated", "bytes", _estimated("peak_bytes")),
     Column("peak_estimate_error", "Peak off by", "change", _estimate_error("peak_bytes")),
-    Column("activation_bytes", "Activations, measured", "bytes", _measured("activation_bytes")),
-    Column("estimated_activation_bytes", "Activations, estimated", "bytes", _estimated("activation_bytes")),
-    Column("activation_estimate_error", "Activations off by", "change", _estimate_error("activation_bytes")),
+    Column("activation_bytes", "Activations, measured", "bytes", _measured("activation_bytes"), detail=1),
+    Column("estimated_activation_bytes", "Activations, estimated", "bytes", _estimated("activation_bytes"), detail=1),
+    Column("activation_estimate_error", "Activations off by", "change", _estimate_error("activation_bytes"), detail=1),
 )

@@ -59,10 +59,21 @@ class Entry:
 
     @property
     def relative_throughput(self) -> Spread | None:
-        """Throughput over that of the exact model, which is 1 without a spread for the exact model itself."""
-        if self.exact is None or self.step is None:
-            return None
-        return Spread(1.0) if self.exact is self.measured else ratio(step_time(self.exact.step_seconds), self.step)
+        """Throughput over that of the exact model, which is 1 without a spread for the exact model itself.
+
+        None where the two were not timed together: drift between two sessions is no property of a scheme.
+        """
+        if self.step is not None and self.exact is self.measured:
+            return Spread(1.0)
+        return ratio(step_time(self._exact_seconds), self.step)
+
+    @property
+    def _exact_seconds(self) -> tuple[float, ...] | None:
+        """Seconds of the exact model's steps that took turns with this record's."""
+        if self.measured is None or self.measured.exact_step_seconds:
+            return self.measured and self.measured.exact_step_seconds
+        together = self.exact is not None and self.exact.timing_round == self.measured.timing_round
+        return self.exact.step_seconds if self.exact is not None and together else None
 
 
 def join(records: Sequence[Record]) -> list[Entry]:

@@ -120,6 +120,8 @@ def sites_table(sites: Sequence[Site], title: str = "Converted sites") -> Table:
     notes = []
     if len(ran) < len(sites):
         notes.append(f"{len(sites) - len(ran)} of {len(sites)} sites never ran in the step and are not counted.")
+    if any(site.bytes_before == 0 for site in ran):
+        notes.append("A tensor that several places keep is counted at the first: 0 B before means that another has it.")
     return fill(title, SITES, [*sites, _total(ran)], notes)
 
 

@@ -82,6 +82,13 @@ class FunctionWorkload:
             batch = self._run(lambda: make_batch(batch_size))
         if not hasattr(batch, "items"):
             raise ModelError(f"{self.spec}: make_batch returned {type(batch).__name__}, not a dict of tensors")
+        tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()}
+        if tensors and all(value.shape[0] != batch_size for value in tensors.values()):
+            shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
+            raise ModelError(
+                f"{self.spec}: make_batch({batch_size}) returned {shapes}; at least one tensor must hold {batch_size} "
+                "samples along its first dimension"
+            )
         dtype = getattr(torch, self.case.dtype)
         return {key: value.to(dtype) if _is_floating(value) else value for key, value in batch.items()}
 
