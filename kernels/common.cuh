@@ -21,7 +21,7 @@ __device__ __forceinline__ Index tile_step() { return Index(gridDim.x) * kWarps;
 __device__ __forceinline__ bool aligned(const void* pointer) { return reinterpret_cast<Word>(pointer) % 16 == 0; }
 
 // ---- Instructions by name: subnormal numbers stay, nothing is fused, NVRTC needs no headers. The header by which the
-// tests run kernels on the host has its own five.
+// tests run kernels on the host has its own six.
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ bool above(float x, float bound) {
@@ -32,6 +32,11 @@ __device__ __forceinline__ bool above(float x, float bound) {
 __device__ __forceinline__ float product(float a, float b) {
     float result;
     asm("mul.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+__device__ __forceinline__ float quotient(float a, float b) {
+    float result;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
 __device__ __forceinline__ float half_to_float(unsigned short bits) {

@@ -21,6 +21,9 @@ HERE = Path(__file__).parent
 SOURCES = Path(str(resources.files("actbench.kernels")))
 MACROS = {
     "stepwise": {"BITS": range(1, 9), "SCALAR": rawkernel.SCALARS.values()},
+    "activate": {"BITS": range(1, 9), "SCALAR": rawkernel.SCALARS.values()},
+    "mask": {"SCALAR": rawkernel.SCALARS.values()},
+    "bitpack": {"BITS": range(1, 9)},
     "sketch": {"SCALAR": rawkernel.SCALARS.values()},
     "probe": {},
 }

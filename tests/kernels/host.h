@@ -3,6 +3,7 @@
 #pragma once
 #include <ucontext.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -174,6 +175,7 @@ inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 
 inline unsigned above(float x, float bound) { return x > bound; }
 inline float product(float a, float b) { return a * b; }
+inline float quotient(float a, float b) { return a / b; }
 
 inline float half_to_float(unsigned short bits) {
     const unsigned magnitude = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;

@@ -15,15 +15,25 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 SCALARS = tuple(rawkernel.SCALARS.values())
 MACROS = {
     "stepwise": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
+    "activate": [{"BITS": bits, "SCALAR": scalar} for bits, scalar in product(range(1, 9), SCALARS)],
+    "mask": [{"SCALAR": scalar} for scalar in SCALARS],
+    "bitpack": [{"BITS": bits} for bits in range(1, 9)],
     "sketch": [{"SCALAR": scalar} for scalar in SCALARS],
 }
-KERNELS = {"stepwise": {"stepwise_encode", "stepwise_decode"}, "sketch": {"sketch_rademacher", "sketch_gaussian"}}
+KERNELS = {
+    "stepwise": {"stepwise_encode", "stepwise_decode"},
+    "activate": {"activate_gelu", "activate_gelu_tanh", "activate_silu"},
+    "mask": {"relu_mask", "mask_select"},
+    "bitpack": {"pack_codes", "unpack_codes"},
+    "sketch": {"sketch_rademacher", "sketch_gaussian"},
+}
 MOST_REGISTERS = dict.fromkeys(ARCHITECTURES, 40) | {
     75: 64
 }  # 65,536 a processor: at least 6 blocks, and all 4 of Turing
 # The full square is slow: by default all of it for one architecture, and of the others the ends and an odd width.
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
-SOME = [(s, m, a) for s, m, a in EVERYTHING if a == 90 or (s, m.get("BITS", 3)) in {("stepwise", 3), ("sketch", 3)}]
+QUICK = {"stepwise", "mask", "sketch"}
+SOME = [(s, m, a) for s, m, a in EVERYTHING if (a == 90 and s in QUICK) or m.get("BITS", 3) == 3]
 CUPY_ADDS = "-ftz=true"  # after ours, and the last one counts
 
 

@@ -88,3 +88,9 @@ def test_every_step_is_timed_and_trains(mlp, rows, step_of) -> None:
 def test_without_a_limit_it_may_use_what_is_available() -> None:
     assert CpuMeter().memory_bytes > 2**20
     assert CpuMeter(12345).memory_bytes == 12345
+
+
+def test_what_is_available_is_what_its_container_leaves(monkeypatch) -> None:
+    monkeypatch.setattr("actbench.machine.cgroup.memory_left_bytes", lambda: 12345)
+
+    assert CpuMeter().memory_bytes == 12345

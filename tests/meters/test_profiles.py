@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 from actbench.errors import UsageError
@@ -38,3 +40,9 @@ def test_a_wrong_name_is_answered_by_close_ones() -> None:
 def test_a_name_like_no_other_is_answered_by_all() -> None:
     with pytest.raises(UsageError, match=r"known: cpu, cuda-16gib, .*h200"):
         profiles.get("zzzzzz")
+
+
+def test_the_cpu_has_the_memory_that_its_container_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actbench.machine.memory_bytes", lambda: 3 * GIB)
+
+    assert runpy.run_path(profiles.__file__)["get"]("cpu").memory_bytes == 3 * GIB

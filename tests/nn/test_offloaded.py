@@ -1,4 +1,6 @@
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -162,3 +164,46 @@ def test_compiling_is_refused(monkeypatch):
 
     with pytest.raises(ConversionError, match="saved-tensor hooks"):
         offload(model())(torch.randn(64, 32))
+
+
+@pytest.mark.parametrize("kind", [nn.Tanh, nn.Sigmoid, nn.ReLU])
+def test_a_forward_without_backward_keeps_nothing(kind):
+    """These operators save their own output: a node that held it through Python would hold itself for ever."""
+    converted, outputs = offload(nn.Sequential(nn.Linear(4, 4), kind())), []
+    converted[1].register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out.untyped_storage())))
+    for _ in range(3):
+        converted(torch.randn(2, 4))
+    gc.collect()
+
+    assert [storage() for storage in outputs] == [None] * 3
+
+
+def test_gradients_of_gradients_are_exact():
+    exact = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    x, found = torch.randn(2, 4, requires_grad=True), []
+    for each in (exact, offload(copy.deepcopy(exact))):
+        (first,) = torch.autograd.grad(each(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [x, *each.parameters()]))
+
+    assert equal(*found)
+
+
+def test_an_output_changed_before_backward_is_noticed():
+    out = offload(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))(torch.randn(2, 4))
+    with torch.no_grad():
+        out.add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_parameters_of_a_replica_of_data_parallel_stay(moves):
+    converted = offload(nn.Linear(32, 32))
+    replica = converted._replicate_for_data_parallel()
+    replica.weight, replica.bias = converted.weight.clone(), converted.bias.clone()
+    replica._former_parameters = {"weight": replica.weight, "bias": replica.bias}  # as torch.nn.parallel.replicate does
+    x = torch.randn(64, 32, requires_grad=True)
+    replica(x).sum().backward()
+
+    assert {t.untyped_storage() for t in moves} == {x.untyped_storage()}
+    assert converted.weight.grad is not None

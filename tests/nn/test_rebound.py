@@ -1,7 +1,9 @@
 import copy
 import inspect
 import pickle
+import weakref
 
+import pytest
 import torch
 from torch import nn
 
@@ -10,12 +12,12 @@ from actbench.nn.rebound import ReboundForward
 
 class Doubled(ReboundForward):
     def __call__(self, *args, **kwargs):
-        return 2 * self.inner(*args, **kwargs)
+        return 2 * self.inner(self.module, *args, **kwargs)
 
 
 class Negated(ReboundForward):
     def __call__(self, *args, **kwargs):
-        return -self.inner(*args, **kwargs)
+        return -self.inner(self.module, *args, **kwargs)
 
 
 def rebound():
@@ -66,3 +68,35 @@ def test_the_signature_stays():
     layer = rebound()
 
     assert list(inspect.signature(layer.forward).parameters) == ["input"]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_replica_of_data_parallel_runs_its_own_module(again):
+    layer = rebound()
+    replica = layer._replicate_for_data_parallel()
+    if again:
+        replica = replica._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(3, 3), torch.ones(3)  # as torch.nn.parallel.replicate sets them
+
+    assert torch.equal(replica(torch.randn(1, 3)), torch.full((1, 3), -2.0))
+    assert Doubled.of(replica).module is Negated.of(replica).module is replica
+    assert Doubled.of(layer).module is layer
+
+
+def test_a_replica_keeps_what_others_put_in_front():
+    layer = rebound()
+    layer.forward = lambda x: x + 1
+
+    assert torch.equal(layer._replicate_for_data_parallel()(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_a_model_is_freed_when_it_is_let_go():
+    """Not only when the garbage collector runs: a model's memory is wanted back at once."""
+    model = nn.Sequential(rebound())
+    Doubled(model).bind()
+    weak, forward = weakref.ref(model[0].weight), model.forward
+    del model
+
+    assert weak() is None
+    with pytest.raises(ReferenceError, match="module of this forward is gone"):
+        forward(torch.ones(3))

@@ -1,12 +1,23 @@
 import copy
 import importlib
+import weakref
 
 import pytest
 import torch
 import torchvision
 from torch import nn
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertModel,
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
+from actbench.errors import ConversionError
 from actbench.nn import recomputed
 from actbench.nn.recomputed import RecomputedForward, blocks
 
@@ -66,9 +77,12 @@ def equal(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("synchronized", [False, True])
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_results_and_running_statistics_are_those_of_the_exact_model(momentum):
+def test_results_and_running_statistics_are_those_of_the_exact_model(momentum, synchronized):
     exact = stack(momentum)
+    if synchronized:
+        exact = nn.SyncBatchNorm.convert_sync_batchnorm(exact)
     model = recompute(copy.deepcopy(exact))
     for _ in range(3):
         x = torch.randn(10, 4)
@@ -199,4 +213,63 @@ def test_blocks_of_transformers_with_their_caches(name):
 
     assert len(blocks(model)) == (4 if name == "t5" else 2)
     for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_filled_cache_is_read_by_both_runs_and_stays_as_it_was_given(every):
+    """As in prefix tuning, where the keys and values are what is trained."""
+    exact = TRANSFORMERS["gpt2"]()
+    model = copy.deepcopy(exact)
+    for _, block in blocks(model)[::every]:
+        RecomputedForward(block).bind()
+    prefix = [tuple(torch.randn(2, 2, 3, 8, requires_grad=True) for _ in range(2)) for _ in range(2)]
+    trained = [tensor for pair in prefix for tensor in pair]
+    ids, results = torch.randint(0, 50, (2, 8)), []
+    for each in (exact, model):
+        torch.manual_seed(0)
+        cache = DynamicCache(prefix)
+        loss = each.train()(input_ids=ids, labels=ids, past_key_values=cache).loss
+        results.append(torch.autograd.grad(loss, [*trained, *each.parameters()]))
+
+    assert all(tensor.abs().sum() > 0 for tensor in results[0][: len(trained)])
+    for first, second in zip(*results, strict=True):
+        torch.testing.assert_close(first, second)
+    assert cache.get_seq_length(0) == 3
+
+
+def test_a_filled_cache_that_is_written_into_is_refused():
+    model = TRANSFORMERS["gpt2"]()
+    cache = StaticCache(model.config, max_cache_len=16)
+    ids = torch.randint(0, 50, (2, 4))
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache)
+
+    with pytest.raises(ConversionError, match=r"filled StaticCache .* give a DynamicCache"):
+        recompute(model, ()).train()(input_ids=ids, past_key_values=cache)
+
+
+def test_a_graph_holds_the_blocks_that_it_will_run_again():
+    model = recompute(stack())
+    weak, loss = weakref.ref(model[0].inner[0].weight), model(torch.randn(10, 4)).sum()
+    del model
+    loss.backward()
+
+    trained = weak().grad is not None  # an assert would hold the weight
+    del loss
+
+    assert trained
+    assert weak() is None
+
+
+def test_a_compiled_model_recomputes():
+    exact = stack()
+    model = recompute(copy.deepcopy(exact))
+    for each in (exact, model):
+        for module in each.modules():
+            module.p = 0.0  # dropout of a compiled model draws other masks
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(10, 4)
+
+    for first, second in zip(step(exact, x), step(compiled, x), strict=True):
         torch.testing.assert_close(first, second)

@@ -20,6 +20,7 @@ from actbench.runner import Summary, run
 from actbench.runner.cohort import MEMORY_SHARE, Cohort
 from actbench.runner.processes import ForkServer
 from actbench.runner.progress import Silent
+from actbench.runner.trials import Trials
 
 HERE = str(Path(__file__).parent)
 
@@ -169,11 +170,78 @@ def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log)
     assert order == [*["peak:400", "peak:100"] * 5, "peak:300"]
 
 
+def order_of_rows(plan, log):
+    """Run a sweep and return each row's scheme with how many timed rounds had begun when it was stored."""
+    stored = []
+
+    class Watched(Rows):
+        def append(self, record):
+            super().append(record)
+            stored.append((record.case.scheme, len(events(log, "time"))))
+
+    sweep(plan, Watched())
+    return stored
+
+
+def test_a_failure_is_stored_before_anything_is_timed(log):
+    stored = order_of_rows(cases(log, "exact", "oom", "name:b+then+bug"), log)
+    assert stored[0] == ("oom", 0)
+    assert stored[1] == ("name:b+then+bug", 1)  # exact had one turn before it
+
+
+def test_a_measured_row_is_stored_once_it_and_the_exact_model_had_their_turns(log):
+    plan = [*cases(log, "name:a", "exact", "clockless", "name:b")]
+    stored = order_of_rows(plan, log)
+    assert [scheme for scheme, _ in stored] == ["exact", "clockless", "name:a", "name:b"]
+    assert [turns for _, turns in stored] == [13, 13, 14, 15]
+
+
+def test_cases_timed_together_say_so(log):
+    rows, _ = sweep([*cases(log, "exact", "name:a"), *cases(log, "name:c", batch_size=8)])
+    together = [record.outcome.timing_round for record in rows.records]
+    assert together[0] == together[1] != together[2]
+    assert None not in together
+    assert [record.outcome.exact_step_seconds for record in rows.records] == [None] * 3
+
+
+def test_a_scheme_added_later_is_timed_beside_exact_which_keeps_its_record(log):
+    rows, _ = sweep(cases(log, "exact", "name:a"))
+    log.unlink()
+    _, summary = sweep(cases(log, "exact", "name:a", "name:later"), rows)
+    assert summary == Summary(measured=1, skipped=2)
+    assert [record.case.scheme for record in rows.records] == ["exact", "name:a", "name:later"]
+    assert events(log, "time") == ["exact", "name:later"] * 5
+    outcome = rows.outcome("name:later")
+    assert outcome.exact_step_seconds == (0.25,) * 10
+    assert outcome.timing_round != rows.outcome("exact").timing_round
+
+
+def test_a_scheme_whose_exact_model_has_no_record_is_timed_alone(log):
+    sweep(cases(log, "name:a"))
+    assert events(log, "begin") == ["name:a"]
+
+
+def test_a_case_put_off_is_timed_beside_exact_again(log):
+    cohort = cases(log, "exact", "peak:300", "peak:600")
+    outcomes = {case.scheme: outcome for case, outcome in measure(cohort, memory_bytes=1700 / MEMORY_SHARE)}
+    assert events(log, "time") == ["exact", "peak:300"] * 5 + ["exact", "peak:600"] * 5
+    assert outcomes["peak:600"].exact_step_seconds == (0.25,) * 10
+    assert outcomes["peak:300"].exact_step_seconds is None
+
+
+def test_where_exact_does_not_fit_beside_a_case_put_off_it_is_timed_alone(log):
+    outcomes = dict(measure(cases(log, "exact", "peak:600"), memory_bytes=1600 / MEMORY_SHARE))
+    assert events(log, "begin") == ["exact", "peak:600", "peak:600"]
+    rounds = [outcome.timing_round for outcome in outcomes.values()]
+    assert rounds[0] != rounds[1]
+    assert [outcome.exact_step_seconds for outcome in outcomes.values()] == [None, None]
+
+
 def test_a_case_that_finds_no_room_beside_others_is_measured_again_alone(log):
     outcomes = measure(cases(log, "exact", "shy", "name:b"), memory_bytes=2**40)
     assert [type(outcome) for _, outcome in outcomes] == [Measurement] * 3
-    assert events(log, "begin") == ["exact", "shy", "name:b", "shy"]
-    assert events(log, "time") == ["exact", "name:b"] * 5 + ["shy"] * 5
+    assert events(log, "begin") == ["exact", "shy", "name:b", "shy", "exact"]
+    assert events(log, "time") == ["exact", "name:b"] * 5 + ["exact", "shy"] * 5
 
 
 def test_a_case_that_dies_beside_others_is_measured_again_alone_and_then_believed(log):
@@ -192,7 +260,7 @@ def test_what_is_done_is_skipped_unless_forced(log):
     rows, _ = sweep(cases(log, "exact", "oom"))
     _, again = sweep(cases(log, "exact", "oom", "name:new"), rows)
     assert again == Summary(measured=1, skipped=2)
-    assert events(log, "begin") == ["exact", "oom", "name:new"]
+    assert events(log, "begin") == ["exact", "oom", "name:new", "exact"]  # exact is timed again beside it
     _, forced = sweep(cases(log, "exact", "oom"), rows, force=True)
     assert forced == Summary(measured=1, failed=1)
 
@@ -235,6 +303,50 @@ def test_a_largest_batch_that_cannot_be_decided_is_a_warning_and_keeps_the_measu
     [warning] = outcome.warnings
     assert "batch 73" in warning
     assert "exit code 7" in warning
+
+
+def test_the_largest_batch_is_searched_while_no_other_case_is_alive(log, monkeypatch):
+    alive = []
+    tried = Trials.add_largest_batch
+
+    def watched(self, case, outcome):
+        alive.append([process for process in psutil.Process().children(recursive=True) if _is_a_case(process)])
+        return tried(self, case, outcome)
+
+    monkeypatch.setattr(Trials, "add_largest_batch", watched)
+    sweep(cases(log, "exact", "name:a", find_largest_batch=True, memory_limit_bytes=1725))
+    assert alive == [[], []]
+
+
+def _is_a_case(process):
+    return process.parent().ppid() == psutil.Process().pid
+
+
+def test_a_case_that_does_not_fit_stays_failed_and_says_what_would(log):
+    rows, summary = sweep(cases(log, "exact", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
+    outcome = rows.outcome("exact")
+    assert (summary, outcome.reason, outcome.peak_bytes) == (Summary(failed=1), "out-of-memory", 1000 + 10 * 128)
+    assert outcome.message.endswith("; the largest batch that fits is 72")
+
+
+def test_a_case_that_does_not_fit_says_why_its_largest_batch_is_unknown(log):
+    plan = cases(log, "dies_at:72", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725)
+    rows, _ = sweep(plan)
+    assert rows.outcome("dies_at:72").reason == "out-of-memory"
+    assert "the largest batch is unknown: the step at batch 72 ended in crash" in rows.outcome("dies_at:72").message
+
+
+def test_without_a_limit_the_largest_batch_is_that_of_the_memory_available_now(log, monkeypatch):
+    monkeypatch.setattr("actbench.runner.runner.available_memory_bytes", lambda: 1725)
+    rows, _ = sweep(cases(log, "exact", find_largest_batch=True))
+    found = rows.outcome("exact").largest_batch_search
+    assert (found.batch_size, found.memory_limit_bytes, found.next_outcome) == (72, 1725, "over-limit")
+
+
+def test_a_model_that_closes_its_output_harms_no_other_case(log):
+    plan = cases(log, "sleep:1", "sleep:0.3+mute", meter="simulated")  # the first is alive when the second is forked
+    rows, summary = sweep(plan, jobs=2)
+    assert summary == Summary(measured=2), rows.records
 
 
 def test_a_bench_that_cannot_be_imported_is_one_error_that_shows_why(log):
@@ -283,7 +395,13 @@ def rows_of(folder):
     records = store.read(folder / "results.jsonl").records
     assert len(records) == len(lines)
     cleared = [record.case.model_copy(update={"model": "log"}) for record in records]
-    return sorted((case.key(), record.outcome) for case, record in zip(cleared, records, strict=True))
+    outcomes = [untied(record.outcome) for record in records]
+    return sorted((case.key(), outcome) for case, outcome in zip(cleared, outcomes, strict=True))
+
+
+def untied(outcome):
+    """Return an outcome without the random name of the group it was timed in."""
+    return outcome.model_copy(update={"timing_round": None}) if isinstance(outcome, Measurement) else outcome
 
 
 def wait_for_events(log, count):

@@ -112,3 +112,25 @@ def test_seconds_and_throughput_follow_from_the_steps(make_record: MakeRecord) -
     assert entries["exact"].relative_throughput is not None
     assert (entries["exact"].relative_throughput.value, entries["exact"].relative_throughput.spread) == (1.0, None)
     assert isinstance(entries["exact"].measured, Measurement)
+
+
+def test_speed_is_given_only_against_steps_that_took_turns(make_record: MakeRecord) -> None:
+    records = [
+        make_record(meter="cpu", step_seconds=(1.0,), timing_round="first"),
+        make_record("together", meter="cpu", step_seconds=(2.0,), timing_round="first"),
+        make_record("later", meter="cpu", step_seconds=(2.0,), timing_round="second"),
+        make_record("beside-exact", meter="cpu", step_seconds=(2.0,), timing_round="third", exact_step_seconds=(3.0,)),
+        make_record("older", meter="cpu", step_seconds=(2.0,)),
+    ]
+
+    entries = named(join(records))
+
+    speeds = {scheme: entry.relative_throughput for scheme, entry in entries.items()}
+    assert {scheme: speed and speed.value for scheme, speed in speeds.items()} == {
+        "exact": 1.0,
+        "together": 1.0 / 2.0,
+        "later": None,
+        "beside-exact": 3.0 / 2.0,
+        "older": None,
+    }
+    assert entries["later"].pareto is None

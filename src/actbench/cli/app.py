@@ -144,7 +144,7 @@ JobsOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", min=1, help="Seconds that each case, and each trial of --max-batch, may take."),
+    typer.Option("--timeout", min=1, help="Seconds after which each case, and each trial of --max-batch, is stopped."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what the results file already holds.")]
 TrustOption = Annotated[

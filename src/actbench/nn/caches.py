@@ -1,4 +1,4 @@
-"""Caches of keys and values as transformers passes them to its blocks, known by name so that it need not be imported."""
+"""Caches of keys and values that transformers passes to its blocks, known by name so that it need not be imported."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def copied(value: Any) -> Any:
                 f"checkpoint: a block was given a filled {type(value).__name__} of {type(layer).__name__}, into which "
                 "its second run would write again; in training give a DynamicCache, or none"
             )
-    twin = copy.copy(value)
-    for name, part in vars(value).items():
-        vars(twin)[name] = dict(part) if isinstance(part, dict) else copied(part)
+    twin = _own_tables(value)
+    vars(twin).update({name: copied(part) for name, part in vars(value).items() if is_cache(part)})
     if "layers" in vars(value):
-        twin.layers = [copy.copy(layer) for layer in value.layers]
+        twin.layers = [_own_tables(layer) for layer in value.layers]
     return twin
 
 
@@ -49,7 +48,13 @@ def _layers(cache: Any) -> list[Any]:
 
 
 def _is_filled(layer: Any) -> bool:
-    if not getattr(layer, "is_initialized", True):
-        return False
-    length = getattr(layer, "get_seq_length", None)
-    return length is None or bool(length() > 0)
+    if getattr(layer, "is_initialized", False) and layer.get_seq_length() > 0:
+        return True
+    return any(getattr(layer, "has_previous_state", {}).values())  # of linear attention, one entry for each state
+
+
+def _own_tables(holder: Any) -> Any:
+    """Return a shallow copy whose dictionaries are its own."""
+    twin = copy.copy(holder)
+    vars(twin).update({name: dict(part) for name, part in vars(holder).items() if isinstance(part, dict)})
+    return twin

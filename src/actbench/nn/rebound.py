@@ -85,7 +85,7 @@ class ReboundForward:
         Torch asks the instance for it; the copied forward would run the module and leave the replica's weights idle.
         """
         module = self.module
-        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
+        replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
         self._on(replica)._stand_on(replica)
         if vars(module).get("forward") is not self:  # somebody put theirs in front
             vars(replica)["forward"] = vars(module)["forward"]

@@ -55,21 +55,20 @@ def is_block(module: nn.Module, names: Collection[str] = ()) -> bool:
 
 def blocks(model: nn.Module, names: Collection[str] = ()) -> list[tuple[str, nn.Module]]:
     """Return path and module of each block of a model; blocks inside a block are part of it."""
-    found: list[tuple[str, nn.Module]] = []
-    seen: set[nn.Module] = set()
+    return list(_outermost(model, "", names, set()))
 
-    def visit(module: nn.Module, path: str) -> None:
-        if module in seen:
-            return
-        seen.add(module)
-        if is_block(module, names):
-            found.append((path, module))
-            return
-        for name, child in module.named_children():
-            visit(child, f"{path}.{name}" if path else name)
 
-    visit(model, "")
-    return found
+def _outermost(
+    module: nn.Module, path: str, names: Collection[str], seen: set[nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
+    if module in seen:
+        return
+    seen.add(module)
+    if is_block(module, names):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from _outermost(child, f"{path}.{name}" if path else name, names, seen)
 
 
 class RecomputedForward(ReboundForward):

@@ -149,9 +149,7 @@ class StepwiseActivation(nn.Module):
             return exact
         if self.levels.device != input.device:  # a model over several devices
             self.to(input.device)
-        output: Tensor = StepwiseGradient.apply(
-            input, self.exact, self.steps, self.bounds, self.levels, self.function
-        )
+        output: Tensor = StepwiseGradient.apply(input, self.exact, self.steps, self.bounds, self.levels, self.function)
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:

@@ -23,20 +23,19 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
     Returns:
         The model, or what replaces it.
     """
-    memo: dict[int, nn.Module] = {}
+    return _visit(model, "", rule, {})
 
-    def visit(module: nn.Module, path: str) -> nn.Module:
-        if id(module) in memo:
-            return memo[id(module)]
-        replacement = rule(module, path)
-        memo[id(module)] = module if replacement is None else replacement
-        if replacement is None:
-            for name, child in list(module._modules.items()):
-                if child is not None:
-                    module._modules[name] = visit(child, f"{path}.{name}" if path else name)
+
+def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module]) -> nn.Module:
+    if id(module) in memo:
         return memo[id(module)]
-
-    return visit(model, "")
+    replacement = rule(module, path)
+    memo[id(module)] = module if replacement is None else replacement
+    if replacement is None:
+        for name, child in list(module._modules.items()):
+            if child is not None:
+                module._modules[name] = _visit(child, f"{path}.{name}" if path else name, rule, memo)
+    return memo[id(module)]
 
 
 def inherit(new: nn.Module, old: nn.Module) -> nn.Module:

@@ -1,4 +1,7 @@
-"""The reference of packing: b-bit codes as one contiguous little-endian stream, in plain torch on any device.
+"""b-bit codes as one contiguous little-endian stream.
+
+``actbench::pack_codes(codes, bits)`` packs, ``actbench::unpack_codes(packed, bits, count)`` reads them back as uint8.
+:func:`pack` and :func:`unpack` are the reference, in plain torch on any device.
 
 Code i stands at bits ``[i * b, i * b + b)``, bit k of the stream being bit ``k % 8`` of byte ``k // 8``. A stream of n
 codes has exactly ``ceil(n * b / 8)`` bytes; the bits past its end are zero.
@@ -8,6 +11,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from actbench.ops.cpu import bitpack as cpu
+from actbench.ops.cuda import bitpack as cuda
+from actbench.ops.library import library
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -49,3 +56,63 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     two_bytes = bytes_and_zero[byte] | (bytes_and_zero[byte + 1] << 8)
     codes: Tensor = (two_bytes >> (first_bit % 8)) & (2**bits - 1)
     return codes
+
+
+def _check_codes(codes: Tensor, bits: int) -> None:
+    if not 1 <= bits <= 8:
+        raise ValueError(f"bits must be from 1 to 8, found {bits}")
+    if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
+        raise ValueError(f"codes must be a contiguous uint8 vector, found {codes.dtype} {tuple(codes.shape)}")
+
+
+def _check_stream(packed: Tensor, bits: int, count: int) -> None:
+    _check_codes(packed, bits)
+    if packed.numel() != packed_bytes(count, bits):
+        raise ValueError(
+            f"{count} codes of {bits} bits are {packed_bytes(count, bits)} bytes, found {packed.numel()}"
+        )
+
+
+def _pack_cpu(codes: Tensor, bits: int) -> Tensor:
+    _check_codes(codes, bits)
+    return cpu.pack_codes(codes, bits)
+
+
+def _pack_cuda(codes: Tensor, bits: int) -> Tensor:
+    _check_codes(codes, bits)
+    return cuda.pack_codes(codes, bits)
+
+
+def _pack_fake(codes: Tensor, bits: int) -> Tensor:
+    _check_codes(codes, bits)
+    return codes.new_empty(packed_bytes(codes.numel(), bits))
+
+
+def _unpack_cpu(packed: Tensor, bits: int, count: int) -> Tensor:
+    _check_stream(packed, bits, count)
+    return cpu.unpack_codes(packed, bits, count)
+
+
+def _unpack_cuda(packed: Tensor, bits: int, count: int) -> Tensor:
+    _check_stream(packed, bits, count)
+    return cuda.unpack_codes(packed, bits, count)
+
+
+def _unpack_fake(packed: Tensor, bits: int, count: int) -> Tensor:
+    _check_stream(packed, bits, count)
+    return packed.new_empty(count)
+
+
+_PACK = "pack_codes(Tensor codes, int bits) -> Tensor"
+_UNPACK = "unpack_codes(Tensor packed, int bits, SymInt count) -> Tensor"
+library.define(_PACK, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.define(_UNPACK, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
+library.impl("pack_codes", _pack_cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("unpack_codes", _unpack_cpu, "CPU")  # type: ignore[no-untyped-call]
+library.impl("pack_codes", _pack_cuda, "CUDA")  # type: ignore[no-untyped-call]
+library.impl("unpack_codes", _unpack_cuda, "CUDA")  # type: ignore[no-untyped-call]
+torch.library.register_fake("actbench::pack_codes", _pack_fake, lib=library)
+torch.library.register_fake("actbench::unpack_codes", _unpack_fake, lib=library)
+
+pack_codes = torch.ops.actbench.pack_codes.default
+unpack_codes = torch.ops.actbench.unpack_codes.default

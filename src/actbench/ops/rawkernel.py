@@ -7,6 +7,7 @@ stays empty. A kernel is compiled when it is first used on a device, and CuPy ke
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any, Final
@@ -24,20 +25,31 @@ SCALARS: Final = {torch.float32: "Float32", torch.float16: "Float16", torch.bflo
 """What the kernels call the types they are compiled for."""
 
 _BLOCKS_PER_PROCESSOR = 32  # enough to fill it several times over; kernels stride over the rest
-_HEADER = "common.cuh"
 
 Macros = Mapping[str, str | int]
 
 
 def source(stem: str) -> str:
-    """Return the source of one op family with the shared header put in its place.
+    """Return the source of one op family with the headers that it names put in their places, each once.
 
     CuPy's cache looks at the text it is given and not at files that it includes, so there must be none.
     """
-    folder = resources.files("actbench.kernels")
-    header, body = ((folder / name).read_text("utf-8") for name in (_HEADER, f"{stem}.cu"))
-    placed = f'#line 1 "{_HEADER}"\n{header.replace("#pragma once", "")}#line 1 "{stem}.cu"\n'
-    return placed + body.replace(f'#include "{_HEADER}"', "")
+    return _placed(f"{stem}.cu", set())
+
+
+def _placed(name: str, seen: set[str]) -> str:
+    seen.add(name)
+    lines = [f'#line 1 "{name}"']
+    text = (resources.files("actbench.kernels") / name).read_text("utf-8")
+    for number, line in enumerate(text.splitlines(), start=1):
+        header = re.fullmatch(r'#include "([\w.]+)"', line)
+        if header is None:
+            lines.append("" if line == "#pragma once" else line)
+            continue
+        if header[1] not in seen:
+            lines.append(_placed(header[1], seen))
+        lines.append(f'#line {number + 1} "{name}"')
+    return "\n".join(lines) + "\n"
 
 
 def options(macros: Macros) -> tuple[str, ...]:

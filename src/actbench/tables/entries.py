@@ -70,10 +70,11 @@ class Entry:
     @property
     def _exact_seconds(self) -> tuple[float, ...] | None:
         """Seconds of the exact model's steps that took turns with this record's."""
-        if self.measured is None or self.measured.exact_step_seconds:
-            return self.measured and self.measured.exact_step_seconds
-        together = self.exact is not None and self.exact.timing_round == self.measured.timing_round
-        return self.exact.step_seconds if self.exact is not None and together else None
+        if self.measured is None:
+            return None
+        if self.exact is not None and self.exact.timing_round == self.measured.timing_round:
+            return self.exact.step_seconds
+        return self.measured.exact_step_seconds
 
 
 def join(records: Sequence[Record]) -> list[Entry]:
@@ -131,7 +132,7 @@ def _estimate_of(record: Record, estimates: dict[str, list[Record]]) -> Measurem
 def _with_pareto(entries: list[Entry]) -> list[Entry]:
     groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
     for entry in entries:
-        if entry.throughput is not None:
+        if entry.relative_throughput is not None:
             groups[_group(entry.record)].append(entry)
     marked = []
     for entry in entries:
@@ -150,8 +151,8 @@ def _beats(rival: Entry, entry: Entry) -> bool:
 
 def _cost(entry: Entry) -> tuple[float, float]:
     assert entry.measured is not None
-    assert entry.throughput is not None
-    return entry.measured.peak_bytes, -entry.throughput.value
+    assert entry.relative_throughput is not None
+    return entry.measured.peak_bytes, -entry.relative_throughput.value
 
 
 def _order(record: Record) -> tuple[Any, ...]:

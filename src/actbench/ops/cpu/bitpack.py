@@ -9,8 +9,43 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+import torch
+from numba import prange
+from torch import Tensor
 
-from actbench.ops.cpu.compiled import inlined
+from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+
+
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Pack the low bits of codes.
+
+    Args:
+        codes: uint8 ``(n,)``, contiguous.
+        bits: 1 to 8.
+
+    Returns:
+        uint8 ``(ceil(n * bits / 8),)``.
+    """
+    count = codes.numel()
+    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8)
+    _pack(count, count, codes.data_ptr(), bits, packed.data_ptr())
+    return packed
+
+
+def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Read codes back.
+
+    Args:
+        packed: uint8 ``(ceil(count * bits / 8),)``, contiguous.
+        bits: 1 to 8.
+        count: How many.
+
+    Returns:
+        uint8 ``(count,)``.
+    """
+    codes = torch.empty(count, dtype=torch.uint8)
+    _unpack(count, count, packed.data_ptr(), bits, codes.data_ptr())
+    return codes
 
 
 @inlined
@@ -124,3 +159,27 @@ def _load(packed: np.ndarray, count: int, words: np.ndarray) -> None:
         _load_bytes(packed, 4, words)
     else:
         _load_bytes(packed, count, words)
+
+
+@Kernel
+def _pack(blocks: int, count: int, codes: int, bits: int, packed: int) -> None:
+    source, stream = at(codes, count, np.uint8), at(packed, (count * bits + 7) // 8, np.uint8)
+    step, low = BLOCK // 8 * bits, np.uint8((1 << bits) - 1)
+    for block in prange(blocks):
+        first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
+        words = np.zeros(BLOCK // 8, np.uint64)
+        masked = words.view(np.uint8)
+        for i in range(end - first):
+            masked[i] = source[first + i] & low
+        pack(words, bits, stream[block * step : (block + 1) * step])
+
+
+@Kernel
+def _unpack(blocks: int, count: int, packed: int, bits: int, codes: int) -> None:
+    stream, target = at(packed, (count * bits + 7) // 8, np.uint8), at(codes, count, np.uint8)
+    step = BLOCK // 8 * bits
+    for block in prange(blocks):
+        first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
+        words = np.zeros(BLOCK // 8, np.uint64)
+        unpack(stream[block * step : (block + 1) * step], bits, words)
+        target[first:end] = words.view(np.uint8)[: end - first]

@@ -1,0 +1,61 @@
+// An activation and the codes of its input; the twin of actbench/ops/activate.py. Compiled for one -DSCALAR (Float32,
+// Float16, BFloat16) and one -DBITS (1 to 8). Read x, write y and codes: each byte moves once.
+#include "common.cuh"
+#include "search.cuh"
+
+// The functions are written as torch's CUDA kernels write them, in float32 and in the same order, so that the bits
+// agree; a sum of a product is left to be fused, as there. What may be subnormal goes through instructions by name.
+// Where they do not agree on some device, ops/cuda/activate.py finds out and takes torch's own.
+
+struct Gelu {
+    static __device__ __forceinline__ float of(float x) {
+        constexpr float alpha = 0.70710678118654752440;  // sqrt(1/2)
+        return product(product(x, 0.5f), 1.0f + erff(x * alpha));
+    }
+};
+
+struct GeluTanh {
+    static __device__ __forceinline__ float of(float x) {
+        constexpr float beta = 1.41421356237309504880 * 1.12837916709551257390 * 0.5;  // sqrt(2/pi)
+        constexpr float kappa = 0.044715;
+        const float cube = x * x * x;
+        const float inner = beta * (x + kappa * cube);
+        return product(product(0.5f, x), 1.0f + tanhf(inner));
+    }
+};
+
+struct Silu {
+    static __device__ __forceinline__ float of(float x) { return quotient(x, 1.0f + expf(-x)); }
+};
+
+template <class Function>
+__device__ __forceinline__ void activate(
+    const SCALAR* x, const float* bounds, SCALAR* out, unsigned char* packed, Index count, unsigned sign_mask) {
+    __shared__ float tree[1 << BITS];
+    __shared__ Stage<BITS> stages[kWarps];
+    plant(bounds, tree);
+    const Crown crown(tree);
+    const Index bytes = (count * BITS + 7) / 8;
+    const bool whole_x = aligned(x), whole_out = aligned(out), whole_packed = aligned(packed);
+    for (Index tile = first_tile(); tile * kTile < count; tile += tile_step()) {
+        const Index start = tile * kTile + 8 * lane(), byte = tile * kLanes * BITS;
+        float values[8];
+        load8(x + start, count - start, whole_x, values);
+        store_codes<BITS>(codes_of(values, crown, tree, sign_mask), packed + byte, bytes - byte, whole_packed, stages[warp()]);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[i] = Function::of(values[i]);
+        store8(out + start, count - start, whole_out, values);
+    }
+}
+
+KERNEL activate_gelu(const SCALAR* x, const float* bounds, SCALAR* out, unsigned char* packed, Index count, unsigned sign_mask) {
+    activate<Gelu>(x, bounds, out, packed, count, sign_mask);
+}
+
+KERNEL activate_gelu_tanh(const SCALAR* x, const float* bounds, SCALAR* out, unsigned char* packed, Index count, unsigned sign_mask) {
+    activate<GeluTanh>(x, bounds, out, packed, count, sign_mask);
+}
+
+KERNEL activate_silu(const SCALAR* x, const float* bounds, SCALAR* out, unsigned char* packed, Index count, unsigned sign_mask) {
+    activate<Silu>(x, bounds, out, packed, count, sign_mask);
+}

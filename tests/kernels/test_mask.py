@@ -1,0 +1,61 @@
+"""kernels/mask.cu, on the host and on CUDA: bit for bit what the torch reference gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from actbench.ops import mask
+from actbench.ops.cuda import mask as cuda
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZES = (0, 1, 7, 8, 255, 256, 257, 10007)
+SPECIAL = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-42, -1e-42])
+
+
+def values(count: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    x[: len(SPECIAL)] = SPECIAL[:count]
+    return x.to(dtype)
+
+
+def placed(tensor: torch.Tensor, device: torch.device, start: int) -> torch.Tensor:
+    """Return a copy on a device, `start` elements behind an aligned address."""
+    return torch.empty(tensor.numel() + start, dtype=tensor.dtype, device=device)[start:].copy_(tensor)
+
+
+def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Tell whether numbers are equal; zeros of either sign are, as CUDA's ReLU of -0.0 is not the CPU's."""
+    return torch.equal(torch.nan_to_num(ours.cpu(), 7.0), torch.nan_to_num(theirs, 7.0)) and torch.equal(
+        ours.cpu().isnan(), theirs.isnan()
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("start", [0, 1])
+def test_relu_and_its_mask_are_the_reference(dtype: torch.dtype, start: int, device: torch.device) -> None:
+    for count in SIZES:
+        x = values(count, dtype)
+        expected, bits = mask.relu_reference(x)
+        there = placed(x, device, start)
+
+        out, packed = cuda.relu(there)
+        assert same(out, expected), count
+        assert torch.equal(packed.cpu(), bits), count
+        assert same(out, torch.relu(there).cpu()), count
+
+        over, packed = cuda.relu(there, there)
+        assert over.data_ptr() == there.data_ptr()
+        assert same(there, expected), count
+        assert torch.equal(packed.cpu(), bits), count
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("start", [0, 1])
+def test_selection_is_the_reference(dtype: torch.dtype, start: int, device: torch.device) -> None:
+    for count in SIZES:
+        grad = values(count, dtype)
+        bits = torch.randint(256, ((count + 7) // 8,), dtype=torch.uint8)
+
+        found = cuda.select(placed(bits, device, start), placed(grad, device, start))
+        assert same(found, mask.select_reference(bits, grad)), count
