@@ -68,9 +68,7 @@ def _check_codes(codes: Tensor, bits: int) -> None:
 def _check_stream(packed: Tensor, bits: int, count: int) -> None:
     _check_codes(packed, bits)
     if packed.numel() != packed_bytes(count, bits):
-        raise ValueError(
-            f"{count} codes of {bits} bits are {packed_bytes(count, bits)} bytes, found {packed.numel()}"
-        )
+        raise ValueError(f"{count} codes of {bits} bits are {packed_bytes(count, bits)} bytes, found {packed.numel()}")
 
 
 def _pack_cpu(codes: Tensor, bits: int) -> Tensor:
