@@ -1,11 +1,13 @@
 # make demo   creates .venv, installs, runs the quickstart sweep and leaves its tables in demo-results/
 # make test   the same environment, the full test suite
+# make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS)
 PYTHON ?= python3
+RESULTS ?= gpu-results
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test slow lint types tables clean
+.PHONY: demo test slow gpu lint types tables clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +22,9 @@ test: $(READY)
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+gpu:
+	$(PYTHON) benchmarks/gpu.py $(RESULTS)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

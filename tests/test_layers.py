@@ -44,6 +44,7 @@ ALLOWED = {
     "bench": SETUP | {"schemes", "workloads", "meters", "inspection", "gradients", "search"},
     "conversion": SETUP | {"schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
     # both
+    "kernelbench": WORDS | {"tables", "machine", "ops", "codecs", "nn"},
     "experiment": WORDS
     | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},
     "doctor": WORDS | {"machine"},

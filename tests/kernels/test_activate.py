@@ -1,4 +1,4 @@
-"""kernels/activate.cu: codes bit for bit the reference's; outputs torch's own bits on CUDA, near the formula on the host.
+"""kernels/activate.cu: codes bit for bit the reference's; outputs torch's own on CUDA, near the formula on the host.
 
 The host's C library has other last bits in erf, tanh and exp than CUDA's, and compiles the formulas without fusing.
 """

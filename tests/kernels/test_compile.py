@@ -27,9 +27,10 @@ KERNELS = {
     "bitpack": {"pack_codes", "unpack_codes"},
     "sketch": {"sketch_rademacher", "sketch_gaussian"},
 }
-MOST_REGISTERS = dict.fromkeys(ARCHITECTURES, 40) | {
-    75: 64
-}  # 65,536 a processor: at least 6 blocks, and all 4 of Turing
+# Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp needs more: 5 blocks.
+MOST_REGISTERS = {"activate": 48}
+MOST_REGISTERS_OF_OTHERS = 40
+MOST_REGISTERS_OF_TURING = 64
 # The full square is slow: by default all of it for one architecture, and of the others the ends and an odd width.
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
 QUICK = {"stepwise", "mask", "sketch"}
@@ -74,7 +75,13 @@ def check(stem: str, macros: dict[str, str | int], architecture: int) -> None:
     assert found.keys() == KERNELS[stem]
     for kernel, (stack, spills, registers) in found.items():
         assert (stack, spills) == (0, 0), kernel
-        assert registers <= MOST_REGISTERS[architecture], kernel
+        assert registers <= most_registers(stem, architecture), kernel
+
+
+def most_registers(stem: str, architecture: int) -> int:
+    if architecture == 75:
+        return MOST_REGISTERS_OF_TURING
+    return MOST_REGISTERS.get(stem, MOST_REGISTERS_OF_OTHERS)
 
 
 def name(value: object) -> str:

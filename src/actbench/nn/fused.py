@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from actbench.nn.firstorder import first_order
 from actbench.ops import mask
 from actbench.ops.activate import activate
 
@@ -42,26 +44,34 @@ def _gelu_held(held: Any) -> str | None:
     return None
 
 
-def one_pass(
-    function: str | None, x: Tensor, order: list[int] | None, inplace: bool, bounds: Tensor, bits: int, fold: bool
-) -> tuple[Tensor, Tensor] | None:
-    """Return the output and the packed codes of a layer, or None where its parts must be computed one by one.
+class OnePass(torch.autograd.Function):
+    """A layer on a contiguous input, not in place; it does little, since it is part of the time of every step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: str, steps: Any, bounds: Tensor, levels: Tensor) -> Tensor:
+        """Return the output; keep the packed codes and the levels, which belong to the layer."""
+        if function == RELU:
+            output, codes = mask.relu(x)
+        else:
+            output, codes = activate(x, function, bounds, steps.bits, steps.fold)
+        ctx.steps = steps
+        ctx.save_for_backward(codes, levels)
+        return output
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the steps."""
+        codes, levels = ctx.saved_tensors
+        return ctx.steps.gradient(codes, levels, grad.contiguous()), None, None, None, None
+
+
+def relu_over(x: Tensor, order: list[int] | None) -> Tensor | None:
+    """Write ReLU of x over it and return its packed mask, or None where x has gaps or overlaps in memory.
 
     Args:
-        function: What :func:`function_name` gives.
         x: The input.
         order: Its dimensions as they lie in memory; None for contiguous.
-        inplace: Whether the output takes the place of the input, and is x itself.
-        bounds: As for the encoder; ReLU has its own.
-        bits: 1 to 8.
-        fold: Whether the magnitude is encoded.
     """
-    if function is None:
-        return None
-    if inplace:
-        lying = x if order is None else x.permute(order)
-        return (x, mask.relu_(lying)) if function == RELU and lying.is_contiguous() else None
-    if order is not None:  # the output would be a view, which autograd lets no one change in place
-        return None
-    found: tuple[Tensor, Tensor] = mask.relu(x) if function == RELU else activate(x, function, bounds, bits, fold)
-    return found
+    lying = x if order is None else x.permute(order)
+    return mask.relu_(lying) if lying.is_contiguous() else None

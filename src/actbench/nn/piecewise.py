@@ -56,7 +56,7 @@ class Piecewise:
     def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of the input, bit for bit that of the exact layer."""
         if self.gate:
-            return select(codes, grad)  # type: ignore[no-any-return]
+            return select(codes, grad)
         return self.backward(grad, decode(codes, levels, torch.ones_like(grad), self.bits))
 
 

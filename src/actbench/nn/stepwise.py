@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from actbench.codecs.tables import Table
 from actbench.nn.firstorder import first_order
-from actbench.nn.fused import function_name, one_pass
+from actbench.nn.fused import RELU, OnePass, function_name, relu_over
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.standin import carry_hooks, without_hooks
 from actbench.ops.stepwise import decode, encode
@@ -90,11 +90,11 @@ class StepwiseGradient(torch.autograd.Function):
         inplace = getattr(exact, "inplace", False)
         if inplace:
             ctx.mark_dirty(x)
-        both = one_pass(function, x, ctx.order, inplace, bounds, steps.bits, steps.fold)
-        if both is not None:
-            output, codes = both
-            ctx.save_for_backward(codes, levels)
-            return output
+        if inplace and function == RELU:
+            codes = relu_over(x, ctx.order)
+            if codes is not None:
+                ctx.save_for_backward(codes, levels)
+                return x
         compared = steps.compared(in_order(x, ctx.order))
         ctx.save_for_backward(encode(compared, bounds, steps.bits, steps.fold), levels)
         if inplace:
@@ -136,6 +136,7 @@ class StepwiseActivation(nn.Module):
         self.register_buffer("levels", constants(self.steps.levels, place), persistent=False)
         self.exact = without_hooks(exact)
         self.function = function_name(exact) if self.steps.fusible else None
+        self.in_one_pass = self.function is not None and not getattr(exact, "inplace", False)
         carry_hooks(exact, self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
@@ -147,9 +148,15 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
-        if self.levels.device != input.device:  # a model over several devices
+        bounds, levels = self.bounds, self.levels
+        if levels.device != input.device:  # a model over several devices
             self.to(input.device)
-        output: Tensor = StepwiseGradient.apply(input, self.exact, self.steps, self.bounds, self.levels, self.function)
+            bounds, levels = self.bounds, self.levels
+        output: Tensor
+        if self.in_one_pass and input.is_contiguous():
+            output = OnePass.apply(input, self.function, self.steps, bounds, levels)
+        else:
+            output = StepwiseGradient.apply(input, self.exact, self.steps, bounds, levels, self.function)
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:

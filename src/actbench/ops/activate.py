@@ -17,7 +17,7 @@ from actbench.ops.arguments import check_bits, check_contiguous, check_table
 from actbench.ops.cpu import hugepages
 from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import activate as cuda
-from actbench.ops.library import library
+from actbench.ops.library import direct, library
 
 _aten = torch.ops.aten
 _INTO: dict[str, Callable[..., Tensor]] = {
@@ -91,4 +91,10 @@ library.impl("stepwise_activate", _cpu, "CPU")  # type: ignore[no-untyped-call]
 library.impl("stepwise_activate", _cuda, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake("actbench::stepwise_activate", _fake, lib=library)
 
-activate = torch.ops.actbench.stepwise_activate.default
+
+def activate(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
+    """Return a function of a contiguous tensor and its packed codes; arguments as the reference's."""
+    if direct(x):
+        return _cpu(x, function, bounds, bits, fold)
+    found: tuple[Tensor, Tensor] = torch.ops.actbench.stepwise_activate.default(x, function, bounds, bits, fold)
+    return found

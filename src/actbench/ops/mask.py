@@ -1,8 +1,9 @@
 """ReLU and its derivative as one bit an element, exactly.
 
-``actbench::relu_mask(x)`` gives ReLU of x, as torch computes it on that device, and the bits of :func:`positive`, packed
-as in :mod:`actbench.ops.bitpack`; ``relu_mask_(x)`` writes the first over x and returns the second. ``actbench::mask_select(mask, grad)`` is ``grad`` where the bit is 1 and zero where it
-is 0: a choice and no product, so that an infinite gradient at a dead unit gives 0, as in torch.
+``actbench::relu_mask(x)`` gives ReLU of x, as torch computes it on that device, and the bits of :func:`positive`,
+packed as in :mod:`actbench.ops.bitpack`; ``relu_mask_(x)`` writes the first over x and returns the second.
+``actbench::mask_select(mask, grad)`` is ``grad`` where the bit is 1 and zero where it is 0: a choice and no product, so
+that an infinite gradient at a dead unit gives 0, as in torch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from actbench.ops import bitpack
 from actbench.ops.arguments import check_contiguous, check_packed
 from actbench.ops.cpu import mask as cpu
 from actbench.ops.cuda import mask as cuda
-from actbench.ops.library import library
+from actbench.ops.library import direct, library
 
 
 def positive(x: Tensor) -> Tensor:
@@ -130,6 +131,22 @@ library.impl("mask_select", _select_cuda, "CUDA")  # type: ignore[no-untyped-cal
 torch.library.register_fake("actbench::relu_mask", _relu_fake, lib=library)
 torch.library.register_fake("actbench::mask_select", _select_fake, lib=library)
 
-relu = torch.ops.actbench.relu_mask.default
-relu_ = torch.ops.actbench.relu_mask_.default
-select = torch.ops.actbench.mask_select.default
+_ops = torch.ops.actbench
+
+
+def relu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ReLU of a contiguous tensor and its packed mask."""
+    found: tuple[Tensor, Tensor] = _relu_cpu(x) if direct(x) else _ops.relu_mask.default(x)
+    return found
+
+
+def relu_(x: Tensor) -> Tensor:
+    """Write ReLU of a contiguous tensor over it and return its packed mask."""
+    mask: Tensor = _ops.relu_mask_.default(x)
+    return mask
+
+
+def select(mask: Tensor, grad: Tensor) -> Tensor:
+    """Return a contiguous gradient where the bits of a mask are 1, and zero elsewhere."""
+    found: Tensor = _select_cpu(mask, grad) if direct(grad) else _ops.mask_select.default(mask, grad)
+    return found

@@ -18,7 +18,7 @@ from actbench.ops import bitpack
 from actbench.ops.arguments import check_bits, check_contiguous, check_packed, check_table
 from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import stepwise as cuda
-from actbench.ops.library import library
+from actbench.ops.library import direct, library
 
 
 def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
@@ -124,5 +124,20 @@ library.impl("stepwise_decode", _decode_cuda, "CUDA")  # type: ignore[no-untyped
 torch.library.register_fake("actbench::stepwise_encode", _encode_fake, lib=library)
 torch.library.register_fake("actbench::stepwise_decode", _decode_fake, lib=library)
 
-encode = torch.ops.actbench.stepwise_encode.default
-decode = torch.ops.actbench.stepwise_decode.default
+_ops = torch.ops.actbench
+
+
+def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
+    """Return packed codes: how many bounds lie strictly below each element; arguments as the reference's."""
+    if direct(x):
+        return _encode_cpu(x, bounds, bits, fold)
+    packed: Tensor = _ops.stepwise_encode.default(x, bounds, bits, fold)
+    return packed
+
+
+def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
+    """Return each gradient times the level of its code; arguments as the reference's."""
+    if direct(grad):
+        return _decode_cpu(packed, levels, grad, bits)
+    product: Tensor = _ops.stepwise_decode.default(packed, levels, grad, bits)
+    return product

@@ -15,9 +15,8 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
 from numba.np.ufunc.parallel import threading_layer
 
 from actbench.ops import cache
@@ -25,8 +24,14 @@ from actbench.ops import cache
 BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
 
+_carray: Any = vars(numba)["carray"]
 _config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Mark a function that writes LLVM's instructions, which kernels call."""
+    return extending.intrinsic(function)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +50,7 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 @inlined
 def at(address: int, count: int, dtype: Any) -> np.ndarray:
     """Return the array of ``count`` elements at an address. To make it of a tensor before the call takes longer."""
-    return numba.carray(_pointer(address), (count,), dtype)
+    return _carray(_pointer(address), (count,), dtype)  # type: ignore[no-any-return]
 
 
 class Kernel:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.extending import intrinsic
+
+from actbench.ops.cpu.compiled import intrinsic
 
 _BYTE, _INT, _FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 
@@ -99,10 +100,7 @@ def _packed_codes(bits: int) -> Any:
         for bit in reversed(range(bits)):
             bound = step.chosen(found[::-1], bounds[(1 << bit) - 1 :: 2 << bit])
             found.append(builder.fcmp_ordered(">", value, bound))
-        if bits == 1:
-            stream = builder.bitcast(found[0], ir.IntType(MANY))
-        else:
-            stream = _closed(step, found, bits)
+        stream = builder.bitcast(found[0], ir.IntType(MANY)) if bits == 1 else _closed(step, found, bits)
         step.store(stream, 3, builder.mul(builder.lshr(index, _int64(3)), _int64(bits)))
 
     @intrinsic
@@ -198,6 +196,7 @@ def positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, m
     A negative zero stays one, as in torch on the CPU.
 
     Args:
+        typing_context: Numba's; callers leave it out.
         index: Of the first value, a multiple of 32.
         x: Bits of the values: uint32, or uint16 for the half types.
         infinity: Bits of negative infinity.
@@ -225,6 +224,7 @@ def keep(typing_context: Any, index: Any, mask: Any, values: Any, out: Any) -> A
     """Write 32 values where their bits are 1, and zero elsewhere.
 
     Args:
+        typing_context: Numba's; callers leave it out.
         index: Of the first value, a multiple of 32.
         mask: uint8, the bits of all values.
         values: Bits of the values: uint32, or uint16 for the half types.

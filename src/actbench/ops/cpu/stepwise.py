@@ -1,13 +1,17 @@
-"""Few-bit derivatives on the CPU, a block at a time: up to 4 bits in vectors (:mod:`actbench.ops.cpu.lanes`), and what is
-left over, or has more bits, by codes first and packing after, loops that vectorise by themselves.
+"""Few-bit derivatives on the CPU, a block at a time.
+
+Up to 4 bits in vectors (:mod:`actbench.ops.cpu.lanes`); what is left over, or has more bits, by codes first and packing
+after, in loops that vectorise by themselves.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import prange
-from numba.np.unsafe.ndarray import to_fixed_tuple
+from numba.np.unsafe import ndarray as unsafe
 from torch import Tensor
 
 from actbench.ops.cpu import hugepages, lanes
@@ -53,24 +57,27 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     return out
 
 
+_in_registers: Any = unsafe.to_fixed_tuple
+
+
 @inlined
 def _encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
     """Write how many bounds are below each value; none is below NaN."""
     done = values.size // MANY * MANY if bits <= 4 else 0
     if bits == 1:
-        one = to_fixed_tuple(bounds, 1)
+        one = _in_registers(bounds, 1)
         for i in range(0, done, MANY):
             lanes.encode1(i, values, one, packed)
     elif bits == 2:
-        three = to_fixed_tuple(bounds, 3)
+        three = _in_registers(bounds, 3)
         for i in range(0, done, MANY):
             lanes.encode2(i, values, three, packed)
     elif bits == 3:
-        seven = to_fixed_tuple(bounds, 7)
+        seven = _in_registers(bounds, 7)
         for i in range(0, done, MANY):
             lanes.encode3(i, values, seven, packed)
     elif bits == 4:
-        fifteen = to_fixed_tuple(bounds, 15)
+        fifteen = _in_registers(bounds, 15)
         for i in range(0, done, MANY):
             lanes.encode4(i, values, fifteen, packed)
     if done < values.size:
@@ -96,27 +103,33 @@ def _scale_block(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.nda
     """Write ``grad * levels[code]``."""
     done = grad.size // SOME * SOME if bits <= 4 else 0
     if bits == 1:
-        two = to_fixed_tuple(levels, 2)
+        two = _in_registers(levels, 2)
         for i in range(0, done, SOME):
             lanes.scale1(i, packed, two, grad, out)
     elif bits == 2:
-        four = to_fixed_tuple(levels, 4)
+        four = _in_registers(levels, 4)
         for i in range(0, done, SOME):
             lanes.scale2(i, packed, four, grad, out)
     elif bits == 3:
-        eight = to_fixed_tuple(levels, 8)
+        eight = _in_registers(levels, 8)
         for i in range(0, done, SOME):
             lanes.scale3(i, packed, eight, grad, out)
     elif bits == 4:
-        sixteen = to_fixed_tuple(levels, 16)
+        sixteen = _in_registers(levels, 16)
         for i in range(0, done, SOME):
             lanes.scale4(i, packed, sixteen, grad, out)
-    if done < grad.size:
+    _scale_rest(packed[done // 8 * bits :], levels, bits, grad[done:], out[done:])
+
+
+@inlined
+def _scale_rest(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.ndarray, out: np.ndarray) -> None:
+    """Write ``grad * levels[code]``, code by code."""
+    if grad.size > 0:
         words = np.empty(BLOCK // 8, np.uint64)
-        unpack(packed[done // 8 * bits :], bits, words)
+        unpack(packed, bits, words)
         codes = words.view(np.uint8)
-        for i in range(grad.size - done):
-            out[done + i] = grad[done + i] * levels[codes[i]]
+        for i in range(grad.size):
+            out[i] = grad[i] * levels[codes[i]]
 
 
 @Kernel

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from actbench.cli.app import CsvOption, JsonOption, MarkdownOption, OutputOption, app, option
+from actbench.cli.printing import command_line, export_table, remark, show
+
+if TYPE_CHECKING:
+    from actbench.kernelbench.records import KernelReport
+    from actbench.tables import Table
+
+DeviceOption = Annotated[
+    Literal["cpu", "cuda"] | None,
+    option("--device", "What computes. Default: cuda with a GPU, otherwise cpu.", show_default=False),
+]
+OpOption = Annotated[
+    list[str] | None,
+    option("--op", "Operator, repeated or separated by commas; 'layer' is all layers. Default: all.", metavar="NAME"),
+]
+SizeOption = Annotated[
+    list[str] | None,
+    option("--size", "Rows and columns, such as 512x3072; repeat or separate by commas.", metavar="RxC"),
+]
+TypesOption = Annotated[
+    list[str] | None, option("--dtype", "float32, float16 or bfloat16; repeat or separate by commas.", metavar="TYPE")
+]
+BitsOption = Annotated[
+    list[str] | None, option("--bits", "1 to 8; repeat or separate by commas (default 3).", metavar="BITS")
+]
+SpentOption = Annotated[float, option("--seconds", "Seconds of interleaved runs of each row.", min=0)]
+CompileOption = Annotated[
+    bool | None,
+    option("--compile/--no-compile", "Also torch.compile of the exact layers (default: on CUDA).", show_default=False),
+]
+
+
+@app.command()
+def kernels(
+    device: DeviceOption = None,
+    op: OpOption = None,
+    size: SizeOption = None,
+    dtype: TypesOption = None,
+    bits: BitsOption = None,
+    seconds: SpentOption = 1.0,
+    compiled: CompileOption = None,
+    output: OutputOption = None,
+    export_markdown: MarkdownOption = None,
+    export_csv: CsvOption = None,
+    export_json: JsonOption = None,
+) -> None:
+    """Measure the operators: time, bytes a second, and both beside a copy and beside the exact operator.
+
+    --output writes MACHINE.json and MACHINE.md into a folder.
+
+    Examples:
+
+    actbench kernels
+
+    actbench kernels --op layer --bits 2,3,4 --size 4096x3072
+
+    actbench kernels --device cuda --dtype bfloat16 --output results/kernels
+    """
+    from actbench.kernelbench import choices
+    from actbench.machine import gpu
+
+    where = device or ("cuda" if gpu.find() else "cpu")
+    plan = choices.Plan(
+        device=where,
+        operators=choices.operators(op or ()),
+        sizes=choices.sizes(size or choices.DEFAULT_SIZES[where]),
+        dtypes=choices.dtypes(dtype or choices.DEFAULT_DTYPES[where]),
+        bits=choices.bits(bits or ("3",)),
+        seconds=seconds,
+        compiled=where == "cuda" if compiled is None else compiled,
+    )
+    from actbench.kernelbench.measure import run
+    from actbench.kernelbench.table import report_table
+
+    report = run(plan, command_line(), remark)
+    table = report_table(report)
+    text = report.model_dump_json(indent=2) + "\n"
+    export_table(table, export_markdown, export_csv, export_json, text)
+    if output is not None:
+        _write(report, table, text, output)
+    show(table)
+
+
+def _write(report: KernelReport, table: Table, text: str, output: Path) -> None:
+    """Write the report and its table into a folder, or to a named .json file and beside it."""
+    folder, stem = (output.parent, output.stem) if output.suffix == ".json" else (output, _name(report))
+    export_table(table, folder / f"{stem}.md", None, folder / f"{stem}.json", text)
+    remark(f"results: {folder / stem}.json (its table beside it, as .md)")
+
+
+def _name(report: KernelReport) -> str:
+    """Return the machine's name; that of a GPU does not tell what its processor does."""
+    on_cpu = report.machine.gpu is not None and all(result.device == "cpu" for result in report.results)
+    return f"{report.machine.name}-cpu" if on_cpu else report.machine.name

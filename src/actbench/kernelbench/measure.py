@@ -1,0 +1,117 @@
+"""Measuring operators over types, bits and sizes."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+from collections.abc import Callable, Iterable
+
+import torch
+
+from actbench.errors import MeasurementError
+from actbench.kernelbench.choices import BYTES, OF_BYTES, ONE_WIDTH, Plan, Size
+from actbench.kernelbench.clock import interleaved
+from actbench.kernelbench.records import DeviceName, ElementType, KernelReport, KernelResult
+from actbench.kernelbench.subjects import SUBJECTS, Call, Place, Subject
+from actbench.machine import machine, versions
+
+
+def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text: None) -> KernelReport:
+    """Measure every point of a plan.
+
+    Args:
+        plan: What to measure.
+        command: What the user typed.
+        progress: Told what is measured next.
+
+    Raises:
+        MeasurementError: The device is not there, or a size does not fit in its memory.
+        KernelError: A kernel cannot be compiled or launched.
+    """
+    device = _device(plan.device)
+    results, notes = [], []
+    for operator, size, dtype, bits in _points(plan):
+        progress(f"{operator} {dtype} {bits} bits {size.rows}x{size.columns}")
+        place = Place(size.rows, size.columns, getattr(torch, dtype), device, bits)
+        try:
+            result, note = _result(operator, place, plan)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                raise MeasurementError(
+                    f"{operator} at --size {size.rows}x{size.columns} in {dtype} does not fit in the memory of "
+                    f"{plan.device}; give a smaller --size"
+                ) from None
+            raise
+        results.append(result)
+        notes.extend([note] if note and note not in notes else [])
+        gc.collect()
+    return KernelReport(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else machine().processor,
+        threads=torch.get_num_threads(),
+        results=tuple(results),
+        notes=tuple(notes),
+        machine=machine(),
+        versions=versions(),
+        command=command,
+        recorded_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _device(name: DeviceName) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise MeasurementError(
+            "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
+            "measures the processor"
+        )
+    return torch.device(name)
+
+
+def _points(plan: Plan) -> Iterable[tuple[str, Size, ElementType, int]]:
+    return (
+        (operator, size, dtype, bits)
+        for operator in plan.operators
+        for size in plan.sizes
+        for dtype in (plan.dtypes if operator not in OF_BYTES else BYTES)
+        for bits in (plan.bits if operator not in ONE_WIDTH else plan.bits[:1])
+    )
+
+
+def _result(operator: str, place: Place, plan: Plan) -> tuple[KernelResult, str | None]:
+    subject = SUBJECTS[operator](place)
+    source, target = torch.zeros(2, place.rows, place.columns, dtype=place.dtype, device=place.device)
+    compiled, note = _compiled(subject) if plan.compiled else (None, None)
+    calls = {"ours": subject.call, "copy": lambda: target.copy_(source)}
+    calls |= {"exact": subject.exact_call} if subject.exact_call else {}
+    calls |= {"compiled": compiled} if compiled else {}
+    seconds = dict(zip(calls, interleaved(list(calls.values()), plan.seconds, place.device), strict=True))
+    result = KernelResult(
+        operator=operator,
+        device=plan.device,
+        dtype=str(place.dtype).removeprefix("torch."),
+        bits=subject.bits,
+        rows=place.rows,
+        columns=place.columns,
+        moved_bytes=subject.moved_bytes,
+        floor_bytes=subject.floor_bytes,
+        copied_bytes=2 * place.bytes,
+        seconds=seconds["ours"],
+        copy_seconds=seconds["copy"],
+        exact=subject.exact,
+        exact_seconds=seconds.get("exact"),
+        compiled_seconds=seconds.get("compiled"),
+    )
+    return result, note
+
+
+def _compiled(subject: Subject) -> tuple[Call | None, str | None]:
+    """Return the exact layer's step under torch.compile, run once, or why there is none."""
+    if subject.compilable is None:
+        return None, None
+    layer, step = subject.compilable
+    call = step(torch.compile(layer))
+    try:
+        call()
+    except Exception as error:  # whatever a compiler raises on a machine that it does not work on
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        return None, f"torch.compile does not work here, so its columns are empty: {reason}"
+    return call, None
