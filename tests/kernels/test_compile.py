@@ -124,14 +124,24 @@ def test_no_instruction_flushes_subnormal_numbers(macros) -> None:
 
 @pytest.mark.parametrize(("scalar", "vectors"), [("Float32", 2), ("Float16", 1), ("BFloat16", 1)])
 def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: int) -> None:
-    """A lane loads or stores eight elements in one or two accesses, and its warp's codes in one."""
-    macros = {"BITS": 3, "SCALAR": scalar}
-    _, program = compiled(rawkernel.source("stepwise"), *rawkernel.options(macros), "-arch=compute_90")
-    _, *parts = re.split(r"\.entry (\w+)\(", read(program, "PTX").decode())
+    """A lane loads or stores eight elements in one or two accesses, and its warp's codes in one; nothing twice."""
+    one_pass = [vectors, vectors + 1]  # loads of x; stores of the output and the codes
+    expected = {
+        "stepwise_encode": [vectors, 1],
+        "stepwise_decode": [vectors + 1, vectors],
+        **dict.fromkeys(("activate_gelu", "activate_gelu_tanh", "activate_silu", "relu_mask"), one_pass),
+        "mask_select": [vectors + 1, vectors],
+    }
 
-    found = {
+    assert {k: v for stem in ("stepwise", "activate", "mask") for k, v in accesses(stem, scalar).items()} == expected
+
+
+def accesses(stem: str, scalar: str) -> dict[str, list[int]]:
+    """Return, for each kernel of a source, its loads and stores of 16 bytes."""
+    macros = {"BITS": 3, "SCALAR": scalar}
+    _, program = compiled(rawkernel.source(stem), *rawkernel.options(macros), "-arch=compute_90")
+    _, *parts = re.split(r"\.entry (\w+)\(", read(program, "PTX").decode())
+    return {
         kernel: [len(re.findall(rf"{access}\.global\.v4\.\w32", body)) for access in ("ld", "st")]
         for kernel, body in zip(parts[::2], parts[1::2], strict=True)
     }
-
-    assert found == {"stepwise_encode": [vectors, 1], "stepwise_decode": [vectors + 1, vectors]}

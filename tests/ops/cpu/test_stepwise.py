@@ -4,7 +4,7 @@ import torch
 from actbench.ops.cpu import compiled, stepwise
 from actbench.ops.stepwise import decode_reference, encode_reference
 
-SIZES = (0, 1, 7, 8, 255, 256, 257, 5000)
+SIZES = (0, 1, 7, 8, 15, 16, 17, 31, 33, 255, 256, 257, 2047, 2049, 5000)
 HALVES = (torch.float32, torch.float16, torch.bfloat16)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-LEAST_BYTES = 4 * 1024**2
+LEAST_BYTES = 32 * 1024**2
 """From this size on the C library maps every allocation by itself, so the advice ends with the tensor."""
 
 
