@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each layer may import those that stand in its set, and itself.
 WORDS = {"errors", "units", "records", "spec"}
-SETUP = WORDS | {"training", "fake", "hostmemory"}
+SETUP = WORDS | {"training", "fake", "hostmemory", "savedtensors"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
@@ -21,11 +21,13 @@ ALLOWED = {
     "records": set(),
     "spec": {"errors"},
     "mistakes": set(),
+    "ledger": {"records"},
     "recipe": WORDS | {"mistakes"},
     "store": WORDS | {"mistakes"},
-    "tables": WORDS,
+    "tables": WORDS | {"ledger"},
     "render": WORDS | {"tables"},
     "compare": WORDS | {"tables"},
+    "runs": WORDS | {"mistakes", "recipe", "store", "tables"},
     "machine": WORDS,
     "search": WORDS,
     "runner": WORDS | {"machine", "search"},
@@ -33,6 +35,7 @@ ALLOWED = {
     "training": WORDS,
     "fake": WORDS | {"training"},
     "hostmemory": set(),
+    "savedtensors": set(),
     "gradients": SETUP,
     "ops": WORDS | {"hostmemory", "kernels"},
     "codecs": WORDS | {"ops"},
@@ -40,10 +43,11 @@ ALLOWED = {
     "schemes": SETUP | {"ops", "codecs", "nn"},
     "workloads": SETUP,
     "meters": SETUP | {"machine"},
-    "inspection": SETUP,
-    "bench": SETUP | {"schemes", "workloads", "meters", "inspection", "gradients", "search"},
+    "inspection": SETUP | {"ledger"},
+    "bench": SETUP | {"ledger", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
     "conversion": SETUP | {"schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
     # both
+    "learning": SETUP | {"schemes", "workloads", "meters", "bench", "machine", "runs", "render"},
     "kernelbench": WORDS | {"tables", "machine", "ops", "codecs", "nn"},
     "experiment": WORDS
     | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},

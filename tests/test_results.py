@@ -10,7 +10,7 @@ import pytest
 from actbench import experiment, recipe, store
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted((ROOT / "results").rglob("*.jsonl"))
+FILES = sorted(file for file in (ROOT / "results").rglob("*.jsonl") if not file.name.endswith(".runs.jsonl"))
 README = (ROOT / "README.md").read_text()
 SHOWN = re.findall(r"<!-- (results/[\w-]+) -->\n((?:\|.*\n)+)", README)
 

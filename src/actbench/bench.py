@@ -16,6 +16,7 @@ from actbench.errors import (
     UsageError,
 )
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.ledger import Ledger
 from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
@@ -178,6 +179,22 @@ def measure(case: Case) -> Measurement:
             return measurement
         seconds.extend(more)
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
+
+
+def itemize(case: Case) -> Ledger:
+    """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
+
+    Nothing is computed and no weights are loaded; the lengths of time and the memory limit of the case mean nothing.
+
+    Raises:
+        ActbenchError: The case cannot be built here; :func:`failure_of` says what that means.
+    """
+    scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load(case)
+    setup = workload.setup(materialize=False, seed=case.seed)
+    if not meter.materialize:
+        setup = meter.adopt(setup)
+    with meter.operators():
+        return inspection.itemize(scheme.apply(setup), lambda: workload.batch(case.batch_size, seed=case.seed))
 
 
 _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (

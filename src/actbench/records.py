@@ -20,6 +20,7 @@ Task = Literal[
     "causal-lm",
     "seq2seq-lm",
     "image-classification",
+    "node-classification",
 ]
 Attention = Literal["sdpa", "eager"]
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -219,13 +220,13 @@ class Published(Data):
     Attributes:
         quantity: What the figure says: ``peak_saving`` is the share of exact's peak that is saved (0.138 = 13.8 %),
             ``batch_ratio`` the largest batch over exact's, ``largest_batch`` the batch itself,
-            ``activation_ratio`` exact's activation bytes over the scheme's.
+            ``activation_ratio`` exact's activation bytes over the scheme's, ``accuracy`` that of the trained model.
         value: The figure.
         setting: Model, batch, hardware.
         source: Where it stands.
     """
 
-    quantity: Literal["peak_saving", "peak_bytes", "batch_ratio", "largest_batch", "activation_ratio"]
+    quantity: Literal["peak_saving", "peak_bytes", "batch_ratio", "largest_batch", "activation_ratio", "accuracy"]
     value: float
     setting: str
     source: str

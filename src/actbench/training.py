@@ -27,6 +27,7 @@ class TrainingSetup:
         loss: From the model and a batch to a scalar.
         make_optimizer: From the model to its optimizer.
         autocast_dtype: Type for ``torch.autocast``, or None for none.
+        expandable_segments: Whether torch's CUDA allocator is to grow its segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
     """
@@ -35,6 +36,7 @@ class TrainingSetup:
     loss: Loss | None = None
     make_optimizer: MakeOptimizer | None = None
     autocast_dtype: torch.dtype | None = None
+    expandable_segments: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
 

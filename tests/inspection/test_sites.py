@@ -9,7 +9,8 @@ from torch.utils.checkpoint import checkpoint
 from actbench import fake, hostmemory
 from actbench.errors import ConversionError
 from actbench.inspection import Trace, inspect, trace
-from actbench.inspection.recorder import OUTSIDE, Kept
+from actbench.inspection.recorder import Kept
+from actbench.ledger import OUTSIDE
 from actbench.meters.ledger import Ledger
 from actbench.records import Site, Unreached
 from actbench.training import Batch, TrainingSetup

@@ -13,8 +13,9 @@ def test_lists_may_be_repeated_or_separated_by_commas():
     assert choices.dtypes(["bfloat16"]) == ("bfloat16",)
 
 
-def test_layer_stands_for_all_layers_and_nothing_for_everything():
+def test_a_first_word_stands_for_all_that_begin_with_it_and_nothing_for_everything():
     assert choices.operators(["layer"]) == ("layer:gelu", "layer:silu", "layer:relu")
+    assert choices.operators(["groupquant"]) == ("groupquant_encode", "groupquant_decode")
     assert choices.operators([]) == choices.OPERATORS
 
 

@@ -17,6 +17,7 @@ def test_every_operator_is_measured_and_its_bytes_are_counted():
     report = measure.run(plan(), "actbench kernels")
     count = 16 * 129
     codes, mask, size = -(-count * 3 // 8), -(-count // 8), 4 * count
+    words = 4 * -(-count // 256)
     floors = {
         "layer:gelu": 4 * size + 2 * codes,
         "layer:silu": 4 * size + 2 * codes,
@@ -28,6 +29,8 @@ def test_every_operator_is_measured_and_its_bytes_are_counted():
         "mask_select": 2 * size + mask,
         "pack_codes": count + codes,
         "unpack_codes": count + codes,
+        "groupquant_encode": size + codes + words,
+        "groupquant_decode": size + codes + words,
         "sketch_rademacher": size,
         "sketch_gaussian": size,
     }

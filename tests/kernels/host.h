@@ -197,3 +197,14 @@ inline void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d
     const unsigned words[] = {a, b, c, d};
     std::memcpy(target, words, sizeof words);
 }
+
+// ---- What kernels/groups.cuh writes as instructions.
+
+inline float sum(float a, float b) { return a + b; }
+inline float difference(float a, float b) { return a - b; }
+inline float lesser(float a, float b) { return std::fmin(a, b); }
+inline float greater(float a, float b) { return std::fmax(a, b); }
+inline unsigned nearest_count(float x) {
+    if (!(x > 0)) return 0;
+    return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
+}

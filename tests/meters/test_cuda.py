@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from actbench.errors import MeasurementError, OutOfMemoryError
 from actbench.meters import profiles
-from actbench.meters.cuda import CudaMeter
+from actbench.meters.cuda import CudaMeter, _set_allocator
 from actbench.meters.simulated import SimulatedMeter
+from actbench.training import TrainingSetup
 from actbench.units import GIB, MIB
 
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
@@ -18,6 +21,18 @@ def test_without_a_device_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(MeasurementError, match=r"no CUDA device here; use --meter simulated.*actbench doctor"):
         CudaMeter()
+
+
+def test_a_setup_can_ask_for_segments_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", asked.append)
+    setup = TrainingSetup(nn.Linear(WIDTH, WIDTH))
+
+    _set_allocator(setup)
+    assert asked == []
+    _set_allocator(replace(setup, expandable_segments=True))
+
+    assert asked == ["expandable_segments:True"]
 
 
 @pytest.mark.gpu

@@ -101,13 +101,33 @@ def test_no_batch_is_too_large_to_simulate(mlp, step_of) -> None:
 
 def test_a_peak_above_the_limit_is_out_of_memory(mlp, rows, step_of) -> None:
     free = SimulatedMeter(profiles.get("t4"))
-    peak = free.memory(step_of(free, mlp, rows)).peak_bytes
-    fits, too_small = (SimulatedMeter(profiles.get("t4"), limit) for limit in (peak, peak - 1))
+    reading = free.memory(step_of(free, mlp, rows))
+    too_small = SimulatedMeter(profiles.get("t4"), reading.peak_bytes - 1)
 
-    assert fits.memory(step_of(fits, mlp, rows)).peak_bytes == peak
     with pytest.raises(OutOfMemoryError, match=r"on t4, which may use .*--batch-size") as caught:
         too_small.memory(step_of(too_small, mlp, rows))
-    assert caught.value.peak_bytes == peak
+    assert caught.value.peak_bytes == reading.peak_bytes
+
+
+def test_a_limit_below_what_the_allocator_reserves_is_out_of_memory(mlp, rows, step_of) -> None:
+    free = SimulatedMeter(profiles.get("t4"))
+    reading = free.memory(step_of(free, mlp, rows))
+    fits, too_small = (SimulatedMeter(profiles.get("t4"), reading.reserved_bytes - less) for less in (0, 1))
+
+    assert reading.reserved_bytes >= reading.peak_bytes
+    assert fits.memory(step_of(fits, mlp, rows)) == reading
+    with pytest.raises(OutOfMemoryError, match=r"in pieces that its allocator does not find"):
+        too_small.memory(step_of(too_small, mlp, rows))
+
+
+def test_segments_that_grow_waste_less_than_a_page(mlp, rows, step_of) -> None:
+    meter = SimulatedMeter(profiles.get("t4"))
+    step = step_of(meter, mlp, rows)
+    step.setup = replace(step.setup, expandable_segments=True)
+
+    reading = meter.memory(step)
+
+    assert reading.peak_bytes <= reading.reserved_bytes < reading.peak_bytes + 20 * 2**20
 
 
 def test_a_model_that_looks_at_values_is_refused_with_the_reason(meter, rows, step_of) -> None:

@@ -72,8 +72,8 @@ TaskOption = Annotated[
     typer.Option(
         "--task",
         metavar="TASK",
-        help="sequence-classification, masked-lm, causal-lm, seq2seq-lm or image-classification; auto (the default) "
-        "reads it off the model.",
+        help="sequence-classification, masked-lm, causal-lm, seq2seq-lm, image-classification or "
+        "node-classification; auto (the default) reads it off the model.",
     ),
 ]
 BatchOption = Annotated[

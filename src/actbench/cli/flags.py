@@ -1,11 +1,135 @@
-"""From flags to the fields of a recipe."""
+"""The flags that verbs share, and from flags to the fields of a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
 
+from actbench.cli.app import (
+    ActivationBitsOption,
+    AttentionOption,
+    AutocastOption,
+    BatchOption,
+    CsvOption,
+    DtypeOption,
+    GeluBitsOption,
+    HtmlOption,
+    ImageOption,
+    JsonOption,
+    LinearOption,
+    MarkdownOption,
+    MaxBatchOption,
+    MemoryLimitOption,
+    MeterOption,
+    OptimizerOption,
+    ProfileOption,
+    SchemeOption,
+    SecondsOption,
+    SeedOption,
+    SequenceOption,
+    StepsOption,
+    TaskOption,
+    TrustOption,
+    WeightsOption,
+)
 from actbench.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CaseFlags:
+    """Which schemes are applied to what, and how that is measured."""
+
+    scheme: SchemeOption = None
+    gelu_bits: GeluBitsOption = None
+    activation_bits: ActivationBitsOption = None
+    linear: LinearOption = None
+    batch_size: BatchOption = None
+    max_batch: MaxBatchOption = False
+    memory_limit: MemoryLimitOption = None
+    meter: MeterOption = None
+    device_profile: ProfileOption = None
+    task: TaskOption = None
+    sequence_length: SequenceOption = None
+    image_size: ImageOption = None
+    attention: AttentionOption = None
+    dtype: DtypeOption = None
+    autocast: AutocastOption = None
+    optimizer: OptimizerOption = None
+    weights: WeightsOption = None
+    trust_remote_code: TrustOption = False
+    seed: SeedOption = None
+    steps: StepsOption = None
+    seconds: SecondsOption = None
+
+    @property
+    def schemes(self) -> list[str]:
+        """The schemes, the short forms among them; see :func:`composed`."""
+        return composed(self.scheme, self.gelu_bits, self.linear, self.activation_bits)
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """What is trained; see :func:`workload_flags`."""
+        return workload_flags(vars(self))
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """How to measure; see :func:`measure_flags`."""
+        return measure_flags(vars(self))
+
+
+@dataclass(frozen=True)
+class ExportFlags:
+    """Files to write results to."""
+
+    export_markdown: MarkdownOption = None
+    export_csv: CsvOption = None
+    export_json: JsonOption = None
+    export_html: HtmlOption = None
+
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """The files of Markdown, CSV, JSON and HTML."""
+        return self.export_markdown, self.export_csv, self.export_json, self.export_html
+
+
+def expanded(verb: Callable[..., None]) -> Callable[..., None]:
+    """Show each field of a parameter that is a dataclass of flags as a flag of its own, in its place.
+
+    Args:
+        verb: Takes everything by name.
+    """
+    hints = get_type_hints(verb, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
+    parameters = [
+        each for parameter in inspect.signature(verb, eval_str=True).parameters.values() for each in _flags(parameter)
+    ]
+
+    @functools.wraps(verb)
+    def run(**given: Any) -> None:
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields(kind)}) for name, kind in groups.items()
+        }
+        verb(**given, **made)
+
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    group = parameter.annotation
+    if not (is_dataclass(group) and isinstance(group, type)):
+        return [parameter]
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
+        for field in fields(group)
+    ]
+
 
 _WORKLOAD = (
     "batch_size",

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from actbench.cli.app import app, argument
+from actbench.cli.scheme import print_scheme
 from actbench.errors import UsageError
-from actbench.units import format_bytes
-
-if TYPE_CHECKING:
-    from actbench.schemes import Scheme
 
 
 @app.command()
@@ -30,34 +26,14 @@ def schemes(
             table.add_row(scheme.name + value, scheme.summary, scheme.paper)
         Console().print(table)
     else:
-        _print_scheme(registry.lookup(name))
-
-
-def _print_scheme(scheme: type[Scheme]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(inspect.getdoc(scheme) or scheme.summary, markup=False)
-    keys = _table("key", "type", "default")
-    for key, field in scheme.model_fields.items():
-        kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
-        default = "needed" if field.is_required() else str(field.get_default(call_default_factory=True))
-        keys.add_row(key, kind.replace("typing.", ""), default)
-    if keys.row_count:
-        console.print("\n", keys)
-    published = _table("published", "value", "setting", "source")
-    for figure in scheme.published:
-        value = format_bytes(figure.value) if figure.quantity.endswith("_bytes") else f"{figure.value:g}"
-        published.add_row(figure.quantity, value, figure.setting, figure.source)
-    if published.row_count:
-        console.print("\n", published)
+        print_scheme(registry.lookup(name), Console(highlight=False))
 
 
 @app.command()
 def models(
     pattern: Annotated[str | None, argument("PATTERN", "Show only models whose name contains this.")] = None,
 ) -> None:
-    """List the models that work by name with no network: presets and torchvision's classifiers.
+    """List the models that work by name with no network: presets, graph networks and torchvision's classifiers.
 
     Any other Hugging Face model works by its hub name or folder, and a model of your own as file.py:function.
 
@@ -86,14 +62,15 @@ def recipes(
     """
     from rich.console import Console
 
-    from actbench import recipe
+    from actbench import recipe, runs
 
     if name is not None:
-        print(recipe.source(name), end="")
+        print(runs.source(name) if name in runs.names() else recipe.source(name), end="")
         return
-    table = _table("recipe", "question")
-    for shipped, title in recipe.shipped().items():
-        table.add_row(shipped, title)
+    table = _table("recipe", "run by", "question")
+    for verb, titles in (("sweep", recipe.shipped()), ("train", runs.shipped())):
+        for shipped, title in titles.items():
+            table.add_row(shipped, verb, title)
     Console().print(table)
 
 

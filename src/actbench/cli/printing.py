@@ -73,7 +73,7 @@ def export_results(
     from actbench import render, tables
 
     table = tables.results_table(records, title)
-    _write(
+    write_files(
         (markdown, lambda: render.markdown(table)),
         (csv, lambda: render.csv_text(table)),
         (json, lambda: render.json_text(records)),
@@ -87,10 +87,11 @@ def export_table(
     """Write a table that is not of records and, as JSON, a text."""
     from actbench import render
 
-    _write((markdown, lambda: render.markdown(table)), (csv, lambda: render.csv_text(table)), (json, lambda: text))
+    write_files((markdown, lambda: render.markdown(table)), (csv, lambda: render.csv_text(table)), (json, lambda: text))
 
 
-def _write(*asked: tuple[Path | None, Callable[[], str]]) -> None:
+def write_files(*asked: tuple[Path | None, Callable[[], str]]) -> None:
+    """Write the texts whose files were asked for, all of them or nothing."""
     from actbench.render import exports
 
     texts = [(path, text()) for path, text in asked if path is not None]

@@ -1,46 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import (
-    ActivationBitsOption,
-    AttentionOption,
-    AutocastOption,
-    BatchOption,
-    CsvOption,
-    DtypeOption,
-    ForceOption,
-    GeluBitsOption,
-    HtmlOption,
-    ImageOption,
-    JobsOption,
-    JsonOption,
-    LinearOption,
-    MarkdownOption,
-    MaxBatchOption,
-    MemoryLimitOption,
-    MeterOption,
-    ModelArgument,
-    OptimizerOption,
-    OutputOption,
-    ProfileOption,
-    SchemeOption,
-    SecondsOption,
-    SeedOption,
-    SequenceOption,
-    StepsOption,
-    TaskOption,
-    TimeoutOption,
-    TrustOption,
-    WeightsOption,
-    app,
-    argument,
-)
-from actbench.cli.flags import composed, default_meter, measure_flags, workload_flags
+from actbench.cli.app import ForceOption, JobsOption, ModelArgument, OutputOption, TimeoutOption, app, argument, option
+from actbench.cli.flags import CaseFlags, ExportFlags, default_meter, expanded
+from actbench.cli.ledger import list_saved
 from actbench.cli.printing import export_results, finish, run_shown
-from actbench.errors import RecipeError, SpecError
+from actbench.errors import RecipeError, SpecError, UsageError
 
+if TYPE_CHECKING:
+    from actbench.recipe import Recipe
+
+LedgerOption = Annotated[
+    bool,
+    option("--ledger", "In place of measuring, list every tensor that is saved for backward, on fake tensors."),
+]
 RecipeOrModel = Annotated[
     str | None,
     argument("[RECIPE|MODEL]", "A recipe's name or .toml file, or a model; without it, the recipe quickstart."),
@@ -48,37 +23,16 @@ RecipeOrModel = Annotated[
 
 
 @app.command()
+@expanded
 def sweep(
+    *,
     target: RecipeOrModel = None,
-    scheme: SchemeOption = None,
-    gelu_bits: GeluBitsOption = None,
-    activation_bits: ActivationBitsOption = None,
-    linear: LinearOption = None,
-    batch_size: BatchOption = None,
-    max_batch: MaxBatchOption = False,
-    memory_limit: MemoryLimitOption = None,
-    meter: MeterOption = None,
-    device_profile: ProfileOption = None,
-    task: TaskOption = None,
-    sequence_length: SequenceOption = None,
-    image_size: ImageOption = None,
-    attention: AttentionOption = None,
-    dtype: DtypeOption = None,
-    autocast: AutocastOption = None,
-    optimizer: OptimizerOption = None,
-    weights: WeightsOption = None,
-    trust_remote_code: TrustOption = False,
-    seed: SeedOption = None,
-    steps: StepsOption = None,
-    seconds: SecondsOption = None,
+    flags: CaseFlags,
     jobs: JobsOption = None,
     timeout: TimeoutOption = 1800.0,
     force: ForceOption = False,
     output: OutputOption = Path("results"),
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
-    export_json: JsonOption = None,
-    export_html: HtmlOption = None,
+    exports: ExportFlags,
 ) -> None:
     """Measure a grid of models, batch sizes and schemes, and print the comparison.
 
@@ -98,51 +52,30 @@ def sweep(
 
     actbench sweep mine.toml --meter cuda --export-markdown table.md
     """
-    workload = workload_flags(locals())
-    measure = measure_flags(locals())
-    recipe = _recipe(target or "quickstart", workload, measure, composed(scheme, gelu_bits, linear, activation_bits))
+    recipe = _recipe(target or "quickstart", flags)
     try:
         comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
     except SpecError as error:
         raise RecipeError(f"{recipe.name if target is None else target}: {error}") from None
-    export_results(comparison.records, recipe.title, export_markdown, export_csv, export_json, export_html)
+    export_results(comparison.records, recipe.title, *exports.files)
     finish(comparison, recipe.title)
 
 
 @app.command()
+@expanded
 def measure(
+    *,
     model: ModelArgument,
-    scheme: SchemeOption = None,
-    gelu_bits: GeluBitsOption = None,
-    activation_bits: ActivationBitsOption = None,
-    linear: LinearOption = None,
-    batch_size: BatchOption = None,
-    max_batch: MaxBatchOption = False,
-    memory_limit: MemoryLimitOption = None,
-    meter: MeterOption = None,
-    device_profile: ProfileOption = None,
-    task: TaskOption = None,
-    sequence_length: SequenceOption = None,
-    image_size: ImageOption = None,
-    attention: AttentionOption = None,
-    dtype: DtypeOption = None,
-    autocast: AutocastOption = None,
-    optimizer: OptimizerOption = None,
-    weights: WeightsOption = None,
-    trust_remote_code: TrustOption = False,
-    seed: SeedOption = None,
-    steps: StepsOption = None,
-    seconds: SecondsOption = None,
+    flags: CaseFlags,
     timeout: TimeoutOption = 1800.0,
+    ledger: LedgerOption = False,
     output: OutputOption = None,
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
-    export_json: JsonOption = None,
-    export_html: HtmlOption = None,
+    exports: ExportFlags,
 ) -> None:
     """Measure one model with a scheme beside the exact model.
 
-    Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep.
+    Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep. With --ledger nothing
+    is measured: every tensor that the schemes (or else the exact model) save for backward is listed.
 
     Examples:
 
@@ -151,28 +84,34 @@ def measure(
     actbench measure resnet50 -s checkpoint --meter cpu --batch-size 4 --image-size 128
 
     actbench measure train.py:build -s randomized:0.2
-    """
-    from actbench.recipe import Recipe
 
-    flags = {"batch_size": _default_batch(max_batch), **workload_flags(locals()), "model": model}
-    chosen = {"meters": [default_meter()], **measure_flags(locals())}
-    recipe = Recipe.from_flags(flags, chosen, composed(scheme, gelu_bits, linear, activation_bits))
+    actbench measure roberta-base -s fewbit:3 --ledger --export-csv ledger.csv
+    """
+    recipe = _recipe_of(model, flags)
+    if ledger:
+        if output is not None or flags.max_batch:
+            raise UsageError(
+                "--ledger measures nothing: leave out --output and --max-batch; --export-csv and the like do"
+            )
+        list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]))
+        return
     comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
-    export_results(comparison.records, recipe.title, export_markdown, export_csv, export_json, export_html)
+    export_results(comparison.records, recipe.title, *exports.files)
     finish(comparison, recipe.title)
 
 
-def _recipe(target: str, workload: dict[str, Any], measure: dict[str, Any], schemes: list[str]) -> Any:
+def _recipe(target: str, flags: CaseFlags) -> Recipe:
     """Return the recipe that a target names, with the flags in place of what it says."""
     from actbench import recipe
 
     if target in recipe.names() or target.endswith(".toml"):
-        return recipe.load(target).with_flags(workload, measure, schemes)
-    batch_size = _default_batch("largest_batch" in measure)
-    measure = {"meters": [default_meter()], **measure}
-    return recipe.Recipe.from_flags({"batch_size": batch_size, **workload, "model": target}, measure, schemes)
+        return recipe.load(target).with_flags(flags.workload, flags.measure, flags.schemes)
+    return _recipe_of(target, flags)
 
 
-def _default_batch(max_batch: bool) -> str:
-    """Return the batch of a model without --batch-size; the search for the largest one starts where most fit."""
-    return "1" if max_batch else "8"
+def _recipe_of(model: str, flags: CaseFlags) -> Recipe:
+    """Return the recipe of one model; the search for the largest batch starts where most fit."""
+    from actbench.recipe import Recipe
+
+    workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
+    return Recipe.from_flags(workload, {"meters": [default_meter()], **flags.measure}, flags.schemes)

@@ -21,6 +21,7 @@ from actbench.conversion.staging import refuse_full_disk, refuse_taken, staged
 from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.records import Case, FloatType
 from actbench.training import TrainingSetup
+from actbench.workloads import names
 from actbench.workloads.base import Workload
 from actbench.workloads.folder import SINGLE, read_tensors, weight_files
 
@@ -44,7 +45,7 @@ def save_converted(
         model: A model that :func:`actbench.convert` returned, real and not fake.
         folder: The folder to make.
         built_from: The model specification, such as ``resnet50``, or the whole case, from which the unconverted
-            model was built; needed to build a torchvision model again.
+            model was built; needed to build a torchvision model, or one of actbench's own, again.
         weights_origin: Where its weights came from, for the record.
         force: Replace a folder that holds a converted model.
 
@@ -99,7 +100,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
         raise ModelError(f"{folder} holds no {SINGLE}; convert the model again")
     if saved.kind != "huggingface":
         if model is None:
-            case = saved.case(_torchvision_spec(folder, saved))
+            case = saved.case(_spec_of(folder, saved))
             model = _built(case, saved, workloads.load(case))
         _fill(model, read_tensors(files), folder)
     elif model is None:
@@ -150,6 +151,8 @@ def _kind(model: nn.Module, case: Case | None) -> str:
         return "huggingface"
     if case is not None and type(model).__module__.startswith("torchvision.models."):
         return "torchvision"
+    if case is not None and type(model).__module__.startswith("actbench.workloads."):
+        return "actbench"
     return "module"
 
 
@@ -175,15 +178,18 @@ def _built(case: Case, saved: SavedModel, workload: Workload) -> nn.Module:
     return model
 
 
-def _torchvision_spec(folder: Path, saved: SavedModel) -> str:
-    """Return the specification of a torchvision model; anything else, such as a Python file, is not built."""
-    name = (saved.model or "").removeprefix("torchvision:")
-    if saved.kind != "torchvision" or re.fullmatch(r"\w+", name) is None:
-        raise ModelError(
-            f"{folder}: {saved.model or 'the model'} is not built from what a folder says; build the unconverted model "
-            "yourself and give it: load_converted(folder, model=...)"
-        )
-    return f"torchvision:{name}"
+def _spec_of(folder: Path, saved: SavedModel) -> str:
+    """Return the specification of a torchvision model or of actbench's own; a Python file, say, is not built."""
+    spec = saved.model or ""
+    name = spec.removeprefix("torchvision:")
+    if saved.kind == "torchvision" and re.fullmatch(r"\w+", name):
+        return f"torchvision:{name}"
+    if saved.kind == "actbench" and names.is_own(spec):
+        return spec
+    raise ModelError(
+        f"{folder}: {spec or 'the model'} is not built from what a folder says; build the unconverted model "
+        "yourself and give it: load_converted(folder, model=...)"
+    )
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
@@ -196,9 +202,9 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
     filled = {id(tensor) for name, tensor in state.items() if name in tensors}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]
     foreign = [name for name in tensors if name not in state]
-    for names, problem in ((missing, "has no tensor for"), (foreign, "has tensors that the model lacks:")):
-        if names:
-            raise ModelError(f"{folder} does not fit the model: it {problem} {names[0]} ({len(names)} in all)")
+    for keys, problem in ((missing, "has no tensor for"), (foreign, "has tensors that the model lacks:")):
+        if keys:
+            raise ModelError(f"{folder} does not fit the model: it {problem} {keys[0]} ({len(keys)} in all)")
     try:
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:

@@ -21,7 +21,8 @@ class SavedModel(Data):
 
     Attributes:
         kind: What writes and reads the rest of the folder: ``save_pretrained`` and ``from_pretrained`` of
-            transformers, a torchvision model by its name, or a module that the reader has to bring.
+            transformers, a torchvision model by its name, a network of actbench's own by its specification, or a
+            module that the reader has to bring.
         architecture: Name of the model's class.
         model: The model specification it was built from, where there was one.
         scheme: Specification of the scheme that was applied.
@@ -29,7 +30,7 @@ class SavedModel(Data):
     """
 
     schema_version: Literal[1]
-    kind: Literal["huggingface", "torchvision", "module"]
+    kind: Literal["huggingface", "torchvision", "actbench", "module"]
     architecture: str
     model: str | None = None
     task: Task = "auto"
@@ -52,7 +53,7 @@ class SavedModel(Data):
             dtype=self.dtype,
             sequence_length=self.sequence_length,
             image_size=self.image_size,
-            weights="random" if self.kind == "torchvision" else "pretrained",
+            weights="pretrained" if self.kind == "huggingface" else "random",
             trust_remote_code=trust_remote_code,
             batch_size=1,
         )

@@ -1,7 +1,8 @@
-"""What a model keeps for backward, module by module."""
+"""What a model keeps for backward, module by module and tensor by tensor."""
 
 from __future__ import annotations
 
+from actbench.inspection.ledger import itemize
 from actbench.inspection.sites import Trace, inspect, trace
 
-__all__ = ["Trace", "inspect", "trace"]
+__all__ = ["Trace", "inspect", "itemize", "trace"]

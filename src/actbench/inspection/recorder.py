@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.hostmemory import is_host
-
-OUTSIDE = "<outside>"  # owner of what the loss function keeps after the model has returned
+from actbench.ledger import OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,21 @@ class Kept:
 
 
 @dataclass
-class _History:
-    """Which module made a storage and which ones saved it, in order of time."""
+class History:
+    """Where a storage comes from and which modules saved it, in order of time.
+
+    Attributes:
+        maker: Path of the module that made it.
+        operator: The operator that made it, such as ``aten.mm.default``.
+        shape: Of the first tensor over it.
+        dtype: Of the first tensor over it.
+        savers: Paths of the modules that saved it.
+    """
 
     maker: str
+    operator: str
+    shape: torch.Size
+    dtype: torch.dtype
     savers: list[str] = field(default_factory=list)
 
 
@@ -47,18 +59,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         module: The model that will run.
-        known: Tensors, in any nesting, that were there before and are not counted: weights, buffers, the batch.
+        known: Tensors, in any nesting, that were there before and are not counted, by what they are.
 
     Attributes:
         calls: How often each module ran so far, by path.
     """
 
-    def __init__(self, module: nn.Module, known: Any) -> None:
+    def __init__(self, module: nn.Module, known: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls = {path: 0 for path, _ in module.named_modules()}
         self._active: list[str] = []
-        self._old: WeakSet[UntypedStorage] = WeakSet(_storages(known))
-        self._made: WeakKeyDictionary[UntypedStorage, _History] = WeakKeyDictionary()
+        self._old: WeakKeyDictionary[UntypedStorage, str] = WeakKeyDictionary()
+        for kind, tensors in known.items():
+            for storage in _storages(tensors):
+                self._old.setdefault(storage, kind)
+        self._made: WeakKeyDictionary[UntypedStorage, History] = WeakKeyDictionary()
+        self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -68,11 +84,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # nor buffer, of which the operator may return a view.
         for storage in _storages((args, kwargs)):
             if storage not in self._made:
-                self._old.add(storage)
+                self._old.setdefault(storage, "made before the step")
         outputs = func(*args, **(kwargs or {}))
-        for storage in _storages(outputs):
-            if storage not in self._old:
-                self._made.setdefault(storage, _History(self._running))
+        for tensor in _tensors(outputs):
+            storage = tensor.untyped_storage()
+            if storage not in self._old and storage not in self._made:
+                self._made[storage] = History(self._running, str(func), tensor.shape, tensor.dtype)
         return outputs
 
     def saved(self, tensor: Tensor) -> Tensor:
@@ -98,16 +115,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the storages that are alive now, except those that a scheme has moved to host memory."""
         return tuple(
             Kept(storage.nbytes(), owner=(history.savers or [history.maker])[0], shared_with=tuple(history.savers[1:]))
-            for storage, history in self._made.items()
+            for storage, history in self.made()
             if not is_host(storage)
         )
 
+    def made(self) -> Iterator[tuple[UntypedStorage, History]]:
+        """Give the storages that are alive now, those in host memory too, in the order in which they were made."""
+        yield from self._made.items()
+
+    def saw(self, storage: UntypedStorage) -> bool:
+        """Return whether an operator took or made a storage; those of numbers never reach one."""
+        return storage in self._made or storage in self._old
+
+    def known_as(self, storage: UntypedStorage) -> str | None:
+        """Return what a storage is that was there before, or None for one that was made in the forward."""
+        return self._old.get(storage)
+
+    def maker_of(self, node: Node) -> str:
+        """Return the path of the module that ran when a node of autograd's graph was made, in this thread."""
+        return self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1][1]
+
     def _enter(self, path: str, *_: Any) -> None:
         self._active.append(path)
+        self._note_turn()
         self.calls[path] += 1
 
     def _leave(self, *_: Any) -> None:
         self._active.pop()
+        self._note_turn()
+
+    def _note_turn(self) -> None:
+        self._turns.append((torch._C._autograd._get_sequence_nr(), self._running))
 
     @property
     def _running(self) -> str:
@@ -115,5 +153,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _storages(tree: Any) -> list[UntypedStorage]:
-    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-    return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]
+    return [tensor.untyped_storage() for tensor in _tensors(tree)]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]

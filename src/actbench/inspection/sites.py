@@ -10,18 +10,13 @@ the module that made it, which for packed bytes is the module whose tensor was p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-
-from actbench import fake
 from actbench.errors import ConversionError
-from actbench.inspection.recorder import OUTSIDE, Kept, Recorder
+from actbench.inspection.forward import traced
+from actbench.inspection.recorder import Kept
+from actbench.ledger import OUTSIDE
 from actbench.records import Site, Unreached
 from actbench.training import Batch, TrainingSetup
 
@@ -65,17 +60,8 @@ def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
     Raises:
         UntraceableError: The forward looks at values, which fake tensors do not have.
     """
-    module = setup.module
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_training(module))
-        mode = _mode_of(module)
-        if mode is None:
-            mode = fake.fake_mode()
-            stack.enter_context(fake.faked(module, mode))
-        stack.enter_context(mode)
-        batch = _on_device_of(module, make_batch())
-        return _run(setup, batch)
+    with traced(setup, make_batch) as (recorder, _):
+        return Trace(recorder.kept(), recorder.calls)
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
@@ -111,38 +97,3 @@ def _why_idle(path: str, after: Trace) -> str:
     if after.calls.get(parent):
         return "never called in a training step (its weight is read by its parent)"
     return "never called in a training step"
-
-
-def _run(setup: TrainingSetup, batch: Batch) -> Trace:
-    module = setup.module
-    recorder = Recorder(module, known=[*module.parameters(), *module.buffers(), dict(batch)])
-    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
-    with fake.shapes_only(), recorder.watching(module), torch.enable_grad(), recorder, hooks:
-        loss = setup.forward(batch)
-    kept = recorder.kept()
-    del loss  # what it holds had to live until here
-    return Trace(kept, recorder.calls)
-
-
-@contextmanager
-def _training(module: nn.Module) -> Iterator[None]:
-    """Put a model into training mode and give every module its own flag back."""
-    flags = {child: child.training for child in module.modules()}
-    module.train()
-    try:
-        yield
-    finally:
-        for child, flag in flags.items():
-            child.training = flag
-
-
-def _mode_of(module: nn.Module) -> Any:
-    return next((p.fake_mode for p in module.parameters() if hasattr(p, "fake_mode")), None)
-
-
-def _on_device_of(module: nn.Module, batch: Batch) -> Batch:
-    device = next((p.device for p in module.parameters()), None)
-    if device is None:
-        return batch
-    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
-    return moved

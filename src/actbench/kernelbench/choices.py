@@ -39,6 +39,8 @@ OPERATORS = (
     "mask_select",
     "pack_codes",
     "unpack_codes",
+    "groupquant_encode",
+    "groupquant_decode",
     "sketch_rademacher",
     "sketch_gaussian",
 )
@@ -103,12 +105,14 @@ def dtypes(given: Iterable[str]) -> tuple[FloatType, ...]:
 
 
 def operators(given: Iterable[str]) -> tuple[str, ...]:
-    """Read names of operators; ``layer`` stands for all layers; all of them when none is given."""
-    names = [name for text in _split(given) for name in (_LAYERS if text == "layer" else (text,))]
+    """Read names of operators; ``layer`` stands for all layers, ``groupquant`` for both; all when none is given."""
+    names = [name for text in _split(given) for name in _family(text)]
     return _known("--op", names, OPERATORS) or OPERATORS
 
 
-_LAYERS = tuple(name for name in OPERATORS if name.startswith("layer:"))
+def _family(text: str) -> tuple[str, ...]:
+    """Return the operators whose names begin with a whole word, or the text itself where there are none."""
+    return tuple(name for name in OPERATORS if re.split("[:_]", name)[0] == text) or (text,)
 
 
 def _known(flag: str, given: Iterable[str], allowed: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from actbench.codecs.tables import Table, table
 from actbench.nn import piecewise
 from actbench.nn.functions import function_of
 from actbench.nn.stepwise import Steps, StepwiseActivation
-from actbench.ops import bitpack, mask, sketch, stepwise
+from actbench.ops import bitpack, groupquant, mask, sketch, stepwise
 from actbench.ops.activate import activate
 from actbench.ops.bitpack import packed_bytes
 from actbench.ops.cuda import activate as cuda_activate
@@ -152,6 +152,22 @@ def _unpack(place: Place) -> Subject:
     return Subject(lambda: bitpack.unpack_codes(packed, place.bits, place.count), least, least, place.bits)
 
 
+_GROUP_SIZE = 256
+
+
+def _grouped_encode(place: Place) -> Subject:
+    x, seed = place.normal(1).view(-1), torch.tensor(1)
+    least = place.bytes + groupquant.packed_bytes(place.count, place.bits, _GROUP_SIZE)
+    return Subject(lambda: groupquant.encode(x, place.bits, _GROUP_SIZE, seed), least, least, place.bits)
+
+
+def _grouped_decode(place: Place) -> Subject:
+    x, seed = place.normal(1).view(-1), torch.tensor(1)
+    codes, meta = groupquant.encode(x, place.bits, _GROUP_SIZE, seed)
+    least = place.bytes + groupquant.packed_bytes(place.count, place.bits, _GROUP_SIZE)
+    return Subject(lambda: groupquant.decode_(x, codes, meta, place.bits, _GROUP_SIZE, 0), least, least, place.bits)
+
+
 def _sketch(kind: sketch.Kind) -> Callable[[Place], Subject]:
     def subject(place: Place) -> Subject:
         seed = torch.tensor(1)
@@ -199,6 +215,8 @@ SUBJECTS: dict[str, Callable[[Place], Subject]] = {
     "mask_select": _select,
     "pack_codes": _pack,
     "unpack_codes": _unpack,
+    "groupquant_encode": _grouped_encode,
+    "groupquant_decode": _grouped_decode,
     "sketch_rademacher": _sketch("rademacher"),
     "sketch_gaussian": _sketch("gaussian"),
 }

@@ -86,6 +86,7 @@ class CudaMeter:
         Raises:
             OutOfMemoryError: An allocation failed, or the peak is above ``memory_bytes``.
         """
+        _set_allocator(step.setup)
         with self.active():
             step()
             gc.collect()
@@ -103,6 +104,7 @@ class CudaMeter:
             OutOfMemoryError: An allocation failed.
         """
         clock = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
+        _set_allocator(step.setup)
         with self.active():
             torch.cuda.synchronize()
             clock[0].record()
@@ -111,6 +113,12 @@ class CudaMeter:
                 event.record()
             torch.cuda.synchronize()
         return tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(clock))
+
+
+def _set_allocator(setup: TrainingSetup) -> None:
+    """Let the allocator grow its segments where a scheme asks for it; they stay so in this process."""
+    if setup.expandable_segments:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # type: ignore[no-untyped-call]
 
 
 def _read(step: TrainStep) -> MemoryReading:

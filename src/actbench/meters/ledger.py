@@ -17,6 +17,12 @@ Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
 """From an operator, its arguments and its result to the bytes it needs on top of both while it runs."""
 
 
+Event = tuple[int, int]
+"""The name of a storage and its bytes from now on, 0 when it is freed."""
+
+_TEMPORARY = -1
+
+
 def round_up(amount: int, block: int) -> int:
     """Return the smallest multiple of ``block`` that is at least ``amount``."""
     return -(-amount // block) * block
@@ -36,16 +42,17 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         host_is_free: As given.
-        live_bytes: Bytes of the known storages that are alive.
-        peak_bytes: The largest ``live_bytes`` since the last :meth:`reset_peak`, temporaries included.
+        events: All that was allocated and freed, in order; a name is used again once it is free.
     """
 
     def __init__(
         self, *, rounding: int = 1, host_is_free: bool = False, temporaries: Temporaries | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live_bytes = 0
-        self.peak_bytes = 0
+        self._live_bytes = 0
+        self._peak_bytes = 0
+        self.events: list[Event] = []
+        self._sum: weakref.ref[torch.UntypedStorage] | None = None
         self._rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
@@ -53,25 +60,58 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and enter what it returns."""
+        self._settle()
         result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0:
+            self._sum = weakref.ref(result.untyped_storage())
+            return result
         self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         if self._temporaries is not None:
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes + self._temporaries(func, args, result))
+            self._enter_temporaries(self._temporaries(func, args, result))
         return result
+
+    def _settle(self) -> None:
+        """Enter the sum of two gradients, once what it was made of is gone if nobody else holds it.
+
+        Autograd adds a gradient into the one that is there, where it alone holds that one; under a mode for operators
+        such as this it makes a new one and lets the old one go.
+        """
+        storage = None if self._sum is None else self._sum()
+        self._sum = None
+        if storage is not None:
+            self._enter(storage)
+            self._peak_bytes = max(self._peak_bytes, self._live_bytes)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Enter the storages of tensors that were made before the ledger began, or whose place has changed."""
         for tensor in tensors:
             self._enter(tensor.untyped_storage())
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the known storages that are alive."""
+        self._settle()
+        return self._live_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest ``live_bytes`` since the last :meth:`reset_peak`, temporaries included."""
+        self._settle()
+        return self._peak_bytes
 
     def reset_peak(self) -> None:
         """Begin a new peak at what is alive now."""
-        self.peak_bytes = self.live_bytes
+        self._peak_bytes = self.live_bytes
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies in host memory that this ledger does not count."""
         return self.host_is_free and is_host(tensor.untyped_storage())
+
+    def _enter_temporaries(self, amount: int) -> None:
+        if amount:
+            self._peak_bytes = max(self._peak_bytes, self._live_bytes + amount)
+            self.events += [(_TEMPORARY, amount), (_TEMPORARY, 0)]
 
     def _enter(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
@@ -79,8 +119,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weakref.finalize(storage, self._leave, key).atexit = False
         free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self._rounding)
-        self.live_bytes += amount - self._known.get(key, 0)
+        before = self._known.get(key, 0)
         self._known[key] = amount
+        if amount != before:
+            self._live_bytes += amount - before
+            self.events.append((key, amount))
 
     def _leave(self, key: int) -> None:
-        self.live_bytes -= self._known.pop(key)
+        amount = self._known.pop(key)
+        self._live_bytes -= amount
+        if amount:
+            self.events.append((key, 0))

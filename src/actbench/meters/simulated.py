@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,11 @@ from actbench.errors import UntraceableError
 from actbench.fake import fake_mode, shapes_only, to_fake
 from actbench.meters import holdings, temporaries
 from actbench.meters.base import MemoryReading
-from actbench.meters.ledger import Ledger
+from actbench.meters.ledger import Event, Ledger
 from actbench.meters.limits import check_limit
 from actbench.meters.operators import device_operators
 from actbench.meters.profiles import DeviceProfile
+from actbench.meters.replay import reserved_bytes
 from actbench.records import MeterName
 from actbench.training import Batch, TrainingSetup, TrainStep
 
@@ -83,7 +85,7 @@ class SimulatedMeter:
         """Run the step on fake tensors and read the ledger.
 
         Raises:
-            OutOfMemoryError: The peak is above ``memory_bytes``.
+            OutOfMemoryError: The peak is above ``memory_bytes``, or torch's allocator runs out of it before.
             UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
         ledger = Ledger(
@@ -94,9 +96,22 @@ class SimulatedMeter:
         with self.active(), shapes_only(), ledger:
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
-            reading = _read(step, ledger)
+            reading, run = _read(step, ledger)
         check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
-        return reading
+        return (
+            replace(reading, reserved_bytes=self._reserved_bytes(run, reading, step))
+            if self.profile.is_cuda
+            else reading
+        )
+
+    def _reserved_bytes(self, run: list[list[Event]], reading: MemoryReading, step: TrainStep) -> int:
+        return reserved_bytes(
+            run,
+            limit_bytes=self.memory_bytes,
+            device=self.profile.name,
+            peak_bytes=reading.peak_bytes,
+            expandable=step.setup.expandable_segments,
+        )
 
     def seconds(self, step: TrainStep, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
@@ -106,30 +121,43 @@ class SimulatedMeter:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
-def _read(step: TrainStep, ledger: Ledger) -> MemoryReading:
+def _read(step: TrainStep, ledger: Ledger) -> tuple[MemoryReading, list[list[Event]]]:
     """Read one step as it is once the optimizer has its state.
 
     Forward and backward do not depend on that state, so they run once without it and its bytes are added; the
     optimizer steps twice on the same gradients, and the second time counts.
+
+    Returns:
+        The reading, and what two steps in a row allocate and free.
     """
     ledger.add(holdings.everything(step))
     ledger.reset_peak()
-    before = ledger.live_bytes
+    before, begun = ledger.live_bytes, len(ledger.events)
     loss = step.forward()
     after = ledger.live_bytes
     step.backward(loss)
     gradients_bytes = holdings.stored_bytes(holdings.gradients(step.setup.module))
-    peak_until_update = ledger.peak_bytes
+    del loss
+    peak_until_update, updating = ledger.peak_bytes, len(ledger.events)
     peak_until_update += _make_optimizer_state(step, ledger)
+    repeating = len(ledger.events)
     step.update()
+    events = ledger.events
+    given, gradients, state_made, update = (
+        events[:begun],
+        events[begun:updating],
+        events[updating:repeating],
+        events[repeating:],
+    )
     state = [tensor for tensor in holdings.optimizer_state(step.optimizer) if not ledger.leaves_out(tensor)]
-    return MemoryReading(
+    reading = MemoryReading(
         weights_bytes=holdings.stored_bytes(holdings.weights(step.setup.module)),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=holdings.stored_bytes(state),
         activation_bytes=after - before,
         peak_bytes=max(peak_until_update, ledger.peak_bytes),
     )
+    return reading, [given, gradients, state_made, update, gradients, update]
 
 
 def _make_optimizer_state(step: TrainStep, ledger: Ledger) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from actbench import savedtensors
 from actbench.nn.firstorder import first_order
 from actbench.ops import mask
 from actbench.ops.activate import activate
@@ -54,6 +55,7 @@ class OnePass(torch.autograd.Function):
             output, codes = mask.relu(x)
         else:
             output, codes = activate(x, function, bounds, steps.bits, steps.fold)
+        savedtensors.packed(x, codes)
         ctx.steps = steps
         ctx.save_for_backward(codes, levels)
         return output

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actbench import savedtensors
 from actbench.codecs.gated import Inversion
 from actbench.nn.firstorder import first_order
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
@@ -27,6 +28,7 @@ class InvertedGradient(torch.autograd.Function):
         """Return ``exact(x)``; keep it, the packed bits ``x > turn``, and the slopes, which belong to the layer."""
         ctx.inversion, ctx.order = inversion, memory_order(x)
         bits = encode(in_order(x, ctx.order), turn, 1, False)
+        savedtensors.packed(x, bits)
         if getattr(exact, "inplace", False):
             ctx.mark_dirty(x)
             exact(x)

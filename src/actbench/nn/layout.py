@@ -25,6 +25,14 @@ def as_it_lay(x: Tensor, order: list[int] | None) -> Tensor:
     return x if order is None else x.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
+def without_repeats(tensor: Tensor) -> Tensor:
+    """Return the elements of a tensor once each: a dimension of stride 0 has size 1."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def constants(values: Sequence[Any], like: Tensor) -> Tensor:
     """Return float32 values where ``like`` is, fake if it is."""
     if isinstance(like, FakeTensor):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actbench import hostmemory
+from actbench import hostmemory, savedtensors
 from actbench.errors import ConversionError
+from actbench.nn.layout import without_repeats
 from actbench.nn.rebound import ReboundForward
 from actbench.nn.sharing import SharingTable
 from actbench.ops.host import from_host, to_host
@@ -89,10 +90,12 @@ class OffloadedForward(ReboundForward):
         module = self.module
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
-        own = {tensor.untyped_storage() for tensor in _own_tensors(module)}
+        own = {tensor.untyped_storage() for tensor in own_tensors(module)}
 
         def pack(tensor: Tensor) -> StaysHere | OnHost:
-            if not _can_leave(tensor) or tensor.untyped_storage() in own:
+            reason = "a parameter or a buffer" if tensor.untyped_storage() in own else _why_not(tensor)
+            if reason is not None:
+                savedtensors.left(tensor, reason)
                 return StaysHere(tensor.detach(), tensor._version)
             return self._moved(tensor)
 
@@ -102,7 +105,8 @@ class OffloadedForward(ReboundForward):
     def _moved(self, tensor: Tensor) -> OnHost:
         moved = self._sharing.recall(tensor)
         if moved is None:
-            moved = OnHost(to_host(_without_repeats(tensor)), tensor.shape, tensor.device)
+            moved = OnHost(to_host(without_repeats(tensor)), tensor.shape, tensor.device)
+            savedtensors.packed(tensor, moved.host)
             self._sharing.remember(tensor, weakref.ref(moved))
         return moved
 
@@ -111,7 +115,7 @@ def _unpack(packed: StaysHere | OnHost) -> Tensor:
     return packed.unpack()
 
 
-def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
+def own_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Give parameters and buffers; a replica of ``nn.DataParallel`` names its parameters in a place of their own."""
     yield from module.parameters()
     yield from module.buffers()
@@ -119,20 +123,17 @@ def _own_tensors(module: nn.Module) -> Iterator[Tensor]:
         yield from vars(part).get("_former_parameters", {}).values()
 
 
-def _can_leave(tensor: Tensor) -> bool:
-    """Return whether the bytes of a tensor can be elsewhere. A fake cpu tensor stands for one of the meter's device."""
-    if tensor.layout != torch.strided or tensor.nbytes < _SMALLEST_BYTES:
-        return False
+def _why_not(tensor: Tensor) -> str | None:
+    """Return why the bytes of a tensor stay, or None. A fake cpu tensor stands for one of the meter's device."""
     fake = isinstance(tensor, FakeTensor)
-    return (fake or type(tensor) in (Tensor, nn.Parameter)) and _is_elsewhere(tensor.device, fake)
+    if tensor.layout != torch.strided:
+        return f"layout {tensor.layout}"
+    if tensor.nbytes < _SMALLEST_BYTES:
+        return "smaller than 1 KiB"
+    if not fake and type(tensor) not in (Tensor, nn.Parameter):
+        return f"a {type(tensor).__name__}"
+    return None if _is_elsewhere(tensor.device, fake) else "host memory is where it is"
 
 
 def _is_elsewhere(device: torch.device, fake: bool) -> bool:
     return device.type != "cpu" or (fake and not hostmemory.is_the_device())
-
-
-def _without_repeats(tensor: Tensor) -> Tensor:
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.shape[dim] > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor

@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from torch import nn
 
+from actbench.errors import ConversionError
+
 
 class ReboundForward:
     """A forward that stands on an instance in front of the one it had.
@@ -52,6 +54,24 @@ class ReboundForward:
     def bind(self) -> None:
         """Make this the forward of the module."""
         self._stand_on(self.module)
+
+    def unbind(self) -> None:
+        """Take this forward off the module.
+
+        Raises:
+            ConversionError: Another forward was bound in front of it since.
+        """
+        module = self.module
+        if vars(module).get("forward") is not self:
+            raise ConversionError(
+                f"{type(self).__name__} cannot be taken off {type(module).__name__}: another forward was bound "
+                "in front of it since; take that one off first"
+            )
+        del vars(module)["forward"], vars(module)["_replicate_for_data_parallel"]
+        if isinstance(self._before, ReboundForward):
+            self._before._stand_on(module)
+        elif self._before is not None:
+            vars(module)["forward"] = self._before
 
     def inner(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Run the forward that stood there before.

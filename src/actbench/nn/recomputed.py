@@ -5,17 +5,21 @@ Cost", arXiv 1604.06174), by torch's non-re-entrant checkpointing.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from actbench import savedtensors
 from actbench.nn.caches import copied, is_cache, is_empty
+from actbench.nn.hooked.hooks import Hooks, active
 from actbench.nn.rebound import ReboundForward
+from actbench.nn.statistics import counting_norms, statistics_kept
 
 TORCHVISION_BLOCKS = {
     "convnext": ("CNBlock",),
@@ -36,7 +40,12 @@ TORCHVISION_BLOCKS = {
 }
 """Classes that are one block of a model, by file of ``torchvision.models``."""
 
-_KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names}
+_TENSOR = object()
+"""Stands for a tensor among the arguments or results of a block."""
+
+_KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names} | {
+    "actbench.workloads.graphs.networks.GraphBlock"
+}
 _HUGGING_FACE_BLOCK = "GradientCheckpointingLayer"  # the class from which transformers derives every block
 
 
@@ -72,7 +81,16 @@ def _outermost(
 
 
 class RecomputedForward(ReboundForward):
-    """A forward that keeps its inputs only and runs again in the backward pass; plain outside of training."""
+    """A forward that keeps its inputs only and runs again in the backward pass; plain outside of training.
+
+    Args:
+        module: The block.
+        path: Of the block in the model.
+    """
+
+    def __init__(self, module: nn.Module, path: str = "") -> None:
+        super().__init__(module)
+        self.path = path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block under checkpointing."""
@@ -83,14 +101,71 @@ class RecomputedForward(ReboundForward):
         kwargs = {name: _for_two_runs(value) for name, value in kwargs.items()}
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor):
+                savedtensors.left(value, "goes into a recomputed block")
+
+        hooks = active()
+        if hooks is not None:
+            return self._packed(hooks, module, args, kwargs)
 
         def run(*args: Any) -> Any:
             return self.inner(module, *map(copied, args), **{name: copied(value) for name, value in kwargs.items()})
 
-        norms = [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
+        norms = counting_norms(module)
         if not norms or torch.compiler.is_compiling():  # a compiled graph updates a buffer once in any case
             return checkpoint(run, *args, use_reentrant=False)
         return checkpoint(run, *args, use_reentrant=False, context_fn=functools.partial(_contexts, norms))
+
+    def _packed(self, hooks: Hooks, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the block twice under hooks that pack what is saved: the inputs first, and in backward all the rest.
+
+        Of nested hooks only the innermost run, so that torch's non-re-entrant form, which finds out by hooks what to
+        recompute, would either see nothing or leave the second run unpacked. The re-entrant form needs every tensor
+        that may have a graph as an argument or a result of its own, and one that has a graph.
+        """
+        if hooks.probing:
+            with hooks.block(self.path):
+                return self.inner(module, *args, **kwargs)
+        tensors, given = _taken_apart((args, kwargs))
+        norms = counting_norms(module)
+        results: list[_Rest] = []
+
+        def run(_: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            args, kwargs = given.together(tensors)
+            again = torch.is_grad_enabled()
+            with hooks.block(self.path) if again else nullcontext(), statistics_kept(norms) if again else nullcontext():
+                found, rest = _taken_apart(self.inner(module, *args, **kwargs))
+            results[:] = [rest]
+            return tuple(found)
+
+        with_graph = torch.empty(0, requires_grad=True)  # there may be none among the tensors, but in the block
+        found: tuple[Tensor, ...] = checkpoint(run, with_graph, *tensors, use_reentrant=True)
+        return results.pop().together(found)
+
+    def _on(self, module: nn.Module) -> Self:
+        twin = super()._on(module)
+        twin.path = self.path
+        return twin
+
+
+class _Rest(NamedTuple):
+    """A nesting of values without its tensors, which autograd alone is to hold."""
+
+    leaves: list[Any]
+    structure: TreeSpec
+
+    def together(self, tensors: Iterable[Tensor]) -> Any:
+        """Return the nesting with these tensors, and with caches that may be filled without filling those of it."""
+        given = iter(tensors)
+        leaves = [next(given) if leaf is _TENSOR else copied(leaf) for leaf in self.leaves]
+        return tree_unflatten(leaves, self.structure)
+
+
+def _taken_apart(values: Any) -> tuple[list[Tensor], _Rest]:
+    leaves, structure = tree_flatten(values)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return tensors, _Rest([_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure)
 
 
 def _for_two_runs(value: Any) -> Any:
@@ -106,21 +181,4 @@ def _for_two_runs(value: Any) -> Any:
 
 
 def _contexts(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_kept(norms)
-
-
-@contextmanager
-def _statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
-    """Keep running statistics as they are: the first run has counted this batch already.
-
-    A momentum of 0 does so without changing what the layer saves for backward, which must be the same in both runs.
-    The count goes to a tensor that is thrown away, since SyncBatchNorm insists on one.
-    """
-    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm, _, counted in before:
-        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None if counted is None else counted.clone()
-    try:
-        yield
-    finally:
-        for norm, momentum, counted in before:
-            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted
+    return nullcontext(), statistics_kept(norms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, cast
 
 import torch
@@ -12,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from actbench import savedtensors
 from actbench.codecs.sketch import Sketching, compress, project
+from actbench.nn.precision import no_autocast, product_dtype
 from actbench.nn.sharing import SharingTable, WeakTensors
 from actbench.nn.swap import inherit
 from actbench.ops.seeds import fresh_seed
@@ -45,7 +46,7 @@ class SketchedProduct(torch.autograd.Function):
         """Return the product in the type of the sketch (autocast's, where it is on)."""
         ctx.sketching, ctx.transposed, ctx.shape, ctx.types = sketching, transposed, x.shape, (x.dtype, weight.dtype)
         ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
-        with _no_autocast(x):
+        with no_autocast(x):
             x, weight = x.to(sketch.dtype), weight.to(sketch.dtype)
             bias = None if bias is None else bias.to(sketch.dtype)
             if transposed:
@@ -59,7 +60,7 @@ class SketchedProduct(torch.autograd.Function):
         sketch, key, weight = ctx.saved_tensors
         x_dtype, weight_dtype = ctx.types
         for_x = for_weight = for_bias = None
-        with _no_autocast(grad):
+        with no_autocast(grad):
             rows = grad.reshape(-1, grad.shape[-1])
             if ctx.needs_input_grad[0]:
                 weight = weight.to(rows.dtype)
@@ -113,7 +114,7 @@ class Sketched(nn.Module):
 
     @torch.no_grad()
     def _sketch(self, x: Tensor, size: int) -> Sketch:
-        dtype = _product_dtype(x)
+        dtype = product_dtype(x)
         if torch.compiler.is_compiling():  # a compiled graph has no storages to know a tensor by
             return self._make(x, size, dtype)
         purpose = (size, self.sketching.kind, dtype)
@@ -124,9 +125,11 @@ class Sketched(nn.Module):
         return sketch
 
     def _make(self, x: Tensor, size: int, dtype: torch.dtype) -> Sketch:
-        with _no_autocast(x):
+        with no_autocast(x):
             sketch, key = compress(x.reshape(-1, x.shape[-1]), fresh_seed(), size, self.sketching.kind)
-        return sketch.to(dtype), key
+        sketch = sketch.to(dtype)
+        savedtensors.packed(x, sketch, key)
+        return sketch, key
 
 
 class SketchedLinear(Sketched, nn.Linear):
@@ -158,16 +161,3 @@ def sketched(layer: nn.Module, sketching: Sketching, sharing: SharingTable[Sketc
     new.sketching, new.sharing = sketching, sharing
     inherit(new, layer)
     return new
-
-
-def _product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that the exact layer would multiply ``x`` in."""
-    device = x.device.type
-    if x.dtype == torch.float64 or not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
-        return x.dtype
-    return torch.get_autocast_dtype(device)
-
-
-def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    device = x.device.type
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from actbench import savedtensors
 from actbench.codecs.tables import Table
 from actbench.nn.firstorder import first_order
 from actbench.nn.fused import RELU, OnePass, function_name, relu_over
@@ -93,10 +94,12 @@ class StepwiseGradient(torch.autograd.Function):
         if inplace and function == RELU:
             codes = relu_over(x, ctx.order)
             if codes is not None:
+                savedtensors.packed(x, codes)
                 ctx.save_for_backward(codes, levels)
                 return x
-        compared = steps.compared(in_order(x, ctx.order))
-        ctx.save_for_backward(encode(compared, bounds, steps.bits, steps.fold), levels)
+        codes = encode(steps.compared(in_order(x, ctx.order)), bounds, steps.bits, steps.fold)
+        savedtensors.packed(x, codes)
+        ctx.save_for_backward(codes, levels)
         if inplace:
             exact(x)
             return x  # and not what exact returns, in which torch.compile does not know the marked tensor again

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from actbench.ops import bitpack, stepwise
 from actbench.ops.arguments import check_bits, check_contiguous, check_table
@@ -19,16 +20,20 @@ from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import activate as cuda
 from actbench.ops.library import direct, library
 
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "silu": functional.silu,
+}
+"""Torch's own functions that a kernel computes, by name."""
+
 _aten = torch.ops.aten
 _INTO: dict[str, Callable[..., Tensor]] = {
-    "gelu": partial(_aten.gelu.out, approximate="none"),
+    "gelu": _aten.gelu.out,
     "gelu_tanh": partial(_aten.gelu.out, approximate="tanh"),
     "silu": _aten.silu.out,
 }
-"""Torch's own operators, which write into ``out=``."""
-
-FUNCTIONS = tuple(_INTO)
-"""The functions that a kernel computes, by name."""
+"""The same, writing into ``out=``: slower to call, and only where the output must lie somewhere."""
 
 
 def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
@@ -49,8 +54,11 @@ def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -
 
 
 def plain(x: Tensor, function: str) -> Tensor:
-    """Return ``function(x)`` by torch's operator."""
-    return _INTO[function](x.detach(), out=hugepages.empty_like(x) if x.is_cpu else torch.empty_like(x))
+    """Return ``function(x)`` by torch's operator, large outputs on huge pages."""
+    x = x.detach() if torch.is_grad_enabled() else x
+    if x.is_cpu and x.nbytes >= hugepages.LEAST_BYTES:
+        return _INTO[function](x, out=hugepages.empty_like(x))
+    return FUNCTIONS[function](x)
 
 
 def _cpu(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
@@ -76,7 +84,7 @@ def _fake(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tu
 
 
 def _check(x: Tensor, function: str, bounds: Tensor, bits: int) -> None:
-    if function not in _INTO:
+    if function not in FUNCTIONS:
         raise ValueError(f"the function must be one of {', '.join(FUNCTIONS)}, found {function!r}")
     check_bits(bits)
     check_contiguous(x)

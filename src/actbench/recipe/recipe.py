@@ -7,12 +7,8 @@ the author gave none.
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +17,10 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_v
 from actbench.errors import RecipeError
 from actbench.mistakes import Location, dotted, explain
 from actbench.recipe.sections import Measure, PlannedCase, SchemeRow, WorkloadGrid
+from actbench.recipe.shelf import Shelf
 from actbench.records import Case, Data, Published
+
+SHELF = Shelf(".toml")
 
 
 def _as_rows(value: Any) -> Any:
@@ -139,23 +138,12 @@ def load(source: str | Path) -> Recipe:
         RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
             file and the place of a mistake.
     """
-    file = _file(source)
-    try:
-        text = file.read_text(encoding="utf-8")
-        data = tomllib.loads(text)
-    except OSError as error:
-        raise RecipeError(f"{source}: the recipe cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"{source}: the recipe is not UTF-8 text (byte {error.start})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{source}: not valid TOML: {error}") from None
-    return _validated({"name": Path(file.name).stem, **data}, str(source))
+    return _validated(SHELF.read(source), str(source))
 
 
 def names() -> list[str]:
     """Return the names of the recipes that ship with actbench."""
-    files = resources.files("actbench.recipes").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return SHELF.names()
 
 
 def shipped() -> dict[str, str]:
@@ -169,25 +157,7 @@ def source(name: str) -> str:
     Raises:
         RecipeError: None is called so.
     """
-    if name not in names():
-        raise _unknown(name)
-    return (resources.files("actbench.recipes") / f"{name}.toml").read_text(encoding="utf-8")
-
-
-def _file(source: str | Path) -> Traversable:
-    text = str(source)
-    if text in names():
-        return resources.files("actbench.recipes") / f"{text}.toml"
-    path = Path(source)
-    if path.exists() or path.suffix == ".toml" or len(path.parts) > 1:
-        return path
-    raise _unknown(text)
-
-
-def _unknown(name: str) -> RecipeError:
-    close = difflib.get_close_matches(name, names(), n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one of: {', '.join(names())}")
+    return SHELF.source(name)
 
 
 def _validated(data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Recipe:

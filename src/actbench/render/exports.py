@@ -9,8 +9,10 @@ from pathlib import Path
 from actbench.errors import StoreError, UsageError
 
 
-def export(texts: Mapping[Path, str]) -> None:
-    """Write each text to its path, making folders on the way. A pipe or a device, such as /dev/stdout, is written into.
+def export(texts: Mapping[Path, str | bytes]) -> None:
+    """Write each text, or the bytes of a picture, to its path, making folders on the way.
+
+    A pipe or a device, such as /dev/stdout, is written into.
 
     Raises:
         UsageError: Two paths are the same file.
@@ -27,7 +29,7 @@ def export(texts: Mapping[Path, str]) -> None:
     try:
         for target, text in zip(targets, texts.values(), strict=True):
             if target in streams:
-                target.write_text(text, encoding="utf-8")
+                target.write_bytes(_encoded(text))
             else:
                 staged.append((_staged(target, text), target))
         for temporary, target in staged:
@@ -39,15 +41,19 @@ def export(texts: Mapping[Path, str]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _staged(target: Path, text: str) -> Path:
+def _encoded(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+def _staged(target: Path, text: str | bytes) -> Path:
     """Write a text beside its target and wait until the disk has it."""
     if target.is_dir():
         raise StoreError(f"{target} is a folder: name a file in it, such as {target / 'table.md'}")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(_encoded(text))
             file.flush()
             os.fsync(file.fileno())
     except BaseException:

@@ -49,7 +49,7 @@ class Checkpoint(Scheme):
         chosen = found[:: self.every]
         if any(RecomputedForward.of(block) for _, block in chosen):
             raise ConversionError("checkpoint: the model recomputes its blocks already; convert the original model")
-        for _, block in chosen:
-            RecomputedForward(block).bind()
+        for path, block in chosen:
+            RecomputedForward(block, path).bind()
         sites = tuple(Site(path=path, was=type(block).__name__, becomes="recomputed") for path, block in chosen)
         return setup.changed(setup.module, sites)

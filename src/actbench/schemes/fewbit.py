@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
 from torch import nn
 
 from actbench.codecs.activation import Activation
@@ -25,6 +25,8 @@ _SETTING = "fewbit:3 for GELU, RoBERTa-base, MRPC, batch 128, GPU not named"
 _SOURCE = "README of github.com/skolai/fewbit"
 
 _PATH = re.compile(r".*\.py:[A-Za-z_]\w*")
+_BITS = {"type": "integer", "minimum": 1, "maximum": 8}
+_FUNCTIONS = {"type": "array", "items": {"type": "string", "enum": [*NAMES, "file.py:name"]}}
 
 
 def _whole_number(value: Any) -> Any:
@@ -65,8 +67,8 @@ class FewBit(Scheme):
         Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
     )
 
-    bits: Annotated[int, BeforeValidator(_whole_number)] = 3
-    functions: tuple[str, ...] = ()
+    bits: Annotated[int, BeforeValidator(_whole_number), WithJsonSchema(_BITS)] = 3
+    functions: Annotated[tuple[str, ...], WithJsonSchema(_FUNCTIONS)] = ()
     weight: Weight = "uniform"
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 

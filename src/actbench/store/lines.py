@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from actbench.errors import StoreError
 from actbench.mistakes import dotted
-from actbench.records import SCHEMA_VERSION, Record
+from actbench.records import SCHEMA_VERSION, Data, Record
+
+Kind = TypeVar("Kind", bound=Data)
 
 _BEGINNING = b'{"schema_version":'
+
+Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """By schema version: turns a record of that version into one of the next."""
@@ -70,8 +74,24 @@ def parse(line: bytes, place: str) -> Record:
     Raises:
         StoreError: The line is broken or was written by a newer actbench.
     """
+    return parse_as(Record, line, place, SCHEMA_VERSION, MIGRATIONS)
+
+
+def parse_as(kind: type[Kind], line: bytes, place: str, version: int, migrations: Migrations) -> Kind:
+    """Read a line as a record of any kind.
+
+    Args:
+        kind: Class of the record.
+        line: JSON.
+        place: Name of the file and number of the line, for the message.
+        version: The present schema version of this kind.
+        migrations: As ``MIGRATIONS``, for this kind.
+
+    Raises:
+        StoreError: The line is broken or was written by a newer actbench.
+    """
     try:
-        return Record.model_validate_json(line)
+        return kind.model_validate_json(line)
     except ValidationError:
         pass  # below it is found out why: an older version is no mistake
     if not _is_json(line):
@@ -79,7 +99,7 @@ def parse(line: bytes, place: str) -> Record:
             f"{place}: the line is broken (not JSON). Remove it, and its case is measured again, or restore the file"
         )
     try:
-        return Record.model_validate(_migrated(from_json(line), place))
+        return kind.model_validate(_migrated(from_json(line), place, version, migrations))
     except ValidationError as error:
         first = error.errors()[0]
         raise StoreError(
@@ -88,19 +108,19 @@ def parse(line: bytes, place: str) -> Record:
         ) from None
 
 
-def _migrated(data: Any, place: str) -> dict[str, Any]:
+def _migrated(data: Any, place: str, present: int, migrations: Migrations) -> dict[str, Any]:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int):
         raise StoreError(f"{place}: this is not a record of actbench: it has no schema_version")
-    if version > SCHEMA_VERSION:
+    if version > present:
         raise StoreError(
-            f"{place}: written by a newer actbench (schema version {version}, this one knows {SCHEMA_VERSION}): "
+            f"{place}: written by a newer actbench (schema version {version}, this one knows {present}): "
             f"read it with that one, or install it here"
         )
-    while version < SCHEMA_VERSION:
-        if version not in MIGRATIONS:
+    while version < present:
+        if version not in migrations:
             raise StoreError(f"{place}: there was never a schema version {version}; the line is broken")
-        data = MIGRATIONS[version](data)
+        data = migrations[version](data)
         version += 1
     return dict(data)
 

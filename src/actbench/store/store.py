@@ -19,6 +19,8 @@ from actbench.errors import StoreError
 from actbench.records import Failure, Record
 from actbench.store import lines
 
+RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside those of a sweep
+
 
 @dataclass(frozen=True)
 class Results:
@@ -61,7 +63,7 @@ class Store:
         Raises:
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
         """
-        with _alone(path):
+        with alone(path):
             results = Results((), None, 0, 0) if not path.exists() else read(path)
             yield cls(path, results, machine)
 
@@ -124,11 +126,15 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        found = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        found = sorted(_below(path)) if path.is_dir() else [path]
         if not found:
             raise StoreError(f"{path} holds no results file (.jsonl)")
         files += found
     return list(dict.fromkeys(files))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*.jsonl") if not file.name.endswith(RUNS_SUFFIX))
 
 
 def results_path(folder: Path, recipe: str, machine: str) -> Path:
@@ -145,8 +151,12 @@ def _identity(record: Record) -> tuple[str, str, str | None]:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Hold the lock beside the file."""
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock beside the file; folders on the way to it are made.
+
+    Raises:
+        StoreError: Another process holds it, or it cannot be written there.
+    """
     if path.is_dir():
         raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
     lock_path = path.with_name(f"{path.name}.lock")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actbench.tables.ledger import LedgerLine, ledger_table, lines_table, operators_table
 from actbench.tables.table import (
     Table,
     estimates_table,
@@ -14,9 +15,13 @@ from actbench.tables.table import (
 )
 
 __all__ = [
+    "LedgerLine",
     "Table",
     "estimates_table",
     "fill",
+    "ledger_table",
+    "lines_table",
+    "operators_table",
     "results_table",
     "sites_table",
     "to_frame",

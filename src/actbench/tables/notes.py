@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from actbench.records import Case, Failure, Record
+from actbench.records import Case, Failure, Published, Record
 from actbench.tables.columns import RESULTS, Column
 from actbench.tables.entries import Entry
-from actbench.tables.values import Value, write
+from actbench.tables.values import Unit, Value, write
 
-_PUBLISHED_UNITS = {column.key: column.unit for column in RESULTS}
+_PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
 
 
 def notes_of(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> tuple[str, ...]:
@@ -68,9 +68,14 @@ def _machine(record: Record) -> str:
 def _published(records: Sequence[Record]) -> Iterable[str]:
     for record in records:
         for item in record.published:
-            value = write(item.value, _PUBLISHED_UNITS[f"published_{item.quantity}"])
-            quantity = item.quantity.replace("_", " ")
-            yield f"Published for {record.case.scheme}: {quantity} {value} ({item.setting}; {item.source})."
+            yield published_note(record.case.scheme, item)
+
+
+def published_note(scheme: str, item: Published) -> str:
+    """Return the sentence about a figure that was published for a scheme."""
+    value = write(item.value, _PUBLISHED_UNITS[f"published_{item.quantity}"])
+    quantity = item.quantity.replace("_", " ")
+    return f"Published for {scheme}: {quantity} {value} ({item.setting}; {item.source})."
 
 
 def _failure(record: Record) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from actbench.records import Case, Task
 from actbench.workloads import names, presets
 from actbench.workloads.base import Workload
+from actbench.workloads.graphs import NETWORKS, GraphWorkload
 
 
 class Available(NamedTuple):
@@ -32,10 +33,16 @@ def load(case: Case) -> Workload:
         from actbench.workloads.torchvision import TorchvisionWorkload
 
         return TorchvisionWorkload(name.name, case)
+    if name.kind == "graph":
+        return GraphWorkload(name.name, name.changes, case)
     if name.kind == "function":
         from actbench.workloads.function import FunctionWorkload
 
         return FunctionWorkload(name.name, case)
+    if name.kind == "smallnet":
+        from actbench.workloads.smallnets import SmallNetWorkload
+
+        return SmallNetWorkload(name.name, name.changes, case)
     from actbench.workloads.huggingface import HuggingFaceWorkload
 
     return HuggingFaceWorkload(name, case)
@@ -57,6 +64,8 @@ def available() -> list[Available]:
     from actbench.workloads import torchvision
 
     shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in presets.presets().values()]
+    shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
+    shipped += [Available(name, "preset", "node-classification", network.note) for name, network in NETWORKS.items()]
     return shipped + [
         Available(name, "torchvision", "image-classification", f"{torchvision.image_size(name)} px")
         for name in torchvision.names()

@@ -211,7 +211,7 @@ def _task(config: Any, requested: Task, source: Source) -> Task:
 
 
 def _model_class(config: Any, task: Task, source: Source, trusted: bool) -> Any:
-    cls = _own_code(source, AUTO_CLASSES[task]) if trusted else None
+    cls = _own_code(source, AUTO_CLASSES[task]) if trusted and task in AUTO_CLASSES else None
     tasks = _tasks(config)
     if cls is None and task not in tasks:
         able = ", ".join(tasks) or "none of the tasks"

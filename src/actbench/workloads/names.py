@@ -3,10 +3,13 @@
 ``roberta-base``                      a shipped preset
 ``resnet50``, ``torchvision:resnet50``  a torchvision classification model
 ``hf:org/name``, ``org/name``         a model on the Hugging Face hub, or in its cache
+``resnet-cifar``                      a network for small pictures, as smallnets.py has it
+``gcn``, ``graphsage``, ``gat``           a graph network on a generated graph, as graphs/ has it
 ``./folder``                          a local folder written by ``save_pretrained``
 ``file.py:function``                  what a function of one's own returns
 
-Hugging Face models take changes of their config: ``roberta-base@num_hidden_layers=4,hidden_size=128``.
+Hugging Face models take changes of their config, ``roberta-base@num_hidden_layers=4,hidden_size=128``, and graph
+networks of their sizes and of their graph: ``gcn@hidden_size=64,num_nodes=1000,num_edges=5000``.
 """
 
 from __future__ import annotations
@@ -20,8 +23,11 @@ from typing import Any, Literal
 
 from actbench.errors import ModelError
 from actbench.workloads import presets
+from actbench.workloads.graphs import NETWORKS
 
-Kind = Literal["preset", "hub", "folder", "torchvision", "function"]
+Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
+
+SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar")
 
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -52,8 +58,14 @@ def parse(spec: str) -> ModelName:
     head, changes = _split_changes(spec)
     name = _parse_name(head)
     if changes and name.kind in ("torchvision", "function"):
-        raise ModelError(f"model {spec!r}: only Hugging Face models take changes after the @")
+        raise ModelError(f"model {spec!r}: only Hugging Face models and actbench's own take changes after the @")
     return ModelName(name.kind, name.name, changes)
+
+
+def is_own(spec: str) -> bool:
+    """Return whether a specification, which need not be trusted, names a network that actbench itself defines."""
+    head = spec.partition("@")[0]
+    return head in NETWORKS or head in SMALL_NETS
 
 
 def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
@@ -85,6 +97,10 @@ def _parse_name(text: str) -> ModelName:
         return _hub(rest)
     if _FUNCTION.fullmatch(text):
         return ModelName("function", text)
+    if text in NETWORKS:
+        return ModelName("graph", text)
+    if text in SMALL_NETS:
+        return ModelName("smallnet", text)
     preset = presets.find(text)
     if preset is not None:
         return ModelName("preset", preset.name)
@@ -133,7 +149,8 @@ def _bare(text: str) -> ModelName:
         return ModelName("torchvision", text)
     if Path(text).exists():
         return _folder(text)
-    known = [*presets.presets(), *(name for preset in presets.presets().values() for name in preset.also)]
+    also = (name for preset in presets.presets().values() for name in preset.also)
+    known = [*SMALL_NETS, *NETWORKS, *presets.presets(), *also]
     close = difflib.get_close_matches(text, [*known, *torchvision.names()], n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ModelError(

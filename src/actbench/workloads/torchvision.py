@@ -181,6 +181,18 @@ class TorchvisionWorkload:
         return "random"
 
 
+def fetch_archive(url: str, folder: Path, md5: str) -> None:
+    """Fetch an archive into a folder, check it and unpack it there.
+
+    Raises:
+        OSError: The address does not answer, or the folder cannot be written.
+        RuntimeError: What came is not the archive with this checksum.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with redirect_stderr(io.StringIO()):
+        torchvision.datasets.utils.download_and_extract_archive(url, str(folder), md5=md5)
+
+
 def _size_option(name: str) -> str | None:
     """Return the constructor's argument that holds the image size, for the models whose weights depend on it."""
     builder = models.get_model_builder(name)

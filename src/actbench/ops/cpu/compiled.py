@@ -65,18 +65,19 @@ class Kernel:
         self._function = function
 
     def __call__(self, elements: int, *arguments: Any) -> None:
-        """Run over ``elements`` elements with torch's number of threads, or fewer for little work."""
+        """Run over ``elements`` elements with torch's number of threads, or fewer for little work.
+
+        Numba's pool has as many threads as the process may use, and torch usually takes all of them too. Then Numba is
+        not asked for its number, which would take as long as a small kernel; a caller who set a lower one keeps it.
+        """
         blocks = -(-elements // BLOCK)
         if blocks == 0:
             return
-        if not _parallel():
+        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD))
+        if wanted >= _pool():
             self._compiled(blocks, *arguments)
             return
         before = numba.get_num_threads()
-        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD), _config.NUMBA_NUM_THREADS)
-        if wanted == before:
-            self._compiled(blocks, *arguments)
-            return
         numba.set_num_threads(wanted)
         try:
             self._compiled(blocks, *arguments)
@@ -92,6 +93,12 @@ class Kernel:
             return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
         finally:
             _config.CACHE_DIR = kept
+
+
+@functools.cache
+def _pool() -> int:
+    """Return how many threads kernels may use."""
+    return _config.NUMBA_NUM_THREADS if _parallel() else 1
 
 
 @functools.cache

@@ -20,6 +20,8 @@ _BYTE, _INT, _FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
 MANY, SOME = 32, 16
 """Lanes of a step of encoding and of a step of decoding."""
 
+_TABLE = 8  # entries of the largest table that AVX2 permutes
+
 
 class _Step:
     """The instructions of one step.
@@ -53,10 +55,10 @@ class _Step:
         """Write, with no demand on alignment."""
         self.builder.store(value, self.place(argument, index, value.type), align=1)
 
-    def spread_all(self, argument: int, lanes: int) -> list[Any]:
-        """Return the entries of a tuple, each in all lanes."""
-        entries = range(self._signature.args[argument].count)
-        return [self.spread(self.builder.extract_value(self._arguments[argument], entry), lanes) for entry in entries]
+    def entries(self, argument: int) -> list[Any]:
+        """Return the entries of a tuple."""
+        count = self._signature.args[argument].count
+        return [self.builder.extract_value(self._arguments[argument], entry) for entry in range(count)]
 
     def spread(self, value: Any, lanes: int) -> Any:
         """Return a vector with a value in all of its lanes."""
@@ -65,6 +67,26 @@ class _Step:
         return self.builder.shuffle_vector(
             single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
         )
+
+    def looked_up(self, codes: Any, entries: Sequence[Any]) -> Any:
+        """Return, in each lane, the entry that the lane's code is the number of.
+
+        LLVM has no such instruction, but makes one permutation of eight of these extractions, where there is one.
+        """
+        parts = []
+        for first in range(0, codes.type.count, _TABLE):
+            numbers = [self.builder.extract_element(codes, _INT(first + lane)) for lane in range(_TABLE)]
+            table = self.gathered([entries[entry % len(entries)] for entry in range(_TABLE)])
+            parts.append(self.gathered([self.builder.extract_element(table, number) for number in numbers]))
+        lanes = ir.Constant(ir.VectorType(_INT, codes.type.count), list(range(codes.type.count)))
+        return self.builder.shuffle_vector(*parts, lanes)
+
+    def gathered(self, values: Sequence[Any]) -> Any:
+        """Return a vector of these values."""
+        vector = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+        for lane, value in enumerate(values):
+            vector = self.builder.insert_element(vector, value, _INT(lane))
+        return vector
 
     def chosen(self, bits: Sequence[Any], entries: Sequence[Any]) -> Any:
         """Return, in each lane, the entry that the lane's bits, lowest first, are the number of."""
@@ -95,7 +117,7 @@ def _packed_codes(bits: int) -> Any:
     def emit(step: _Step, index: Any) -> None:
         builder = step.builder
         value = step.load(1, index, ir.VectorType(_FLOAT, MANY))
-        bounds = step.spread_all(2, MANY)
+        bounds = [step.spread(bound, MANY) for bound in step.entries(2)]
         found: list[Any] = []  # bits of the codes, highest first: halving among the bounds
         for bit in reversed(range(bits)):
             bound = step.chosen(found[::-1], bounds[(1 << bit) - 1 :: 2 << bit])
@@ -113,10 +135,9 @@ def _packed_codes(bits: int) -> Any:
 def _closed(step: _Step, found: list[Any], bits: int) -> Any:
     """Return the bytes of 32 codes given by their bits; as in :mod:`actbench.ops.cpu.bitpack`, in registers."""
     builder, byte = step.builder, ir.VectorType(_BYTE, MANY)
-    zero = ir.Constant(byte, [0] * MANY)
-    code = zero
+    code = ir.Constant(byte, [0] * MANY)
     for bit, mask in enumerate(reversed(found)):
-        code = builder.or_(code, builder.select(mask, ir.Constant(byte, [1 << bit] * MANY), zero))
+        code = builder.select(mask, builder.add(code, ir.Constant(byte, [1 << bit] * MANY)), code)
     eight = ir.VectorType(ir.IntType(64), MANY // 8)
 
     def every(word: int) -> Any:
@@ -162,11 +183,14 @@ def _scaled(bits: int) -> Any:
             after = step.spread(step.load(1, builder.add(byte, _int64(second)), width), SOME)
             halves = ir.Constant(lanes, [lane if lane < 8 else SOME + lane for lane in range(SOME)])
             word = builder.shuffle_vector(word, after, halves)
-        masks = []
-        for bit in range(bits):
-            own = ir.Constant(lanes, [1 << (place + bit) for place in places])
-            masks.append(builder.icmp_unsigned("!=", builder.and_(word, own), ir.Constant(lanes, [0] * SOME)))
-        level = step.chosen(masks, step.spread_all(2, SOME))
+        code = builder.lshr(word, ir.Constant(lanes, places))
+        entries = step.entries(2)
+        low = builder.and_(code, ir.Constant(lanes, [min(1 << bits, _TABLE) - 1] * SOME))
+        level = step.looked_up(low, entries[:_TABLE])
+        if bits == 4:
+            high = builder.and_(code, ir.Constant(lanes, [_TABLE] * SOME))
+            upper = builder.icmp_unsigned("!=", high, ir.Constant(lanes, [0] * SOME))
+            level = builder.select(upper, step.looked_up(low, entries[_TABLE:]), level)
         value = step.load(3, index, ir.VectorType(_FLOAT, SOME))
         step.store(builder.fmul(value, level), 4, index)
 

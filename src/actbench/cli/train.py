@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from actbench.cli.app import (
+    CsvOption,
+    Exit,
+    ForceOption,
+    JsonOption,
+    MarkdownOption,
+    OutputOption,
+    SchemeOption,
+    app,
+    argument,
+    option,
+)
+from actbench.cli.printing import command_line, export_table, remark, show
+
+if TYPE_CHECKING:
+    from actbench import runs
+    from actbench.learning.comparison import TrainingComparison
+
+RecipeArgument = Annotated[
+    str | None, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.")
+]
+SeedsOption = Annotated[
+    str | None, option("--seeds", "One run of each scheme for each seed: 0-4, or 0,1,2.", metavar="RANGE")
+]
+StepsOption = Annotated[int | None, option("--steps", "Steps of a run, in place of the recipe's epochs.", min=1)]
+DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GPU where there is one.")]
+CurvesOption = Annotated[
+    list[Path] | None, option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE")
+]
+CheckpointOption = Annotated[float, option("--checkpoint-seconds", "Time between checkpoints of a run.", min=0)]
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument = None,
+    scheme: SchemeOption = None,
+    seeds: SeedsOption = None,
+    steps: StepsOption = None,
+    device: DeviceOption = None,
+    checkpoint_seconds: CheckpointOption = 30.0,
+    force: ForceOption = False,
+    output: OutputOption = Path("results"),
+    export_markdown: MarkdownOption = None,
+    export_csv: CsvOption = None,
+    export_json: JsonOption = None,
+    export_curves: CurvesOption = None,
+) -> None:
+    """Train a model with each scheme, and compare how well the trained models do.
+
+    Runs of one seed begin with the same weights and see the same data in the same order. Each is stored as soon as it
+    ends, in OUTPUT/RECIPE/MACHINE.runs.jsonl, with the table beside it. Run the same command again and it goes on
+    where it was stopped, in the middle of a run too: the curve is bit for bit that of a run that was not stopped, but
+    for schemes that adapt while they train, such as actnn:L3 and gact:L2, whose rows then have a warning.
+
+    Exit status: 0 all runs trained, 1 some run failed, 2 wrong usage.
+
+    Examples:
+
+    actbench train
+
+    actbench train digits --seeds 0-4 --export-curves curves.svg
+
+    actbench train mine.toml --steps 300 -s exact -s fewbit:2
+    """
+    from actbench.render import pictures
+    from actbench.runs import load
+
+    read = load(recipe or "digits")
+    chosen = read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
+    if export_curves:
+        pictures.check([path.suffix.removeprefix(".") for path in export_curves])  # before an hour of training
+    comparison = _run_shown(chosen, output or Path("results"), force=force, checkpoint_seconds=checkpoint_seconds)
+    _export(comparison, chosen.title, export_markdown, export_csv, export_json, export_curves or [])
+    _finish(comparison, chosen.title)
+
+
+def _run_shown(
+    recipe: runs.TrainingRecipe, output: Path, *, force: bool, checkpoint_seconds: float
+) -> TrainingComparison:
+    from actbench.cli.watching import shown
+    from actbench.learning import comparison
+
+    try:
+        with shown() as watcher:
+            return comparison.run(
+                recipe,
+                output,
+                command=command_line(),
+                force=force,
+                checkpoint_seconds=checkpoint_seconds,
+                watcher=watcher,
+            )
+    except KeyboardInterrupt:
+        remark("actbench: interrupted; what ended is stored, and the same command goes on from the last checkpoint")
+        raise Exit(130) from None
+
+
+def _export(
+    comparison: TrainingComparison,
+    title: str,
+    markdown: Path | None,
+    csv: Path | None,
+    json: Path | None,
+    curves: list[Path],
+) -> None:
+    from actbench.render import exports, pictures
+    from actbench.runs.curves import charts
+    from actbench.runs.store import json_text
+    from actbench.runs.table import accuracy_table
+
+    export_table(accuracy_table(comparison.runs, title), markdown, csv, json, json_text(comparison.runs))
+    drawn = charts(comparison.runs)
+    exports.export({path: pictures.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
+
+
+def _finish(comparison: TrainingComparison, title: str) -> None:
+    """Print curves and table, say where they are kept, and leave with status 1 if any run failed."""
+    from rich.console import Console
+
+    from actbench.records import Failure
+    from actbench.render.curves import drawn
+    from actbench.runs.curves import charts
+    from actbench.runs.table import accuracy_table
+
+    console = Console(highlight=False)
+    for chart in charts(comparison.runs):
+        console.print(drawn(chart, min(console.width, 100)), "")
+    show(accuracy_table(comparison.runs, title))
+    if comparison.notice:
+        remark(comparison.notice)
+    failed = [run for run in comparison.runs if isinstance(run.outcome, Failure)]
+    remark(f"{comparison.trained} trained now, {len(comparison.runs) - comparison.trained} taken from the file")
+    remark(f"runs: {comparison.path} (the table beside it, as .md and .csv)")
+    for run in failed:
+        assert isinstance(run.outcome, Failure)
+        remark(f"failed: {run.case.model}, {run.case.scheme}, seed {run.case.seed}: {run.outcome.message}")
+    if failed:
+        raise Exit(1)

@@ -1,0 +1,82 @@
+"""Data sets to train on: pictures, text to go on with, and sentences to tell apart."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from actbench.errors import UsageError
+from actbench.learning.data.samples import DataSet, Kind, Samples
+
+__all__ = ["DataSet", "Kind", "Samples", "kind_of", "load", "names"]
+
+
+def _digits(length: int) -> DataSet:
+    from actbench.learning.data import digits
+
+    return digits.load()
+
+
+def _text(length: int) -> DataSet:
+    from actbench.learning.data import text
+
+    return text.load(length)
+
+
+def _reviews(length: int) -> DataSet:
+    from actbench.learning.data import reviews
+
+    return reviews.load(length)
+
+
+def _cifar(classes: int) -> Callable[[int], DataSet]:
+    def load(length: int) -> DataSet:
+        from actbench.learning.data import cifar
+
+        return cifar.load(classes)
+
+    return load
+
+
+_LOADERS: dict[str, tuple[Kind, Callable[[int], DataSet]]] = {
+    "digits": ("pictures", _digits),
+    "text": ("language", _text),
+    "reviews": ("sentences", _reviews),
+    "cifar10": ("pictures", _cifar(10)),
+    "cifar100": ("pictures", _cifar(100)),
+}
+
+
+def names() -> list[str]:
+    """Return the names of the data sets."""
+    return list(_LOADERS)
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of a data set without loading it.
+
+    Raises:
+        UsageError: There is no such data set.
+    """
+    return _known(name)[0]
+
+
+def load(name: str, length: int) -> DataSet:
+    """Load a data set.
+
+    Args:
+        name: One of :func:`names`.
+        length: Tokens of a sample; pictures have none.
+
+    Raises:
+        UsageError: There is no such data set, a library that reads it is missing, or its files are.
+    """
+    return _known(name)[1](length)
+
+
+def _known(name: str) -> tuple[Kind, Callable[[int], DataSet]]:
+    if name not in _LOADERS:
+        close = difflib.get_close_matches(name, _LOADERS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"there is no data set {name!r}; {hint}known: {', '.join(_LOADERS)}")
+    return _LOADERS[name]

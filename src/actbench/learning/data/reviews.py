@@ -1,0 +1,83 @@
+"""Made-up reviews to tell apart, word by word: is more of it liked than not?
+
+Opinions are turned round by ``not`` and by ``never``, are made to count double by ``very``, and stand between words
+that say nothing, so that counting words alone does not do.
+"""
+
+from __future__ import annotations
+
+import functools
+from random import Random
+
+import torch
+
+from actbench.errors import UsageError
+from actbench.learning.data.samples import DataSet, Samples
+
+TRAIN, VALIDATION = 4096, 1024
+SHORTEST = 16
+_GOOD = ["good", "great", "lovely", "warm", "funny", "bright", "moving", "fresh", "clever", "brave", "gentle", "rich"]
+_BAD = ["bad", "dull", "awful", "cold", "boring", "weak", "silly", "stale", "clumsy", "timid", "harsh", "poor"]
+_THINGS = ["plot", "cast", "music", "ending", "script", "pace", "sound", "light", "joke", "scene", "camera", "story"]
+_FILLERS = ["well", "anyway", "so", "then", "and", "still", "there", "here"]
+_TURNS = ("not", "never")
+_VERY = "very"
+_OTHERS = ["the", "was", ".", _VERY, *_TURNS]
+WORDS = ["[pad]", *_OTHERS, *_GOOD, *_BAD, *_THINGS, *_FILLERS]
+
+
+@functools.lru_cache(maxsize=1)  # the runs of a comparison share it; nothing changes its tensors
+def load(length: int) -> DataSet:
+    """Return reviews of ``length`` words as ids ``(n, length)`` int64 in ``WORDS``; label 1 is a good one.
+
+    Raises:
+        UsageError: The length has no room for a review.
+    """
+    if length < SHORTEST:
+        raise UsageError(f"--sequence-length {length}: reviews have {SHORTEST} words at least")
+    return DataSet(
+        name="reviews",
+        kind="sentences",
+        train=_samples(TRAIN, length, seed=1),
+        validation=_samples(VALIDATION, length, seed=2),
+        classes=2,
+        vocabulary=len(WORDS),
+    )
+
+
+def _samples(count: int, length: int, seed: int) -> Samples:
+    random = Random(seed)
+    places = {word: place for place, word in enumerate(WORDS)}
+    found = [_review(random, length) for _ in range(count)]
+    ids = torch.tensor([[places[word] for word in words] for words, _ in found])
+    return Samples(ids, torch.tensor([int(score > 0) for _, score in found]))
+
+
+def _review(random: Random, length: int) -> tuple[list[str], int]:
+    """Return words and by how much the good opinions outweigh the bad ones, which is never 0."""
+    while True:
+        words: list[str] = []
+        score = 0
+        while True:
+            clause, opinion = _clause(random)
+            if len(words) + len(clause) > length:
+                break
+            words, score = words + clause, score + opinion
+        if score:
+            return words + random.choices(_FILLERS, k=length - len(words)), score
+
+
+def _clause(random: Random) -> tuple[list[str], int]:
+    liked = random.random() < 0.5
+    opinion = 1 if liked else -1
+    words = ["the", random.choice(_THINGS), "was"]
+    if random.random() < 0.3:
+        words.append(random.choice(_TURNS))
+        opinion = -opinion
+    if random.random() < 0.3:
+        words.append(_VERY)
+        opinion *= 2
+    words.append(random.choice(_GOOD if liked else _BAD))
+    if random.random() < 0.4:
+        words.append(random.choice(_FILLERS))
+    return [*words, "."], opinion

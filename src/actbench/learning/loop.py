@@ -1,0 +1,182 @@
+"""One training run as an iterator of steps, which a checkpoint may stop between any two of."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from actbench import meters, schemes, workloads
+from actbench.learning.checkpoint import CheckpointFolder, Progress, restore, state_of
+from actbench.learning.evaluation import evaluated, evaluating, scores_of
+from actbench.learning.feeding import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
+from actbench.learning.optimizers import make_optimizer, rate_factor
+from actbench.records import Case
+from actbench.runs.records import Evaluation, Trained, TrainingCase
+from actbench.training import Batch, TrainStep
+
+
+class TrainingLoop:
+    """A run of a case: the model with its scheme applied, and what it has learned so far.
+
+    All schemes of one seed start from the same weights, see the same batches in the same order and draw the same
+    dropout masks; a scheme's own state is made anew.
+
+    Args:
+        case: The run.
+
+    Raises:
+        ActbenchError: The model, data or scheme cannot be had here, or do not go together.
+    """
+
+    def __init__(self, case: TrainingCase) -> None:
+        self.case = case
+        scheme = schemes.build(case.scheme)
+        described = _model_case(case)
+        self._meter = meters.open_meter(described)
+        self._workload = workloads.load(described)
+        self._feed = feed(case, self._workload)
+        exact = self._workload.setup(materialize=True, seed=case.seed)
+        exact = self._meter.adopt(replace(exact, make_optimizer=make_optimizer(case)))
+        torch.manual_seed(case.seed)
+        self._setup = scheme.apply(exact)
+        self._step = TrainStep(self._setup, self._batch(0))
+        self._rates = [group["lr"] for group in self._step.optimizer.param_groups]
+        self.steps = total_steps(case, self._feed)
+        self._interval = evaluation_interval(case, self._feed, self.steps)
+        self._losses: list[float] = []
+        self._seconds: list[float] = []
+        self._evaluations: list[Evaluation] = []
+        self._diverged_at: int | None = None
+        self._resumed_at: list[int] = []
+        self._warnings = tuple(self._workload.warnings)
+        torch.manual_seed(case.seed)  # after the scheme was applied, so that dropout does not depend on it
+
+    @property
+    def done(self) -> int:
+        """Steps that were taken."""
+        return len(self._losses)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run reached its end, or its loss is no finite number any more."""
+        return self.done >= self.steps or self._diverged_at is not None
+
+    def check(self) -> None:
+        """Check that the model knows the tokens of the data and tells its classes apart.
+
+        Raises:
+            UsageError: It does not.
+        """
+        module, spec = self._setup.module, self.case.model
+        check_vocabulary(self._feed, spec, module)
+        with evaluating(module):
+            check_scores(self._feed, spec, module, scores_of(module, self._batch(0)))
+
+    def __iter__(self) -> Iterator[float]:
+        """Take the steps that are left, and yield the training loss of each."""
+        while not self.finished:
+            yield self._advance()
+
+    def save(self, folder: CheckpointFolder) -> None:
+        """Write a checkpoint of the moment between two steps.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        tree, tensors = state_of(self._setup.module, self._step.optimizer)
+        progress = Progress(
+            tensors=f"step-{self.done:08d}.safetensors",
+            case=self.case,
+            torch=torch.__version__,
+            threads=torch.get_num_threads(),
+            losses=tuple(self._losses),
+            step_seconds=tuple(self._seconds),
+            evaluations=tuple(self._evaluations),
+            diverged_at=self._diverged_at,
+            resumed_at=tuple(self._resumed_at),
+            optimizer=tree,
+        )
+        folder.write(progress, tensors)
+
+    def resume(self, folder: CheckpointFolder) -> None:
+        """Go on from a checkpoint where there is one.
+
+        Raises:
+            StoreError: It is broken or of another run.
+        """
+        checkpoint = folder.read(self.case)
+        if checkpoint is None:
+            return
+        restore(checkpoint, self._setup.module, self._step.optimizer)
+        progress = checkpoint.progress
+        self._losses, self._seconds = list(progress.losses), list(progress.step_seconds)
+        self._evaluations, self._diverged_at = list(progress.evaluations), progress.diverged_at
+        self._resumed_at = [*progress.resumed_at, self.done]
+        if self.case.scheme != "exact":
+            kept = f"if {self.case.scheme} adapts while it trains and keeps that elsewhere than in buffers"
+            lost = "it adapted anew from there, and the curve is not that of a run that was not stopped"
+            self._warnings += (f"resumed at step {self.done}: {kept}, {lost}",)
+        here = (torch.__version__, torch.get_num_threads())
+        if (progress.torch, progress.threads) != here:
+            then = f"begun under torch {progress.torch} with {progress.threads}"
+            now = f"resumed at step {self.done} under torch {here[0]} with {here[1]} threads"
+            self._warnings += (f"{now}, {then}: the last bits of the curve may differ",)
+
+    def result(self) -> Trained:
+        """Return what came of the finished run; takes two more steps to read the bytes of one.
+
+        Raises:
+            OutOfMemoryError: The step does not fit where its memory is read.
+        """
+        evaluations = tuple(self._evaluations)  # before the weights are moved on
+        self._step.batch = self._batch(0)
+        reading = self._meter.memory(self._step)
+        return Trained(
+            metric=self._feed.data.metric,
+            steps=self.steps,
+            losses=tuple(self._losses),
+            step_seconds=tuple(self._seconds),
+            evaluations=evaluations,
+            diverged_at=self._diverged_at,
+            weights_bytes=reading.weights_bytes,
+            optimizer_bytes=reading.optimizer_bytes,
+            activation_bytes=reading.activation_bytes,
+            peak_bytes=reading.peak_bytes,
+            sites=len(self._setup.sites),
+            resumed_at=tuple(self._resumed_at),
+            weights_origin=self._workload.weights_origin,
+            warnings=self._warnings,
+        )
+
+    def _advance(self) -> float:
+        step = self._step
+        factor = rate_factor(self.case, self.done, self.steps)
+        for group, rate in zip(step.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
+        step.batch = self._batch(self.done)
+        started = time.perf_counter()
+        loss = step().item()  # waits for the device, so that the time is the step's
+        self._seconds.append(time.perf_counter() - started)
+        self._losses.append(loss)
+        if not math.isfinite(loss):
+            self._diverged_at = self.done
+        if self.finished or self.done % self._interval == 0:
+            self._evaluate()
+        return loss
+
+    def _evaluate(self) -> None:
+        batches = (self._meter.place(batch) for batch in self._feed.validation())
+        self._evaluations.append(evaluated(self._setup.module, batches, self.done))
+
+    def _batch(self, step: int) -> Batch:
+        return self._meter.place(self._feed.batch(step))
+
+
+def _model_case(case: TrainingCase) -> Case:
+    """Return what builds the model of a run; the optimizer is made here."""
+    shared = set(Case.model_fields) & set(TrainingCase.model_fields) - {"optimizer", "scheme"}
+    return Case(**{name: getattr(case, name) for name in shared}, meter=case.device)

@@ -1,0 +1,174 @@
+"""Convolutions, transposed ones too, that keep their input through a keeper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actbench.nn.compressed.geometry import Geometry
+from actbench.nn.compressed.held import Held, Sums, keep, save, saved, summed
+from actbench.nn.compressed.layer import Compressed, is_differentiated
+from actbench.nn.firstorder import first_order
+from actbench.nn.keeping import Keeper, Place
+from actbench.nn.precision import cast, no_autocast, product_dtype
+
+
+class Convolution(torch.autograd.Function):
+    """A convolution whose weight's gradient is found from what was kept of the input.
+
+    That gradient is found first, and what was decoded for it is freed before the gradient of the input is made, which
+    needs no input: beside the gradient of the output one of the two is alive, not both.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, keeper: Keeper, place: Place
+    ) -> Tensor:
+        """Return the convolution in autocast's type, where it is on."""
+        ctx.geometry, ctx.shape = geometry, x.shape
+        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.format = _channels_last(x)
+        kept = keep(x, keeper, place, needed=ctx.needs_input_grad[1])
+        save(ctx, kept, place, keeper.chunk if geometry.has_batch(x) else 1, weight)
+        dtype = product_dtype(x)
+        with no_autocast(x):
+            return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, where they are wanted."""
+        ctx.place.see_gradient(grad)
+        held, (weight,) = saved(ctx)
+        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        found: list[Tensor | None] = [None, None, None]
+        with no_autocast(grad):
+            weight = weight.to(grad.dtype)
+            if for_weight:
+                found[1:] = _weight_gradients(ctx.geometry, held, grad, weight, for_bias)
+            if for_x or (for_bias and not for_weight):
+                wanted = (for_x, False, for_bias and not for_weight)
+                found[0], _, bias = _input_gradient(ctx, grad, weight, wanted)
+                found[2] = found[2] if bias is None else bias
+        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None, None, None
+
+
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, keeper: Keeper, place: Place
+) -> Tensor:
+    """Convolve, bit for bit as torch does, keeping x for the gradient of the weight where that is wanted.
+
+    Args:
+        x: ``(N, C, *spatial)`` or ``(C, *spatial)``; a floating-point type, any strides.
+        weight: As torch's function takes it.
+        bias: ``(channels of the output,)``, or None.
+        geometry: The constants.
+        keeper: Keeps x; cuts the batch into ``keeper.chunk`` pieces in the backward pass.
+        place: Whom x is kept for.
+    """
+    output: Tensor = Convolution.apply(x, weight, bias, geometry, keeper, place)
+    return output
+
+
+def _weight_gradients(geometry: Geometry, held: Held, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
+    """Return the gradients of the weight and, where it is wanted, of the bias."""
+
+    def of(piece: slice) -> Sums:
+        x = held.rows(piece).to(grad.dtype)
+        x, part = (x, grad[piece]) if geometry.has_batch(x) else (x.unsqueeze(0), grad.unsqueeze(0))
+        found = geometry.backward(part, geometry.padded(x), weight, (False, True, for_bias))
+        return found[1], found[2] if for_bias else None
+
+    return summed(held.pieces(), of)
+
+
+def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Sums:
+    """Return the gradients of x and of the bias, where they are wanted; they need no values of x."""
+    geometry: Geometry = ctx.geometry
+    has_batch = len(ctx.shape) == len(geometry.stride) + 2
+    shape = ctx.shape if has_batch else (1, *ctx.shape)
+    x = grad.new_zeros(()).expand(shape)
+    padded = grad.new_zeros(()).expand(geometry.padded(x).shape) if geometry.pads else x
+    if ctx.format is not None:  # x cannot tell torch any more how its gradient is to lie
+        weight = weight.contiguous(memory_format=ctx.format)
+    found = geometry.backward(grad if has_batch else grad.unsqueeze(0), padded, weight, wanted)
+    if not wanted[0]:
+        return None, None, found[2]
+    for_x = geometry.unpadded(found[0], x)
+    return for_x if has_batch else for_x.squeeze(0), None, found[2] if wanted[2] else None
+
+
+def _channels_last(x: Tensor) -> torch.memory_format | None:
+    """Return the format of channels last that x has, and not also the usual one; None for others."""
+    if x.is_contiguous():
+        return None
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if x.dim() == dims and x.is_contiguous(memory_format=layout):
+            return layout
+    return None
+
+
+class Direct(Compressed):
+    """What a convolution gains."""
+
+    weight: Tensor
+    bias: Any
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return what the exact layer returns, bit for bit."""
+        geometry = Geometry.of(self)
+        if not (_is_worth(input, self.weight, self.bias) and geometry.takes(input)):
+            exact: Tensor = super().forward(input)  # type: ignore[misc]
+            return exact
+        return convolution(input, self.weight, self.bias, geometry, self.keeper, self.place)
+
+
+class Transposed(Compressed):
+    """What a transposed convolution gains."""
+
+    groups: int
+    stride: tuple[int, ...]
+    weight: Tensor
+    bias: Any
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
+        """Return what the exact layer returns, bit for bit."""
+        if not (_is_worth(input, self.weight, self.bias) and Geometry.of(self).takes(input)):
+            exact: Tensor = super().forward(input, output_size)  # type: ignore[misc]
+            return exact
+        layer: Any = self
+        padding = layer._output_padding(
+            input, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.stride), layer.dilation
+        )
+        geometry = Geometry.of(self, padding)
+        return convolution(input, self.weight, self.bias, geometry, self.keeper, self.place)
+
+
+def _is_worth(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return x.numel() > 0 and is_differentiated(x, weight, bias)
+
+
+class CompressedConv1d(Direct, nn.Conv1d):
+    """``nn.Conv1d``."""
+
+
+class CompressedConv2d(Direct, nn.Conv2d):
+    """``nn.Conv2d``."""
+
+
+class CompressedConv3d(Direct, nn.Conv3d):
+    """``nn.Conv3d``."""
+
+
+class CompressedConvTranspose1d(Transposed, nn.ConvTranspose1d):
+    """``nn.ConvTranspose1d``."""
+
+
+class CompressedConvTranspose2d(Transposed, nn.ConvTranspose2d):
+    """``nn.ConvTranspose2d``."""
+
+
+class CompressedConvTranspose3d(Transposed, nn.ConvTranspose3d):
+    """``nn.ConvTranspose3d``."""

@@ -1,0 +1,125 @@
+"""How a convolution lies on its input: what torch's convolution layers and functions say, in one value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Numbers = int | Sequence[int]
+"""One for each spatial dimension, or one for all."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The constants of a convolution, a number for each spatial dimension.
+
+    Attributes:
+        stride: Of the windows.
+        padding: With zeros, the same on both sides.
+        dilation: Of the kernel.
+        groups: Of channels.
+        transposed: Whether it is a transposed convolution.
+        output_padding: Of a transposed one.
+        pads: What the input is padded with before, as ``F.pad`` takes it; empty for nothing.
+        mode: How it is padded before, as ``F.pad`` names it.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    mode: str = "constant"
+
+    @classmethod
+    def of(cls, layer: Any, output_padding: Sequence[int] | None = None) -> Geometry:
+        """Return the geometry of a layer of torch's.
+
+        Args:
+            layer: ``nn.Conv1d`` to ``nn.Conv3d`` with any padding, or a transposed one.
+            output_padding: In place of the layer's, which a transposed one finds from a wanted output size.
+        """
+        is_plain = layer.padding_mode == "zeros"
+        given = cls.called(
+            layer.kernel_size, layer.stride, layer.padding if is_plain else 0, layer.dilation, layer.groups
+        )
+        if layer.transposed:
+            wanted = layer.output_padding if output_padding is None else output_padding
+            return replace(given, transposed=True, output_padding=tuple(wanted))
+        if is_plain:
+            return given
+        return replace(given, pads=tuple(layer._reversed_padding_repeated_twice), mode=layer.padding_mode)
+
+    @classmethod
+    def called(
+        cls,
+        kernel: Sequence[int],
+        stride: Numbers = 1,
+        padding: Numbers | str = 0,
+        dilation: Numbers = 1,
+        groups: int = 1,
+    ) -> Geometry:
+        """Return the geometry of a call of ``F.conv1d`` to ``F.conv3d``; ``kernel`` is ``weight.shape[2:]``."""
+        steps = _each(dilation, kernel)
+        pads: tuple[int, ...] = ()
+        if padding == "same":
+            padding, pads = _same(kernel, steps)
+        around = _each(0 if isinstance(padding, str) else padding, kernel)  # the other word is "valid"
+        return cls(stride=_each(stride, kernel), padding=around, dilation=steps, groups=groups, pads=pads)
+
+    def takes(self, x: Tensor) -> bool:
+        """Return whether x has the dimensions of an input, with or without that of the batch."""
+        return x.dim() - len(self.stride) in (1, 2)
+
+    def has_batch(self, x: Tensor) -> bool:
+        """Return whether x has the dimension of the batch."""
+        return x.dim() == len(self.stride) + 2
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return what torch's function returns, bit for bit."""
+        batch = self.padded(x if self.has_batch(x) else x.unsqueeze(0))
+        output = torch.convolution(batch, weight, bias, *self._constants())
+        return output if self.has_batch(x) else output.squeeze(0)
+
+    def backward(self, grad: Tensor, padded: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
+        """Return the gradients that are wanted of a padded batch, the weight and the bias, and None for the others."""
+        channels = grad.shape[1]
+        return torch.ops.aten.convolution_backward(
+            grad, padded, weight, [channels], *self._constants(), output_mask=list(wanted)
+        )
+
+    def padded(self, x: Tensor) -> Tensor:
+        """Return a batch as it is convolved."""
+        return F.pad(x, self.pads, self.mode) if self.pads else x
+
+    def unpadded(self, grad: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of a batch from that of the padded batch; of ``x`` only its shape and type are read."""
+        if not self.pads:
+            return grad
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self.padded(leaf), leaf, grad)
+        return found
+
+    def _constants(self) -> tuple[Any, ...]:
+        output_padding = self.output_padding or (0,) * len(self.stride)
+        return self.stride, self.padding, self.dilation, self.transposed, output_padding, self.groups
+
+
+def _each(given: Numbers, kernel: Sequence[int]) -> tuple[int, ...]:
+    numbers = (given,) if isinstance(given, int) else tuple(given)
+    return numbers * len(kernel) if len(numbers) == 1 else numbers
+
+
+def _same(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the padding on both sides, and what is padded before on one side where the sum of both is odd."""
+    totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+    pads = tuple(pad for total in reversed(totals) for pad in (0, total % 2))
+    return tuple(total // 2 for total in totals), pads if any(pads) else ()

@@ -1,0 +1,81 @@
+"""Which layers have a form that keeps its input through a keeper."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from torch import nn
+
+from actbench.nn.compressed import batchnorm, convolution, linear, norms, syncbatchnorm
+from actbench.nn.compressed.layer import Compressed
+from actbench.nn.compressed.small import coded
+from actbench.nn.keeping import Keeper, Place
+from actbench.nn.swap import inherit
+
+STANDS_FOR: dict[type[nn.Module], type[Compressed]] = {
+    nn.Conv1d: convolution.CompressedConv1d,
+    nn.Conv2d: convolution.CompressedConv2d,
+    nn.Conv3d: convolution.CompressedConv3d,
+    nn.ConvTranspose1d: convolution.CompressedConvTranspose1d,
+    nn.ConvTranspose2d: convolution.CompressedConvTranspose2d,
+    nn.ConvTranspose3d: convolution.CompressedConvTranspose3d,
+    nn.Linear: linear.CompressedLinear,
+    nn.BatchNorm1d: batchnorm.CompressedBatchNorm1d,
+    nn.BatchNorm2d: batchnorm.CompressedBatchNorm2d,
+    nn.BatchNorm3d: batchnorm.CompressedBatchNorm3d,
+    nn.SyncBatchNorm: syncbatchnorm.CompressedSyncBatchNorm,
+    nn.LayerNorm: norms.CompressedLayerNorm,
+    nn.GroupNorm: norms.CompressedGroupNorm,
+}
+"""For exactly these classes, a subclass with another forward."""
+
+
+def compressed(layer: nn.Module, keeper: Keeper, place: Place) -> nn.Module | None:
+    """Return a layer with the identity of ``layer`` that keeps its input through a keeper, or an exact small code.
+
+    Args:
+        layer: Not changed. Its parameters, buffers, hooks and train/eval flag are shared with the new layer.
+        keeper: Keeps for the whole model.
+        place: The layer's input.
+
+    Returns:
+        A layer of a subclass (another layer for rectifiers other than ReLU), or None for a class that has no such form.
+    """
+    kind: type[Any] = type(layer)
+    cls = compressed_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
+    if cls is None:
+        return coded(layer)
+    new: Any = cls.__new__(cls)
+    nn.Module.__init__(new)
+    new.keeper, new.place = keeper, place
+    inherit(new, layer)
+    return new  # type: ignore[no-any-return]
+
+
+@functools.cache
+def compressed_class(kind: type[Any]) -> type[Compressed] | None:
+    """Return the class that stands in for exactly ``kind``, or None.
+
+    ``Conv1D`` of transformers (a linear layer with a (d_in, d_out) weight) is known by its name, so that a model
+    without it needs no transformers.
+    """
+    if f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D":
+        return type("CompressedConv1D", (linear.Linear, kind), {"transposed": True, "__module__": __name__})
+    return STANDS_FOR.get(kind)
+
+
+def fan_in(layer: Compressed) -> int | None:
+    """Return how many elements of a layer's input each element of its output is made of; None of a norm.
+
+    Of a transposed convolution with a stride that is the average.
+    """
+    weight: Any = getattr(layer, "weight", None)
+    if isinstance(layer, convolution.Transposed):
+        return int(weight[:, 0].numel()) // layer.groups // math.prod(layer.stride)
+    if isinstance(layer, linear.Linear) and layer.transposed:
+        return int(weight.shape[0])
+    if isinstance(layer, linear.Linear | convolution.Direct):
+        return int(weight[0].numel())
+    return None

@@ -1,0 +1,158 @@
+"""Max pooling that keeps the place of each maximum in its window, in place of its input and of 64-bit indices.
+
+Output and gradient are torch's, bit for bit: torch's own operator is given its indices back, a piece of the batch at a
+time. Its backward pass reads nothing of the input but the shape and how it lies in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from actbench import savedtensors
+from actbench.nn.compressed.pieces import needs_codes, packed, pieces, unpacked
+from actbench.nn.compressed.windows import Numbers, Windows
+from actbench.nn.firstorder import first_order
+from actbench.nn.layout import as_it_lay, in_order
+
+aten = torch.ops.aten
+
+
+class MaxPooled(torch.autograd.Function):
+    """Max pooling over the last two or three dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, windows: Windows) -> Tensor:
+        """Return the maxima; keep uint8 ``(ceil(maxima * windows.bits / 8),)``."""
+        dims = len(windows.kernel)
+        pool = aten.max_pool2d_with_indices if dims == 2 else aten.max_pool3d_with_indices
+        output, indices = pool.default(x, *windows.arguments)
+        maxima: Tensor = output
+        ctx.windows, ctx.of, ctx.shape = windows, x.shape, maxima.shape
+        ctx.order, ctx.out_order = torch_order(x), torch_order(indices)
+        plane = x.shape[-dims:]
+        offsets = windows.offsets(plane, x.device)
+        place_at = offsets.new_zeros(windows.reach(plane), dtype=torch.uint8)
+        place_at[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
+        indices.sub_(windows.starts(plane, maxima.shape[-dims:], x.device))
+        places = place_at.index_select(0, in_order(indices, ctx.out_order).view(-1))
+        codes = packed(places, windows.bits, None)
+        savedtensors.packed(indices, codes)
+        ctx.save_for_backward(codes)
+        return maxima
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient, at the maxima that torch found."""
+        (codes,) = ctx.saved_tensors
+        windows, dims = ctx.windows, len(ctx.windows.kernel)
+        offsets = windows.offsets(ctx.of[-dims:], grad.device)
+        starts = windows.starts(ctx.of[-dims:], ctx.shape[-dims:], grad.device)
+        found = blank(ctx.of, ctx.order, grad)
+        row = ctx.shape[1:].numel()
+        for first, last in pieces(ctx.shape[0], row):
+            places = unpacked(codes, windows.bits, first * row, last * row)
+            indices = offsets.index_select(0, places.int())
+            indices = _laid_out(indices, (last - first, *ctx.shape[1:]), ctx.out_order).add_(starts)
+            _scatter(grad[first:last], indices, windows, found[first:last])
+        return found, None
+
+
+def _scatter(grad: Tensor, indices: Tensor, windows: Windows, found: Tensor) -> None:
+    """Write the gradient of the input; as the input, whose values are not read, torch is given the same memory."""
+    if len(windows.kernel) == 2:
+        write = aten.max_pool2d_with_indices_backward.grad_input
+        write(grad, found, *windows.arguments, indices, grad_input=found)
+    else:  # torch makes the layout of this one's result in different ways on different devices
+        found.copy_(aten.max_pool3d_with_indices_backward.default(grad, found, *windows.arguments, indices))
+
+
+def torch_order(x: Tensor) -> list[int] | None:
+    """Return the order of the dimensions in memory where torch knows it as channels last, and None elsewhere."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    known = channels_last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=channels_last)
+    return [0, *range(2, x.dim()), 1] if known else None
+
+
+def blank(shape: Sequence[int], order: list[int] | None, like: Tensor) -> Tensor:
+    """Return memory of a shape in an order, where ``like`` is and of its type."""
+    return _laid_out(like.new_empty(math.prod(shape)), shape, order)
+
+
+def _laid_out(flat: Tensor, shape: Sequence[int], order: list[int] | None) -> Tensor:
+    return as_it_lay(flat.view([shape[dim] for dim in order or range(len(shape))]), order)
+
+
+def widened(x: Tensor, dims: int) -> Tensor:
+    """Return the input of a pooling as it is pooled: autocast on the CPU widens halves in three dimensions."""
+    is_half = x.dtype in (torch.float16, torch.bfloat16)
+    return x.float() if dims == 3 and is_half and x.is_cpu and torch.is_autocast_enabled("cpu") else x
+
+
+def max_pool1d(
+    input: Tensor,  # noqa: A002  (torch's names for arguments, here and below)
+    kernel_size: Numbers,
+    stride: Numbers = None,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Return ``F.max_pool1d``; arguments and what is kept as of :func:`max_pool2d`."""
+    given = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _max_pool(F.max_pool1d, 1, input, given, return_indices)
+
+
+def max_pool2d(
+    input: Tensor,  # noqa: A002
+    kernel_size: Numbers,
+    stride: Numbers = None,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Return ``F.max_pool2d``.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W), of any strides and floating-point type.
+        kernel_size: Height and width of a window. For each maximum ``ceil(log2(height * width))`` bits are kept, at
+            least 1; windows of more than 256 elements are left to torch.
+        stride: As in torch, like all that follows.
+        padding: See ``stride``.
+        dilation: See ``stride``; if it is greater than the image, torch pools.
+        ceil_mode: See ``stride``.
+        return_indices: Torch pools: its indices are part of the output.
+    """
+    given = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _max_pool(F.max_pool2d, 2, input, given, return_indices)
+
+
+def max_pool3d(
+    input: Tensor,  # noqa: A002
+    kernel_size: Numbers,
+    stride: Numbers = None,
+    padding: Numbers = 0,
+    dilation: Numbers = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """Return ``F.max_pool3d``; arguments and what is kept as of :func:`max_pool2d`."""
+    given = (kernel_size, stride, padding, dilation, ceil_mode)
+    return _max_pool(F.max_pool3d, 3, input, given, return_indices)
+
+
+def _max_pool(exact: Callable[..., Any], dims: int, x: Tensor, given: tuple[Any, ...], return_indices: bool) -> Any:
+    windows = None if return_indices or not needs_codes(x) else Windows.of(dims, *given)
+    if windows is None or not windows.fit(x.shape):
+        return exact(x, *given, return_indices)
+    if dims > 1:
+        return MaxPooled.apply(widened(x, dims), windows)
+    flat = Windows((1, *windows.kernel), (1, *windows.stride), (0, *windows.padding), (1, *windows.dilation), given[-1])
+    return MaxPooled.apply(x.unsqueeze(-2), flat).squeeze(-2)  # which is what torch does

@@ -1,0 +1,141 @@
+"""ReLU and the other functions with two slopes, as functions that keep one bit an element, exactly.
+
+Each takes the arguments of its namesake in ``torch.nn.functional`` and returns the same, bit for bit, as does its
+backward pass; its input is any floating-point tensor. Where no gradient is needed, it is its namesake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+
+from actbench import savedtensors
+from actbench.nn import piecewise
+from actbench.nn.compressed.pieces import needs_codes
+from actbench.nn.firstorder import first_order
+from actbench.nn.fused import relu_over
+from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
+from actbench.nn.piecewise import Piecewise
+from actbench.nn.stepwise import StepwiseGradient
+from actbench.ops import mask
+
+
+class MaskedRelu(torch.autograd.Function):
+    """ReLU of which backward knows only where it passed its input on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
+        """Return ReLU of x; keep uint8 ``(ceil(x.numel() / 8),)``."""
+        ctx.order = memory_order(x)
+        if inplace:
+            ctx.mark_dirty(x)
+            output, codes = x, _masked_over(x, ctx.order)
+        else:
+            output, codes = mask.relu(in_order(x, ctx.order))
+        savedtensors.packed(x, codes)
+        ctx.save_for_backward(codes)
+        if inplace or ctx.order is None:
+            return output
+        # .data: autograd would let nobody change a view that was made in here
+        return as_it_lay(output, ctx.order).data
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient where the bits are 1, and zero elsewhere."""
+        (codes,) = ctx.saved_tensors
+        return as_it_lay(mask.select(codes, in_order(grad, ctx.order)), ctx.order), None
+
+
+def _masked_over(x: Tensor, order: list[int] | None) -> Tensor:
+    codes = relu_over(x, order)
+    if codes is None:  # x has gaps
+        output, codes = mask.relu(in_order(x, order))
+        x.copy_(as_it_lay(output, order))
+    return codes
+
+
+@dataclass(frozen=True)
+class _Exact:
+    """A function of torch with its arguments."""
+
+    function: Callable[..., Tensor]
+    arguments: tuple[Any, ...]
+    inplace: bool = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.arguments)
+
+
+_tables: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
+
+
+def _table(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Return values as a tensor where ``like`` is; real ones are made once for each device."""
+    key = (values, like.device)
+    if key in _tables and not isinstance(like, FakeTensor):
+        return _tables[key]
+    made = constants(values, like)
+    if not isinstance(made, FakeTensor):
+        _tables[key] = made
+    return made
+
+
+def _stepwise(x: Tensor, exact: _Exact, steps: Piecewise) -> Tensor:
+    if not needs_codes(x, exact.inplace):
+        return exact(x)
+    bounds, levels = _table(steps.bounds, x), _table(steps.levels, x)
+    output: Tensor = StepwiseGradient.apply(x, exact, steps, bounds, levels, None)
+    return output
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002  (torch's names for arguments, here and below)
+    """Return ``F.relu``; kept is ``ceil(input.numel() / 8)`` bytes."""
+    if not needs_codes(input, inplace):
+        return F.relu(input, inplace)
+    output: Tensor = MaskedRelu.apply(input, inplace)
+    return output
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Return ``F.leaky_relu``; kept as by :func:`relu`, as by all below, beside two numbers for all calls together."""
+    exact = _Exact(F.leaky_relu, (negative_slope, inplace), inplace)
+    return _stepwise(input, exact, piecewise.leaky_relu(negative_slope))
+
+
+def relu6(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Return ``F.relu6``."""
+    return hardtanh(input, 0.0, 6.0, inplace)
+
+
+def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Return ``F.hardtanh``."""
+    exact = _Exact(F.hardtanh, (min_val, max_val, inplace), inplace)
+    return _stepwise(input, exact, piecewise.hardtanh(min_val, max_val))
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Return ``F.hardsigmoid``."""
+    return _stepwise(input, _Exact(F.hardsigmoid, (inplace,), inplace), piecewise.hardsigmoid())
+
+
+def hardshrink(input: Tensor, lambd: float = 0.5) -> Tensor:  # noqa: A002
+    """Return ``F.hardshrink``."""
+    return _stepwise(input, _Exact(F.hardshrink, (lambd,)), piecewise.hardshrink(lambd))
+
+
+def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:  # noqa: A002
+    """Return ``F.softshrink``."""
+    return _stepwise(input, _Exact(F.softshrink, (lambd,)), piecewise.softshrink(lambd))
+
+
+def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Return ``F.threshold``."""
+    exact = _Exact(F.threshold, (threshold, value, inplace), inplace)
+    return _stepwise(input, exact, piecewise.threshold(threshold))

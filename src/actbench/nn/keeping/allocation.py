@@ -1,0 +1,172 @@
+"""Sharing bits out among the layers of a model while it trains, by how much each one's error adds to the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.nn.keeping.places import Place
+from actbench.nn.keeping.solver import WIDTHS, least_variance
+from actbench.ops.host import to_host
+
+
+class Allocation:
+    """Gives each place its share of an average number of bits (ActNN, arXiv 2104.14129, section 4.2).
+
+    Every so many steps the places are watched for one step. What they saw is gathered in one tensor and copied to the
+    host, and the bits are set in whichever later step finds the copy there: no step waits for the device. Until then
+    all places have the average, rounded down for those that take whole numbers. Where the gradients of a watched step
+    overflowed, the next step is watched too.
+
+    A step is a forward pass of the model in training: of a batch that is cut into several, each counts.
+
+    Args:
+        places: Where tensors are kept; more may be added to it later.
+        average_bits: Bits an element is given on average, 1 to 8.
+        interval: Steps from one watched step to the next, 1 or more.
+        choices: Widths to choose from.
+    """
+
+    def __init__(
+        self, places: Sequence[Place], average_bits: float, interval: int, choices: Sequence[int] = WIDTHS
+    ) -> None:
+        self.places, self.average_bits, self.interval, self.choices = places, average_bits, interval, tuple(choices)
+        self._watching, self._wait = False, 0
+        self._seen: _Seen | None = None
+        for place in places:
+            for one in (place, *place.followers):
+                one.bits = _even(one, average_bits)
+
+    def begin(self) -> None:
+        """Say that a training forward of the model begins: the backward pass of what ran before it is over.
+
+        A watched step whose backward pass has not come by then is watched on.
+        """
+        if self._watching:
+            self._gather()
+        if self._seen is not None and self._seen.is_there():
+            if not self._seen.share_out(self.average_bits, self.choices):
+                self._wait = 0
+            self._seen = None
+        if self._wait > 0:
+            self._wait -= 1
+        elif self._seen is None:
+            self._watching = True
+        for place in self.places:
+            place.watched = self._watching
+
+    def _gather(self) -> None:
+        self._seen = _sent(self.places)
+        if self._seen is not None:
+            self._watching, self._wait = False, self.interval - 1
+            for place in self.places:
+                place.forget()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_watching": False, "_wait": 0, "_seen": None}
+
+
+class _Share(NamedTuple):
+    """A place, how many costs were found for it (one for each of its rows, or one), and the elements of its tensor."""
+
+    place: Place
+    rows: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen in a watched step, on its way to the host.
+
+    Attributes:
+        shares: The places.
+        costs: Those of each place in turn, float64, in host memory.
+        copied: Recorded behind the copy to the host; None where the copy was not queued.
+    """
+
+    shares: list[_Share]
+    costs: Tensor
+    copied: torch.cuda.Event | None
+
+    def is_there(self) -> bool:
+        """Return whether the costs can be read without waiting."""
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+    def share_out(self, average_bits: float, choices: Sequence[int]) -> bool:
+        """Give each place its bits, and the average where its costs are not finite; return whether all of them are."""
+        parts = np.split(self.costs.numpy(), np.cumsum([share.rows for share in self.shares])[:-1])
+        fit = [share for share, part in zip(self.shares, parts, strict=True) if np.isfinite(part).all()]
+        for share in self.shares:
+            share.place.bits = _even(share.place, average_bits)
+        if fit:
+            costs = np.concatenate([part for part in parts if np.isfinite(part).all()])
+            weights = np.concatenate([np.full(share.rows, share.elements / share.rows) for share in fit])
+            widths = iter(least_variance(costs, weights, average_bits * float(weights.sum()), choices))
+            for share in fit:
+                share.place.bits = sum(islice(widths, share.rows)) / share.rows
+        for share in self.shares:
+            for follower in share.place.followers:
+                follower.bits = share.place.bits
+        return len(fit) == len(parts)
+
+
+def _even(place: Place, average_bits: float) -> float:
+    return average_bits if place.per_sample else int(average_bits)
+
+
+def _sent(places: Iterable[Place]) -> _Seen | None:
+    """Send what places saw to the host; None where none saw both ranges and gradients, or only fake ones.
+
+    The costs of a tensor that several places share are added up, under the place that has it.
+    """
+    costs: dict[Place, Tensor] = {}
+    for place in places:
+        cost, kept = variance(place), place.owner or place
+        if cost is not None:
+            costs[kept] = costs[kept] + cost.to(costs[kept].device) if kept in costs else cost
+    if not costs:
+        return None
+    shares = [_Share(place, cost.numel(), _elements(place)) for place, cost in costs.items()]
+    device = next(iter(costs.values())).device
+    together = torch.cat([cost.to(device, non_blocking=True).reshape(-1) for cost in costs.values()])
+    return _Seen(shares, to_host(together), _recorded(device))
+
+
+def _elements(place: Place) -> int:
+    return place.elements + sum(follower.elements for follower in place.followers)
+
+
+def variance(place: Place) -> Tensor | None:
+    """Return the variance that 1 bit leaves in the gradient of a place's layer, but for the group size.
+
+    Returns:
+        float64, as the ranges of the tensor: 0-d, or (rows,). None where the layer was not seen in both passes of the
+        watched step.
+    """
+    kept = place.owner or place
+    ranges, gradients = kept.ranges, place.gradients
+    if ranges is None or gradients is None or not kept.elements:
+        return None
+    if isinstance(ranges, FakeTensor) or isinstance(gradients, FakeTensor):
+        return None
+    of_rows = None if place.history is None else place.history.expected(ranges.device)
+    if of_rows is None or of_rows.shape != ranges.shape:
+        of_rows = gradients.sum() / ranges.numel()
+    return place.factor * ranges.double() * of_rows * (ranges.numel() / kept.elements)
+
+
+def _recorded(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event behind what is queued on a device, or None for the host."""
+    if device.type != "cuda":
+        return None
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    return event

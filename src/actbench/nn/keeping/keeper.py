@@ -1,0 +1,191 @@
+"""Who keeps a converted model's tensors for the backward pass: packed, shared and, where asked, in host memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench import savedtensors
+from actbench.nn.keeping.forms import (
+    AsItIs,
+    Flags,
+    Form,
+    Grouped,
+    GroupedRows,
+    Kept,
+    OnHost,
+    Parts,
+    Repeated,
+    Whole,
+    order_of,
+)
+from actbench.nn.keeping.places import Place
+from actbench.nn.keeping.solver import row_widths
+from actbench.nn.keeping.transfer import Transfer, is_elsewhere
+from actbench.nn.layout import in_order, memory_order, without_repeats
+from actbench.nn.sharing import SharingTable, WeakTensors
+from actbench.ops import bitpack, groupquant
+from actbench.ops.seeds import fresh_seed
+
+SMALLEST = 64
+"""Elements below which a tensor stays whole: what it would gain is less than torch's allocator rounds up."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Keeper:
+    """Keeps tensors in groups of few bits; one keeper serves a whole model, a copy of it knows no tensor.
+
+    Args:
+        group_size: Elements that share an offset and a scale, a multiple of 32 from 32 to 1024.
+        stochastic: Round up with the probability that keeps the mean; otherwise to the nearest.
+        swap: Keep the parts in host memory.
+        compress: False keeps tensors as they are, for ``swap`` alone.
+        chunk: Into how many pieces of the batch a layer's backward pass is cut where it can be.
+        share: Keep a tensor that several places keep once; False keeps it for each of them.
+        prefetch: Bring back from host memory what will be asked for next, beside what is asked for.
+
+    Attributes:
+        transfer: What moves parts to host memory and back.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_size: int = 256,
+        stochastic: bool = True,
+        swap: bool = False,
+        compress: bool = True,
+        chunk: int = 1,
+        share: bool = True,
+        prefetch: bool = True,
+    ) -> None:
+        self.group_size, self.stochastic, self.swap, self.compress = group_size, stochastic, swap, compress
+        self.chunk, self.share = chunk, share
+        self.transfer = Transfer(prefetch)
+        self._sharing: SharingTable[tuple[Kept, Place]] = SharingTable()
+        self._given: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def leave(self, tensors: Iterable[Tensor]) -> None:
+        """Say what is kept by somebody else in any case (parameters, the batch): packing it would add to memory."""
+        self._given.update(tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why a tensor is kept as it is, or None where it is packed or moved."""
+        if x.layout != torch.strided:
+            return f"layout {x.layout}"
+        if x.untyped_storage() in self._given:
+            return "a parameter, a buffer or a part of the batch"
+        if not self.compress:
+            return None if self.swap else "nothing is packed and nothing moved"
+        if x.dtype not in (*FLOATS, torch.bool):
+            return f"{x.dtype} is not a floating-point type"
+        if x.numel() < SMALLEST:
+            return "too small to gain"
+        return None
+
+    def keep(self, x: Tensor, place: Place) -> Kept:
+        """Return a tensor as it is kept: as for an earlier place, where it was kept before and is unchanged since.
+
+        Args:
+            x: Any shape, strides and type.
+            place: Whom it is kept for; says how many bits, and is told the ranges where it is watched.
+        """
+        once = without_repeats(x)
+        if once is not x:
+            kept = self.keep(once, place)
+            return Kept(Repeated(kept.form, x.shape), kept.parts)
+        place.begin(x)
+        reason = self.why_not(x)
+        if reason is not None:
+            savedtensors.left(x, reason)
+            return Kept(AsItIs(x.shape, x.dtype), (x,))
+        flat = in_order(x.detach(), memory_order(x)).view(-1)
+        source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
+        purpose = x.shape[:1] if place.per_sample else None  # rows of one width each are rows of this height only
+        known = self._sharing.recall(source, purpose) if self.share else None
+        if known is not None:
+            kept, owner = known
+            place.share(owner)
+            return kept._replace(form=kept.form.seen_as(x))
+        kept = self._packed(x, flat, place)
+        savedtensors.packed(x, *kept.parts)
+        if self.share:
+            self._sharing.remember(source, _Reference(kept.form, WeakTensors(*kept.parts), place), purpose)
+        return kept
+
+    @torch.no_grad()
+    def _packed(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
+        if not self.compress:
+            kept = Kept(Whole(x.shape, x.dtype, order_of(x)), (flat,))
+        elif x.dtype == torch.bool:
+            kept = Kept(Flags(x.shape, order_of(x)), (bitpack.pack_codes(flat.view(torch.uint8), 1),))
+        elif place.per_sample and self._has_rows(x):
+            kept = self._rows(x, flat, place)
+        else:
+            kept = self._grouped(x, flat, place)
+        if self.swap and is_elsewhere(x):
+            form = OnHost(kept.form, x.device, self.transfer)
+            kept = Kept(form, self.transfer.away(kept.parts))
+        return kept
+
+    def _grouped(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
+        width = min(8, max(1, round(place.bits)))
+        codes, meta = groupquant.encode(flat, width, self.group_size, fresh_seed(), self.stochastic)
+        if place.watched:
+            place.ranges = groupquant.ranges(meta).square().sum()
+        return Kept(Grouped(x.shape, x.dtype, order_of(x), width, self.group_size), (codes, meta))
+
+    def _has_rows(self, x: Tensor) -> bool:
+        """Return whether rows can have widths of their own.
+
+        Where they are not one behind the other in memory, a copy would be needed that is larger than all that is kept;
+        where they are shorter than a group, a word for each would cost more than the widths gain.
+        """
+        order = memory_order(x)
+        return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
+
+    def _rows(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
+        count = x.shape[0]
+        rows = flat.view(count, -1)
+        costs = groupquant.group_ranges(rows, self.group_size).square().sum(1)
+        if place.watched:
+            place.ranges = costs
+        gradients = None if place.history is None else place.history.expected(x.device)
+        total_bits = min(8 * count, max(count, round(place.bits * count)))
+        widths = row_widths(costs if gradients is None else costs * gradients, total_bits)
+        codes, meta = groupquant.encode_rows(rows, widths, total_bits, self.group_size, fresh_seed(), self.stochastic)
+        form = GroupedRows(x.shape, x.dtype, order_of(x), total_bits, self.group_size)
+        return Kept(form, (codes, meta, widths))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        anew = partial(
+            Keeper,
+            group_size=self.group_size,
+            stochastic=self.stochastic,
+            swap=self.swap,
+            compress=self.compress,
+            chunk=self.chunk,
+            share=self.share,
+            prefetch=self.transfer.prefetch,
+        )
+        return anew, ()
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Gives what was kept and for whom, as long as somebody else holds its parts."""
+
+    form: Form
+    parts: WeakTensors
+    place: Place
+
+    def __call__(self) -> tuple[Kept, Place] | None:
+        parts: Parts | None = self.parts()
+        return None if parts is None else (Kept(self.form, parts), self.place)

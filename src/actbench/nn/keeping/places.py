@@ -1,0 +1,88 @@
+"""A place of a model where a tensor is kept, and what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.nn.keeping.history import History
+
+
+@dataclass(eq=False)
+class Place:
+    """One input of one layer that is kept in few bits. A copy knows the bits and the history, and nothing of a step.
+
+    Attributes:
+        path: The layer's path in the model.
+        bits: Bits an element is given; with ``per_sample`` an average, which need not be whole.
+        per_sample: Whether the rows of dimension 0 share the bits out among themselves by their ranges.
+        factor: A quarter of how many elements of the tensor each element of the layer's output is made of, so that
+            ``factor * (mean squared range) * (squared norm of the output's gradient)`` is the variance that 1 bit
+            leaves in the gradient of the weight (ActNN, arXiv 2104.14129, section 4): for linear layers and
+            convolutions a quarter of the fan-in, ``weight[0].numel() / 4``.
+        watched: Whether this step's ranges and gradients are to be noted.
+        ranges: Sum over the groups of their squared ranges, float32: 0-d, or (rows,) with ``per_sample``; on the
+            tensor's device. None before the watched forward.
+        gradients: Squared norm of the output's gradient, as ``ranges``. None before the watched backward.
+        elements: Elements of the tensor at the last forward; 0 where another place's tensor is shared.
+        owner: The place whose tensor was shared at the last forward, or None.
+        followers: Places that are given the same bits, and whose elements count as this one's: norms have no variance
+            of their own in the paper, and go with the layer before them.
+        history: Squared norms of the gradients of single samples over time, for ``per_sample``; None to do without.
+    """
+
+    path: str
+    bits: float
+    per_sample: bool = False
+    factor: float = 0.25
+    watched: bool = False
+    ranges: Tensor | None = None
+    gradients: Tensor | None = None
+    elements: int = 0
+    owner: Place | None = field(default=None, repr=False)
+    followers: list[Place] = field(default_factory=list, repr=False)
+    history: History | None = field(default=None, repr=False)
+
+    def begin(self, x: Tensor) -> None:
+        """Say that a tensor is about to be kept."""
+        self.owner, self.elements = None, x.numel()
+        if self.history is not None:
+            self.history.begin(x)
+
+    def share(self, owner: Place) -> None:
+        """Say that the tensor was kept before, for this place itself or for another one."""
+        if owner is not self:
+            self.owner, self.elements = owner, 0
+
+    def see_gradient(self, grad: Tensor) -> None:
+        """Note the squared norm of a gradient of the layer's output, where the place is watched or has a history."""
+        if not self.watched and self.history is None:
+            return
+        squares = _squared_norms(grad.detach(), self.per_sample)
+        if self.watched:
+            self.gradients = squares
+        if self.history is not None:
+            self.history.note(squares)
+
+    def forget(self) -> None:
+        """Let go of what was seen in a watched step."""
+        self.ranges = self.gradients = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "watched": False, "ranges": None, "gradients": None, "elements": 0, "owner": None}
+
+
+def _squared_norms(grad: Tensor, by_row: bool) -> Tensor:
+    """Return the squared norm of a tensor, or of each of its rows, float32, without a copy of it in that type."""
+    dims = list(range(1, grad.dim())) if by_row else None
+    if dims == []:
+        return grad.float().square()
+    norm: Tensor = torch.linalg.vector_norm(grad, dim=dims, dtype=_at_least_float32(grad))
+    return norm.float().square()
+
+
+def _at_least_float32(grad: Tensor) -> torch.dtype:
+    return torch.promote_types(grad.dtype, torch.float32)

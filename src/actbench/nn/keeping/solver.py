@@ -1,0 +1,110 @@
+"""Sharing bits out so that the variance of a gradient is least, on the host among layers, on the device among rows.
+
+What b bits leave of a tensor's error is ``1 / (2**b - 1)**2`` of what 1 bit leaves (ActNN, arXiv 2104.14129, section
+4). This is convex in b, also over any choice of widths, so each further step of a tensor gains less per bit than the
+one before, and to take the steps of all tensors in descending order of that gain is optimal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+WIDTHS = tuple(range(1, 9))
+RAW = 32
+"""A width from which on a number is kept as it is, without any error."""
+
+Floats = NDArray[np.float64]
+
+
+def error_of(bits: int) -> float:
+    """Return the variance at a width as a part of that at 1 bit; 0 from 32 bits on."""
+    return 0.0 if bits >= RAW else 1 / (2**bits - 1) ** 2
+
+
+def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices: Sequence[int] = WIDTHS) -> list[int]:
+    """Choose widths that minimise ``sum(costs / (2**bits - 1)**2)`` while ``sum(weights * bits) <= budget``.
+
+    Exact where all weights are equal and the choices follow each other. Otherwise a step that does not fit any more is
+    left out, and what remains goes to later ones; the sum is above the least one by less than that step's gain. All of
+    the budget is spent that can be: where all costs are 0 the widths are even.
+
+    Args:
+        costs: (n,) the variance that each item adds at 1 bit, from 0; one that is not finite counts as the largest.
+        weights: (n,) elements of each item, above 0.
+        budget: Bits for all elements. Where even the smallest widths need more, these are returned.
+        choices: Widths to choose from, 1 or more; from 32 on an item has no error.
+
+    Returns:
+        n of the choices. Among equals, the item with fewer bits is served first, then the one that comes first.
+    """
+    widths = sorted(set(choices))
+    elements = np.asarray(weights, np.float64)
+    gains = _sane(np.asarray(costs, np.float64)) * -np.diff([error_of(width) for width in widths])[:, None]
+    prices = elements * np.diff(widths)[:, None].astype(np.float64)
+    order = np.argsort(-(gains / prices), axis=None, kind="stable")  # by width first, so the steps of an item ascend
+    left = budget * (1 + 1e-12) - widths[0] * elements.sum()
+    steps = _taken(order % max(1, len(elements)), prices.flatten()[order], left, len(elements))
+    return [widths[step] for step in steps]
+
+
+def _taken(items: NDArray[np.int64], prices: Floats, left: float, count: int) -> NDArray[np.int64]:
+    """Return how many steps of each item are taken, in the order given, as far as the budget goes."""
+    spent = prices.cumsum()
+    first = int(np.searchsorted(spent, left, side="right"))
+    steps = np.bincount(items[:first], minlength=count)
+    left -= spent[first - 1] if first else 0.0
+    closed: set[int] = set()
+    cheapest = prices.min(initial=np.inf)
+    for item, price in zip(items[first:].tolist(), prices[first:].tolist(), strict=True):
+        if left < cheapest:
+            break
+        if price > left:
+            closed.add(item)
+        elif item not in closed:
+            steps[item] += 1
+            left -= price
+    return steps
+
+
+def _sane(costs: Floats) -> Floats:
+    finite = np.isfinite(costs)
+    return np.where(finite, costs, costs[finite].max(initial=0.0))
+
+
+def row_widths(costs: Tensor, total_bits: int, most: int = 8) -> Tensor:
+    """Choose the width of each row as :func:`least_variance` does for equal weights, without waiting for the device.
+
+    Args:
+        costs: (N,) of a float type, the variance that each row adds at 1 bit; one that is not finite counts as the
+            largest.
+        total_bits: Sum of the widths, from N to ``most * N``.
+        most: The largest width.
+
+    Returns:
+        int32 ``(N,)`` on the device of ``costs``, from 1 to ``most``, of this very sum.
+
+    Raises:
+        ValueError: No widths have this sum.
+    """
+    rows = costs.numel()
+    if not rows <= total_bits <= most * rows:
+        raise ValueError(f"total_bits of {rows} rows must be from {rows} to {most * rows}, found {total_bits}")
+    if isinstance(costs, FakeTensor):  # no values to sort, and each operator on it would take as long as a real one
+        return costs.new_empty(rows, dtype=torch.int32)
+    if rows == 0 or most == 1:
+        return torch.ones(rows, dtype=torch.int32, device=costs.device)
+    finite = costs.isfinite()
+    known = torch.where(finite, costs, 0).double()
+    cost = torch.where(finite, known, known.amax())
+    gains = torch.stack([cost * (error_of(width) - error_of(width + 1)) for width in range(1, most)])
+    # Stable, and by width first: of equal gains the smaller width's comes first, so a row's steps are taken in order.
+    order = gains.flatten().sort(descending=True, stable=True).indices
+    taken = torch.zeros(order.numel(), dtype=torch.int32, device=costs.device)
+    taken.scatter_(0, order[: total_bits - rows], 1)
+    return taken.view(most - 1, rows).sum(0, dtype=torch.int32) + 1

@@ -1,0 +1,43 @@
+"""The types that torch's operators compute in under autocast, without going through autocast.
+
+Autocast remembers a parameter's copy for the rest of its region. One that is made where autograd does not look, as in
+the forward of an autograd function, would cut off the gradient of whoever uses the parameter next; so the functions
+here cast by themselves, with autocast off.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type that torch would multiply ``x`` in: autocast's, where it is on."""
+    if x.dtype == torch.float64 or not _is_autocast(x):
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)
+
+
+def norm_dtype(x: Tensor) -> torch.dtype | None:
+    """Return the type that autocast casts x and the parameters of a layer or group norm to; None where it does not."""
+    if x.dtype == torch.float64 or x.device.type != "cuda" or not _is_autocast(x):
+        return None
+    return torch.float32
+
+
+def cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
+    """Return a tensor, where there is one, in another type, where that is one."""
+    return tensor if tensor is None or dtype is None else tensor.to(dtype)
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Turn autocast off where ``x`` is."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def _is_autocast(x: Tensor) -> bool:
+    return torch.amp.is_autocast_available(x.device.type) and torch.is_autocast_enabled(x.device.type)

@@ -1,0 +1,88 @@
+"""A chart on a terminal, in Braille letters, each of which has two by four dots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from actbench.tables.chart import Chart, Curve
+
+COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_yellow", "bright_magenta", "bright_cyan", "white")
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of a letter, top left first
+_AXIS_WIDTH = 9
+
+
+def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
+    """Draw a chart.
+
+    Args:
+        chart: The chart; points that are no finite numbers are left out.
+        width: Letters of a line, the axis included.
+        height: Lines of the picture.
+    """
+    finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
+    if not finite:
+        return Text(f"{chart.title}: no finite value")
+    canvas = _Canvas(max(8, width - _AXIS_WIDTH - 1), height, finite)
+    for number, curve in enumerate(chart.curves):
+        canvas.add(curve, number)
+    legend = Text("  ".join("━━ " + curve.label for curve in chart.curves))
+    start = 0
+    for number, curve in enumerate(chart.curves):
+        legend.stylize(COLOURS[number % len(COLOURS)], start, start + 2)
+        start += len(curve.label) + 5
+    ends = Text(f"{'':{_AXIS_WIDTH}} {canvas.left:g} … {canvas.right:g} {chart.x}", style="dim")
+    return Group(Text(chart.title, style="bold"), *canvas.lines(), ends, legend)
+
+
+class _Canvas:
+    """Dots, and the curve that set the last one of each letter."""
+
+    def __init__(self, columns: int, rows: int, points: Sequence[tuple[float, float]]) -> None:
+        self.columns, self.rows = columns, rows
+        self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
+        self.bottom, self.top = min(y for _, y in points), max(y for _, y in points)
+        self._letters = [[_BLANK] * columns for _ in range(rows)]
+        self._owners: list[list[int | None]] = [[None] * columns for _ in range(rows)]
+
+    def add(self, curve: Curve, number: int) -> None:
+        """Draw a curve; neighbouring points are joined unless one of them is no finite number."""
+        for (x, y), (next_x, next_y) in zip(curve.points, [*curve.points[1:], curve.points[-1]], strict=True):
+            if not math.isfinite(y):
+                continue
+            column, row = self._place(x, y)
+            end = self._place(next_x, next_y) if math.isfinite(next_y) else (column, row)
+            for dot in _line((column, row), end):
+                self._set(*dot, number)
+
+    def lines(self) -> Iterator[Text]:
+        """Yield the lines from the top, the vertical axis with three numbers on it."""
+        for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
+            share = 1 - row / max(1, self.rows - 1)
+            marked = row in (0, self.rows // 2, self.rows - 1)
+            label = f"{self.bottom + share * (self.top - self.bottom):.4g}" if marked else ""
+            line = Text(f"{label:>{_AXIS_WIDTH - 1}} │", style="dim")
+            for letter, owner in zip(letters, owners, strict=True):
+                line.append(chr(letter), style="" if owner is None else f"not dim {COLOURS[owner % len(COLOURS)]}")
+            yield line
+
+    def _place(self, x: float, y: float) -> tuple[int, int]:
+        column = (x - self.left) / ((self.right - self.left) or 1) * (2 * self.columns - 1)
+        row = (self.top - y) / ((self.top - self.bottom) or 1) * (4 * self.rows - 1)
+        return round(column), round(row)
+
+    def _set(self, column: int, row: int, number: int) -> None:
+        self._letters[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+        self._owners[row // 4][column // 2] = number
+
+
+def _line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the dots between two, both included."""
+    length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
+    for step in range(length + 1):
+        share = step / length if length else 0.0
+        yield round(start[0] + share * (end[0] - start[0])), round(start[1] + share * (end[1] - start[1]))

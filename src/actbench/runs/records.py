@@ -1,0 +1,131 @@
+"""What is written down of a training run: one line of JSON. Amounts are in base units: bytes and seconds."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from actbench.records import Attention, Data, Failure, FloatType, Machine, Published, Task, Versions, WeightsChoice
+
+SCHEMA_VERSION: Final = 1
+
+OptimizerName = Literal["adamw", "adam", "sgd"]
+Schedule = Literal["constant", "cosine", "multi_step"]
+DeviceName = Literal["cpu", "cuda"]
+Metric = Literal["accuracy", "loss"]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class TrainingCase(Data):
+    """One training run, fully resolved: what is trained, on what, how, with which scheme and seed.
+
+    Attributes:
+        data: Name of the data set.
+        epochs: Passes over the training set; None where ``steps`` says how long the run is.
+        learning_rate: The largest of the schedule.
+        momentum: Of SGD.
+        schedule: How the learning rate falls: not at all, by half a cosine to zero, or by ``gamma`` at each milestone.
+        milestones: Shares of the run.
+        warmup_steps: Steps in which the learning rate rises from zero.
+        evaluate_every: Steps between evaluations; None for one an epoch, and 20 at most. One more ends the run.
+        seed: Of weights, order of the data, dropout and sketches.
+    """
+
+    model: str = Field(min_length=1)
+    data: str = Field(min_length=1)
+    scheme: str = "exact"
+    device: DeviceName = "cpu"
+    batch_size: PositiveInt
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    optimizer: OptimizerName = "adamw"
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    schedule: Schedule = "constant"
+    milestones: tuple[Share, ...] = (0.5, 0.75)
+    gamma: Share = 0.1
+    warmup_steps: NonNegativeInt = 0
+    evaluate_every: PositiveInt | None = None
+    task: Task = "auto"
+    sequence_length: PositiveInt | None = None
+    image_size: PositiveInt | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType = "float32"
+    autocast: Literal["bfloat16"] | None = None
+    weights: WeightsChoice = "random"
+    seed: NonNegativeInt = 0
+
+    def key(self) -> str:
+        """Return the identity of the run: equal cases, and only those, have equal keys."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Evaluation(Data):
+    """How good the model was on the whole validation set after so many steps; accuracy is a share of 1."""
+
+    step: NonNegativeInt
+    loss: float
+    accuracy: float
+
+
+class Trained(Data):
+    """What came of a run that reached its end, or whose loss was no longer a finite number.
+
+    Attributes:
+        metric: What the data set is scored by.
+        steps: How many the whole run has.
+        losses: Training loss of each step.
+        step_seconds: Wall time of each training step, reading its loss included, evaluations left out.
+        evaluations: In the order of their steps; the last is that of the finished model.
+        diverged_at: The step, from 1, whose loss was no finite number; None where all were.
+        weights_bytes: Parameters and buffers.
+        optimizer_bytes: Optimizer state.
+        activation_bytes: Live after forward minus before, of one more step behind the last evaluation.
+        peak_bytes: Peak allocated in that step, everything included.
+        sites: Places of the model that the scheme changed.
+        resumed_at: Steps after which a later process went on from a checkpoint.
+    """
+
+    kind: Literal["trained"] = "trained"
+    metric: Metric
+    steps: PositiveInt
+    losses: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    evaluations: tuple[Evaluation, ...] = Field(min_length=1)
+    diverged_at: PositiveInt | None = None
+    weights_bytes: NonNegativeInt
+    optimizer_bytes: NonNegativeInt | None = None
+    activation_bytes: int
+    peak_bytes: NonNegativeInt
+    sites: NonNegativeInt = 0
+    resumed_at: tuple[PositiveInt, ...] = ()
+    weights_origin: str = "random"
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def final(self) -> Evaluation:
+        """The evaluation of the finished model."""
+        return self.evaluations[-1]
+
+    @property
+    def score(self) -> float:
+        """The metric of the finished model."""
+        return float(getattr(self.final, self.metric))
+
+
+class TrainingRun(Data):
+    """One line of a file of training runs. ``label`` is what the recipe calls the scheme, where it does."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    recipe: str
+    case: TrainingCase
+    outcome: Annotated[Trained | Failure, Field(discriminator="kind")]
+    machine: Machine
+    versions: Versions
+    command: str
+    recorded_at: str
+    label: str | None = None
+    published: tuple[Published, ...] = ()

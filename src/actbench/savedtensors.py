@@ -1,0 +1,68 @@
+"""What a tensor that waits for the backward pass stands for.
+
+A graph shows codes, not what they are codes of, and nothing of why a tensor was left as it is. What packs tensors
+therefore says both here, and what lists them asks. Nothing is noted, and next to nothing done, while nobody listens.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, UntypedStorage
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A tensor that was packed.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+_listeners = 0
+_sources: weakref.WeakKeyDictionary[UntypedStorage, Source] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def listening() -> Iterator[None]:
+    """Note what is said until the end of the context; may be entered again, and by several threads."""
+    global _listeners
+    _listeners += 1
+    try:
+        yield
+    finally:
+        _listeners -= 1
+
+
+def packed(x: Tensor, *parts: Tensor) -> None:
+    """Say that ``parts`` are kept in place of ``x``: all of them together, and nothing else."""
+    if _listeners:
+        source = Source(x.shape, x.dtype)
+        for part in parts:
+            _sources[part.untyped_storage()] = source
+
+
+def left(x: Tensor, reason: str) -> None:
+    """Say why ``x`` is kept as it is."""
+    if _listeners and x.layout == torch.strided:
+        _reasons[x.untyped_storage()] = reason
+
+
+def source_of(storage: UntypedStorage) -> Source | None:
+    """Return what the bytes of a storage were packed of, or None where nobody packed them."""
+    return _sources.get(storage)
+
+
+def reason_for(storage: UntypedStorage) -> str | None:
+    """Return why what lies in a storage was left alone, or None where nobody said."""
+    return _reasons.get(storage)

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from actbench.errors import ConversionError
+from actbench.nn.attention import attention_modules
+from actbench.nn.census import census
+from actbench.nn.compressed.layer import Compressed
+from actbench.nn.compressed.layers import compressed, fan_in
+from actbench.nn.compressed.root import CompressedForward
+from actbench.nn.compressed.small import small_codes
+from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.keeping import Keeper, Place
+from actbench.nn.keeping.allocation import Allocation
+from actbench.nn.keeping.history import History
+from actbench.nn.swap import swap
+from actbench.records import Site
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+from actbench.units import GIB
+
+Level = Literal["L0", "L1", "L2", "L3", "L3.1", "L4", "L5", "swap"]
+
+_FIXED = {"bits": 4.0, "per_layer": False, "per_sample": False}
+LEVELS: dict[Level, dict[str, Any]] = {
+    "L0": {"compress": False, "per_layer": False, "per_sample": False},
+    "L1": {**_FIXED, "quantized_bn": False},
+    "L2": _FIXED,
+    "L3": {},
+    "L3.1": {"empty_cache_threshold": 0.2, "pipeline_threshold": 3 * GIB},
+    "L4": {"swap": True},
+    "L5": {"swap": True, "expandable_segments": True},
+    "swap": {"compress": False, "swap": True},
+}
+"""What each level sets; the rest is as :data:`DEFAULTS` says."""
+
+DEFAULTS: dict[str, Any] = {
+    "compress": True,
+    "bits": 2.0,
+    "per_layer": True,
+    "per_sample": True,
+    "quantized_bn": True,
+    "swap": False,
+    "empty_cache_threshold": None,
+    "pipeline_threshold": None,
+    "expandable_segments": False,
+}
+
+
+class ActNN(Scheme):
+    """Layers keep their inputs in groups of few bits, and share the bits out by what each adds to the variance.
+
+    Paper: Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training",
+    arXiv 2104.14129.
+    Kept for backward: the inputs of convolutions, linear layers and norms in codes of a few bits with an offset and a
+    maximum for each group, 32 bits together; of ReLU and dropout 1 bit an element; of max pooling which element of the
+    window it was; what attention saves, by hooks. An input that several layers read is kept once. The forward pass is
+    exact; gradients are unbiased, but for what attention saves.
+    Bits are shared out by ``factor * range**2 * gradient**2`` over ``(2**bits - 1)**2`` (section 4 of the paper): among
+    layers every ``adapt_interval`` steps (the authors' code does it in every one), among the samples of a batch in each
+    forward pass, both without waiting for the device.
+    Not reproduced: average pooling as max pooling, weights drawn anew, a host that waits for the device.
+
+    Attributes:
+        level: Sets the keys below that are not given; see the table.
+        bits: Bits per element, on average where they are shared out, 1 to 8.
+        group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
+        per_group: False for one offset and maximum for each tensor.
+        per_layer: Whether layers share the bits out among themselves.
+        per_sample: Whether the samples of a batch do.
+        use_gradient: Whether each sample's share also follows its gradients of earlier steps, by ``actbench.samples``.
+        adapt_interval: Training steps from one sharing out among layers to the next.
+        stochastic: Whether rounding is stochastic, so that gradients are unbiased; else to the nearest.
+        quantized_bn: Whether batch norms are converted.
+        swap: Whether the codes wait in host memory.
+        share: Whether an input that several layers read is kept once; false keeps it for each, as the authors do.
+        chunk: Into how many pieces of the batch the backward pass of a layer is cut.
+        pipeline_threshold: Bytes of gradient and input of one layer above which it is cut further.
+        empty_cache_threshold: Share of the reserved memory in use below which the rest is given back, 0 to 1.
+        expandable_segments: Whether torch's allocator is told to grow its segments, so that less is lost between them.
+    """
+
+    name: ClassVar[str] = "actnn"
+    summary: ClassVar[str] = "inputs of layers in groups of few bits, shared out by variance; the forward pass is exact"
+    paper: ClassVar[str] = "Chen et al. 2021, arXiv 2104.14129"
+    positional: ClassVar[str | None] = "level"
+    rank: ClassVar[int] = 10
+
+    level: Level = "L3"
+    bits: Annotated[float, Field(ge=1, le=8)] | None = None
+    group_size: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] = 256
+    per_group: bool = True
+    per_layer: bool | None = None
+    per_sample: bool | None = None
+    use_gradient: bool = False
+    adapt_interval: PositiveInt = 20
+    stochastic: bool = True
+    quantized_bn: bool | None = None
+    swap: bool | None = None
+    share: bool = True
+    chunk: PositiveInt = 1
+    pipeline_threshold: PositiveInt | None = None
+    empty_cache_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    expandable_segments: bool | None = None
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.use_gradient and not self.setting("per_sample"):
+            raise ValueError("use_gradient=true needs per_sample=true: it weighs the samples of a batch")
+        if not self.per_group and self.setting("per_sample"):
+            raise ValueError("per_group=false needs per_sample=false: one range for all leaves nothing to share out")
+        return self
+
+    def setting(self, key: str) -> Any:
+        """Return what a key of a level comes to: as given, else the level's, else the default."""
+        given = getattr(self, key, None)
+        return LEVELS[self.level].get(key, DEFAULTS[key]) if given is None else given
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace the layers that have a compressed form and bind hooks on attention.
+
+        Raises:
+            ConversionError: There is none, or the model has been converted before.
+        """
+        if CompressedForward.of(setup.module) is not None or HookedForward.of(setup.module) is not None:
+            raise ConversionError("actnn: the layers of the model are compressed already; convert the original model")
+        keeper = Keeper(
+            group_size=self.group_size,
+            stochastic=self.stochastic,
+            swap=self.setting("swap"),
+            compress=self.setting("compress"),
+            chunk=self.chunk,
+            share=self.share,
+        )
+        model, places, sites = self._swapped(setup.module, keeper)
+        if not sites:
+            raise ConversionError(f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}")
+        sites += self._hooked(model, keeper)
+        CompressedForward(model, keeper, self._allocation(places), self.setting("empty_cache_threshold")).bind()
+        changed = setup.changed(model, tuple(sites))
+        return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
+
+    def _swapped(self, module: nn.Module, keeper: Keeper) -> tuple[nn.Module, list[Place], list[Site]]:
+        places: list[Place] = []  # those that the bits are shared out among; a norm goes with the one before it
+        sites: list[Site] = []
+
+        def rule(layer: nn.Module, path: str) -> nn.Module | None:
+            if isinstance(layer, _BatchNorm) and not self.setting("quantized_bn"):
+                return None
+            place = self._place(path)
+            new: Any = compressed(layer, keeper, place)
+            if isinstance(new, Compressed):
+                _seat(place, new, places)
+            if new is not None:
+                becomes = self._becomes() if isinstance(new, Compressed) else "an exact small code"
+                sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
+            return new  # type: ignore[no-any-return]
+
+        return swap(module, rule), places, sites
+
+    def _place(self, path: str) -> Place:
+        history = History() if self.use_gradient else None
+        return Place(path, self.setting("bits"), per_sample=self.setting("per_sample"), history=history)
+
+    def _hooked(self, model: nn.Module, keeper: Keeper) -> list[Site]:
+        """Bind hooks on the outermost modules that compute attention: their products and softmax are no layers."""
+        sites = []
+        for path, module in attention_modules(model):
+            hooks = Hooks(keeper, self.setting("bits"), small_codes(), whole_model=False)
+            HookedForward(module, hooks).bind()
+            becomes = f"saved tensors, {self.setting('bits'):g} bits"
+            sites.append(Site(path=path, was=type(module).__name__, becomes=becomes))
+        return sites
+
+    def _allocation(self, places: list[Place]) -> Allocation | None:
+        if not (self.setting("compress") and self.setting("per_layer")):
+            return None
+        return Allocation(places, self.setting("bits"), self.adapt_interval)
+
+    def _becomes(self) -> str:
+        where = " in host memory" if self.setting("swap") else ""
+        return f"input, {self.setting('bits'):g} bits{where}" if self.setting("compress") else f"input, whole{where}"
+
+
+def _seat(place: Place, layer: Compressed, places: list[Place]) -> None:
+    """Put a place among those that share the bits out, or behind the last of them: a norm goes with that one."""
+    inputs = fan_in(layer)
+    if inputs is not None:
+        place.factor = inputs / 4
+        places.append(place)
+    elif places:
+        places[-1].followers.append(place)

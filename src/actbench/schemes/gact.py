@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from actbench.errors import ConversionError
+from actbench.nn.compressed.small import small_codes
+from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.hooked.probing import Probing
+from actbench.nn.keeping import Keeper
+from actbench.nn.offloaded import OffloadedForward
+from actbench.records import Published, Site
+from actbench.schemes.base import Scheme
+from actbench.training import TrainingSetup
+
+Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
+
+LEVELS: dict[Level, dict[str, Any]] = {
+    "L0": {"compress": False},
+    "L1": {"bits": 4.0, "auto_prec": False},
+    "L1.1": {"bits": 8.0, "auto_prec": False},
+    "L1.2": {"bits": 2.0, "auto_prec": False},
+    "L2": {"bits": 4.0},
+    "L2.1": {"bits": 3.0},
+    "L2.2": {"bits": 2.0},
+    "L3": {"bits": 4.0, "swap": True, "prefetch": True},
+    "L4bit-swap": {"bits": 4.0, "auto_prec": False, "swap": True, "prefetch": True},
+    "swap": {"compress": False, "swap": True},
+}
+"""What each level of the authors' code sets; the rest is as the keys of the scheme say."""
+
+IN_THE_PAPER: dict[Level, str] = {"L2": "L1", "L3": "L2"}
+"""The paper's name of a level, where it has one."""
+
+
+class Gact(Scheme):
+    """Whatever autograd saves, in groups of few bits, by saved-tensor hooks: any model, any layer.
+
+    Paper: Liu et al., "GACT: Activation Compressed Training for Generic Network Architectures", arXiv 2206.11357.
+    Kept for backward: each saved floating-point tensor in codes of a few bits with an offset and a maximum for each
+    group, 32 bits together; truth values, dropout masks and the masks of ReLU in 1 bit; of max pooling which element of
+    the window it was. A tensor saved by several operators is kept once, parameters and the batch are left as they are.
+    With ``auto_prec`` the bits are shared out by how much the gradient changes when a group of tensors is disturbed,
+    every ``adapt_interval`` forward passes: one forward pass on ``samples`` rows and one backward pass for each of at
+    most ``probes`` groups of tensors, in place of the authors' three passes for each tensor. A simulation has no values
+    to do so with, and gives each tensor the average.
+    The names of the levels are those of the authors' code; its L2 is the paper's L1, and its L3 the paper's L2. The
+    paper's CB1 is ``gact:L2+checkpoint``, and CB2 the same with fused attention (``--attention sdpa``).
+    Not reproduced: chunked attention of the authors' own.
+
+    Attributes:
+        level: Sets the keys below that are not given; see the table.
+        bits: Bits per element, on average where they are shared out, 1 to 8.
+        auto_prec: Whether bits are shared out by sensitivity.
+        adapt_interval: Forward passes in training from one sharing out to the next.
+        samples: Rows of the batch that it looks at.
+        probes: Groups of tensors that it tries at most.
+        group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
+        stochastic: Whether rounding is stochastic, so that the gradient is not biased by it; else to the nearest.
+        share: Whether a tensor that several operators save is kept once; false keeps it for each, as the authors do.
+        small_codes: Whether masks of ReLU and places in pools are kept as such; false packs the output of ReLU and the
+            input of a pool as any tensor, and leaves the pool's 64-bit indices, as the authors do.
+        swap: Whether the codes wait in host memory.
+        prefetch: Whether the next codes are brought back while the last are used.
+        expandable_segments: Whether torch's allocator is told to grow its segments, so that less is lost between them.
+    """
+
+    name: ClassVar[str] = "gact"
+    summary: ClassVar[str] = "whatever is saved for backward, in groups of few bits, by hooks: any model"
+    paper: ClassVar[str] = "Liu et al. 2022, arXiv 2206.11357"
+    positional: ClassVar[str | None] = "level"
+    rank: ClassVar[int] = 20
+    published: ClassVar[tuple[Published, ...]] = ()
+
+    level: Level = "L2"
+    bits: Annotated[float, Field(ge=1, le=8)] | None = None
+    auto_prec: bool | None = None
+    adapt_interval: PositiveInt = 1000
+    samples: PositiveInt = 8
+    probes: PositiveInt = 64
+    group_size: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] = 256
+    stochastic: bool = True
+    share: bool = True
+    small_codes: bool = True
+    swap: bool | None = None
+    prefetch: bool | None = None
+    expandable_segments: bool = False
+
+    def setting(self, key: str) -> Any:
+        """Return what a key of a level comes to: as given, else the level's, else the default."""
+        given = getattr(self, key, None)
+        if given is not None:
+            return given
+        return LEVELS[self.level].get(key, {"compress": True, "auto_prec": True, "bits": 4.0}.get(key, False))
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a forward with hooks on the model.
+
+        Raises:
+            ConversionError: The model has nothing to train, or packs or offloads its saved tensors already.
+        """
+        module, kind = setup.module, type(setup.module).__name__
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConversionError(f"gact: {kind} has no parameter to train, so nothing is kept for a backward pass")
+        for bound in (HookedForward, OffloadedForward):
+            if bound.of(module) is not None:
+                raise ConversionError(f"gact: {kind} packs or moves its saved tensors already; convert the original")
+        HookedForward(module, self._hooks(), self._probing()).bind()
+        changed = setup.changed(module, (Site(path="", was=kind, becomes=self._becomes()),))
+        return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
+
+    def _hooks(self) -> Hooks:
+        keeper = Keeper(
+            group_size=self.group_size,
+            stochastic=self.stochastic,
+            swap=self.setting("swap"),
+            compress=self.setting("compress"),
+            share=self.share,
+            prefetch=self.setting("prefetch"),
+        )
+        return Hooks(keeper, self.setting("bits"), small_codes() if keeper.compress and self.small_codes else {})
+
+    def _probing(self) -> Probing | None:
+        if not (self.setting("compress") and self.setting("auto_prec")):
+            return None
+        return Probing(self.setting("bits"), self.adapt_interval, self.samples, self.probes)
+
+    def _becomes(self) -> str:
+        paper = f", the paper's {IN_THE_PAPER[self.level]}" if self.level in IN_THE_PAPER else ""
+        bits = f"{self.setting('bits'):g} bits" if self.setting("compress") else "whole"
+        where = " in host memory" if self.setting("swap") else ""
+        return f"saved tensors, {bits}{where} (level {self.level}{paper})"

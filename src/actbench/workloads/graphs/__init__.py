@@ -1,0 +1,8 @@
+"""Graph networks in plain torch, trained on a whole generated graph at once."""
+
+from __future__ import annotations
+
+from actbench.workloads.graphs.settings import NETWORKS, Network
+from actbench.workloads.graphs.workload import GraphWorkload
+
+__all__ = ["NETWORKS", "GraphWorkload", "Network"]

@@ -1,0 +1,164 @@
+"""Residual networks for small pictures, written here: torchvision's begin by shrinking a picture four times.
+
+``resnet-cifar@depth=8,width=16``   three stages, depth 6n + 2 (He et al. 2015, arXiv 1512.03385, section 4.2)
+``resnet18-cifar``, ``resnet34-cifar``   the four stages of ResNet-18 and -34
+
+All begin with a 3 x 3 convolution of stride 1 and no pooling. Keys after the @: ``width`` of the first stage,
+``channels`` of the pictures, ``num_classes``; and ``depth`` of ``resnet-cifar``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from actbench.errors import ModelError
+from actbench.records import Case
+from actbench.training import Batch, TrainingSetup
+from actbench.workloads import inputs
+from actbench.workloads.construct import construct
+from actbench.workloads.names import SMALL_NETS
+from actbench.workloads.optimizers import make_optimizer
+
+USUAL_SIZE = 32
+_STAGES: dict[str, tuple[int, ...]] = {"resnet18-cifar": (2, 2, 2, 2), "resnet34-cifar": (3, 4, 6, 3)}
+_DEFAULTS = {
+    "resnet-cifar": {"depth": 20, "width": 16, "channels": 3, "num_classes": 10},
+    "resnet18-cifar": {"width": 64, "channels": 3, "num_classes": 10},
+    "resnet34-cifar": {"width": 64, "channels": 3, "num_classes": 10},
+}
+assert tuple(_DEFAULTS) == SMALL_NETS
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with batch norm beside a shortcut, which is a 1 x 1 convolution where the shape changes.
+
+    Args:
+        channels: Of the input ``(batch, channels, height, width)``.
+        width: Channels of the output.
+        stride: 2 halves height and width.
+    """
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``(batch, width, height / stride, width / stride)``."""
+        y = self.relu1(self.bn1(self.conv1(x)))
+        y = self.bn2(self.conv2(y))
+        return self.relu2(y + self.shortcut(x))  # type: ignore[no-any-return]
+
+
+class SmallResNet(nn.Module):
+    """A residual network with the stem of small pictures; each stage after the first halves the picture.
+
+    Args:
+        stages: Blocks of each stage.
+        width: Channels of the first stage; each further one has twice those before.
+        channels: Of the pictures ``(batch, channels, height, width)``.
+        num_classes: Scores of a picture.
+    """
+
+    def __init__(self, stages: Sequence[int], width: int, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        blocks: list[nn.Module] = []
+        size = width
+        for stage, count in enumerate(stages):
+            for place in range(count):
+                wanted = width * 2**stage
+                blocks.append(ResidualBlock(size, wanted, 2 if stage and not place else 1))
+                size = wanted
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.classifier = nn.Linear(size, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return scores ``(batch, num_classes)``."""
+        x = self.relu(self.bn(self.conv(images)))
+        return self.classifier(self.pool(self.blocks(x)).flatten(1))  # type: ignore[no-any-return]
+
+
+class SmallNetWorkload:
+    """A residual network for small pictures on random ones, with cross-entropy.
+
+    Args:
+        name: One of ``names.SMALL_NETS``.
+        changes: Keys of the network with their values.
+        case: Gives the image size (32 px unless asked otherwise), the types and the optimizer.
+
+    Raises:
+        ModelError: A key or value cannot be used, or another task or published weights are asked for.
+    """
+
+    weights_origin = "random"
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, name: str, changes: Mapping[str, Any], case: Case) -> None:
+        if case.task not in ("auto", "image-classification"):
+            raise ModelError(f"--task {case.task}: {case.model} does image-classification")
+        if case.weights == "pretrained":
+            raise ModelError(f"no pretrained weights for {case.model}: none are published; use --weights random")
+        self.case = case
+        self.spec = case.model
+        self._options = _checked({**_DEFAULTS[name], **changes}, _DEFAULTS[name], case.model)
+        self._stages = _STAGES.get(name) or _three_stages(self._options["depth"], case.model)
+        self._size = case.image_size or USUAL_SIZE
+
+    def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
+        """Build the network in training mode with its loss and optimizer."""
+        options = {name: self._options[name] for name in ("width", "channels", "num_classes")}
+        module = construct(lambda: SmallResNet(self._stages, **options), materialize=materialize, seed=seed)
+        return TrainingSetup(
+            module=module.to(getattr(torch, self.case.dtype)),
+            loss=_loss,
+            make_optimizer=make_optimizer(self.case.optimizer),
+            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+        )
+
+    def batch(self, batch_size: int, *, seed: int) -> Batch:
+        """Make ``images (batch_size, channels, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
+        random = inputs.generator(seed)
+        size, dtype = (self._size, self._size), getattr(torch, self.case.dtype)
+        return {
+            "images": inputs.images(batch_size, self._options["channels"], size, dtype, random),
+            "labels": inputs.classes(batch_size, self._options["num_classes"], random),
+        }
+
+
+def _loss(module: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(module(batch["images"]), batch["labels"])
+
+
+def _checked(options: dict[str, Any], keys: Mapping[str, int], spec: str) -> dict[str, int]:
+    for key, value in options.items():
+        if key not in keys:
+            close = difflib.get_close_matches(key, keys, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise ModelError(f"model {spec!r} has no key {key!r}; {hint}its keys: {', '.join(keys)}")
+        if type(value) is not int or value < 1:
+            raise ModelError(f"model {spec!r}: {key}={value} must be a whole number from 1")
+    return options
+
+
+def _three_stages(depth: int, spec: str) -> tuple[int, int, int]:
+    blocks, rest = divmod(depth - 2, 6)
+    if rest or blocks < 1:
+        raise ModelError(f"model {spec!r}: depth={depth} must be 8, 14, 20 or another 6n + 2")
+    return blocks, blocks, blocks

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import pytest
+
+from actbench.cli.app import app
+from actbench.cli.flags import CaseFlags, ExportFlags, expanded
+
+
+@dataclass(frozen=True)
+class Size:
+    rows: Annotated[int, "rows"] = 1
+    columns: Annotated[int, "columns"] = 2
+
+
+def test_fields_stand_where_the_parameter_stood():
+    seen = []
+
+    @expanded
+    def verb(*, name: str, size: Size, force: bool = False) -> None:
+        """Do it."""
+        seen.append((name, size, force))
+
+    signature = inspect.signature(verb, eval_str=True)
+    verb(name="x", rows=3, columns=4, force=True)
+
+    assert list(signature.parameters) == ["name", "rows", "columns", "force"]
+    assert signature.parameters["columns"].default == 2
+    assert signature.parameters["columns"].annotation == Annotated[int, "columns"]
+    assert seen == [("x", Size(3, 4), True)]
+    assert verb.__doc__ == "Do it."
+
+
+@pytest.mark.parametrize("verb", ["sweep", "measure"])
+def test_both_verbs_take_every_shared_flag(verb):
+    [callback] = [info.callback for info in app.registered_commands if info.callback.__name__ == verb]
+    names = list(inspect.signature(callback).parameters)
+
+    shared = [field.name for group in (CaseFlags, ExportFlags) for field in fields(group)]
+    assert [name for name in names if name in shared] == shared
+
+
+def test_flags_that_are_not_given_are_left_out():
+    assert CaseFlags().workload == CaseFlags().measure == {}
+    assert CaseFlags(batch_size="8", max_batch=True, meter=["cpu,simulated"]).measure == {
+        "meters": ["cpu", "simulated"],
+        "device_profile": "cpu",
+        "largest_batch": True,
+    }
+    assert CaseFlags(scheme=["checkpoint"], gelu_bits="3").schemes == ["checkpoint+fewbit:3,functions=gelu"]

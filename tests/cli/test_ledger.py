@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import csv
+import json
+
+from actbench import bench
+from actbench.ledger import SavedTensor
+from actbench.records import Case
+
+SIZES = ("-b", "2", "--sequence-length", "16")
+
+
+def test_every_saved_tensor_is_listed_with_totals_by_operator(cli, tmp_path):
+    file = tmp_path / "ledger.json"
+    flags = ("--ledger", *SIZES, "--device-profile", "cpu", "--export-json", file)
+    ended = cli("measure", "tiny-gpt2", "-s", "fewbit:3", *flags)
+    [written] = json.loads(file.read_text())
+
+    assert ended.status == 0, ended.err
+    case = Case(**written["case"])
+    assert (case.scheme, case.batch_size, written["schema_version"]) == ("fewbit:3", 2, 1)
+    entries = [SavedTensor(**entry) for entry in written["entries"]]
+    assert written["total_bytes"] == sum(entry.kept_bytes for entry in entries)
+    assert written["total_bytes"] == bench.Session(case).memory().activation_bytes
+    codes = [entry for entry in entries if entry.packed]
+    assert [(entry.module, entry.bits) for entry in codes] == [
+        ("transformer.h.0.mlp.act", 3.0),
+        ("transformer.h.1.mlp.act", 3.0),
+    ]
+    assert f"of {len(entries)} saved tensors" in ended.out
+    assert "StepwiseGradientBackward" in ended.out
+    assert "Kept by operator" in ended.out
+
+
+def test_exports_have_all_rows(cli, tmp_path):
+    files = {kind: tmp_path / f"ledger.{kind}" for kind in ("csv", "markdown", "html")}
+    flags = [flag for kind, file in files.items() for flag in (f"--export-{kind}", file)]
+    ended = cli("measure", "tiny-gpt2", "-s", "exact", "-s", "checkpoint", "--ledger", *SIZES, *flags)
+    rows = list(csv.DictReader(files["csv"].open()))
+
+    assert ended.status == 0, ended.err
+    assert list(dict.fromkeys(row["scheme"] for row in rows)) == ["exact", "checkpoint"]
+    assert sum(row["module"] == "transformer.h.0.ln_1" for row in rows if row["scheme"] == "exact") == 5
+    for kind in ("markdown", "html"):
+        text = files[kind].read_text()
+        assert "Saved by exact on tiny-gpt2, batch 2" in text
+        assert "Saved by checkpoint on tiny-gpt2, batch 2" in text
+        assert "Kept by operator" in text
+    assert "more are not saved but recomputed" in ended.out
+
+
+def test_without_a_scheme_the_exact_model_is_listed_and_with_one_only_that(cli):
+    assert "Saved by exact" in cli("measure", "tiny-gpt2", "--ledger", *SIZES).out
+    assert "Saved by exact" not in cli("measure", "tiny-gpt2", "-s", "checkpoint", "--ledger", *SIZES).out
+
+
+def test_any_meter_will_do(cli):
+    out = cli("measure", "tiny-gpt2", "-s", "offload", "--ledger", "-m", "cpu", *SIZES).out
+
+    assert "host memory is where it is" in out
+
+
+def test_what_measures_or_stores_is_refused_beside_it(cli, tmp_path):
+    for flags in (["--output", tmp_path], ["--max-batch"]):
+        ended = cli("measure", "tiny-gpt2", "--ledger", *flags)
+        assert (ended.status, "--ledger" in ended.err) == (2, True)

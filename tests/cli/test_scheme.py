@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from rich.console import Console
+
+from actbench import schemes
+from actbench.cli.scheme import print_scheme
+from actbench.schemes import Scheme
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1200")
+
+
+def row(out: str, name: str) -> str:
+    """Return the line that begins with a name, with single spaces."""
+    [line] = [line for line in out.splitlines() if line.split(" ")[0] == name]
+    return " ".join(line.split())
+
+
+def test_a_scheme_is_explained_in_parts(cli):
+    out = cli("schemes", "fewbit").out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+
+    assert lines[0] == "fewbit:BITS"
+    assert row(out, "Paper").startswith('Paper Novikov et al., "Few-Bit Backward')
+    assert row(out, "Kept").startswith("Kept for backward ceil(elements * bits / 8) bytes, and 2**bits levels")
+    assert row(out, "Not").endswith("which store one bit more than named.")
+    assert "Forward pass exact, bit for bit" in lines
+    assert "Bits per packed element 3 (fewbit:3)" in lines
+    assert "``" not in out
+    assert "Attributes" not in out
+
+
+def test_keys_have_type_default_allowed_values_and_meaning(cli):
+    out = cli("schemes", "randomized").out
+
+    assert row(out, "ratio").startswith("ratio number 0.2 above 0, at most 1 Rows of the sketch per row")
+    assert row(out, "ratio").endswith("Stands after the colon.")
+    assert "gaussian gaussian, rademacher, dct" in row(out, "sketch")
+    assert row(out, "dim") == "dim whole number – above 0 Rows of the sketch, in place of a ratio."
+    assert row(out, "peak_saving").startswith("peak_saving 0.186")
+
+
+def test_values_that_a_scheme_checks_itself_are_told_too(cli):
+    out = cli("schemes", "fewbit").out
+
+    assert row(out, "bits").startswith("bits whole number 3 at least 1, at most 8 Bits per element")
+    assert "list, joined by / – gelu, gelu_tanh, " in row(out, "functions")
+    assert "softshrink, file.py:name Which functions" in row(out, "functions")
+
+
+@pytest.mark.parametrize("name", schemes.names())
+def test_every_key_of_every_scheme_has_a_meaning(cli, name):
+    out = cli("schemes", name).out
+
+    for key, field in schemes.lookup(name).model_fields.items():
+        found = row(out, key)
+        assert found.endswith("."), f"{name}: {key} is not among the Attributes of its docstring"
+        assert field.is_required() == (" needed " in found)
+
+
+def test_a_changed_forward_pass_is_told(capsys):
+    class Rounding(Scheme):
+        """Rounds."""
+
+        lossy_forward: ClassVar[bool] = True
+
+    print_scheme(Rounding, Console(width=200))
+
+    assert "not bit for bit that of the exact model" in capsys.readouterr().out

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.machine import machine
+from actbench.runs.records import Trained, TrainingRun
+from actbench.runs.store import RunStore, read
+
+RECIPE = """
+title = "Which?"
+[train]
+model = "resnet-cifar@depth=8,width=4,channels=1"
+data = "digits"
+image_size = 8
+batch_size = 32
+steps = 6
+optimizer = "sgd"
+learning_rate = 0.1
+momentum = 0.9
+device = "cpu"
+[[scheme]]
+spec = "exact"
+[[scheme]]
+spec = "checkpoint,blocks=ResidualBlock"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.toml"
+    file.write_text(RECIPE)
+    return file
+
+
+def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
+    (file,) = folder.rglob("*.runs.jsonl")
+    return read(file)
+
+
+def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    files = {kind: tmp_path / f"e.{kind}" for kind in ("md", "csv", "json", "svg")}
+    flags = (
+        *("--export-markdown", files["md"], "--export-csv", files["csv"], "--export-json", files["json"]),
+        *(("--export-curves", files["svg"]) if _has_matplotlib() else ()),
+    )
+    ended = cli("train", recipe, "-o", tmp_path / "out", *flags)
+    again = cli("train", recipe, "-o", tmp_path / "out")
+
+    assert ended.status == 0, ended.err
+    assert "ResidualBlock" in ended.out
+    assert "━━ exact" in ended.out
+    assert "2 trained now" in ended.err
+    assert "0 trained now, 2 taken" in again.err
+    exact, checkpointed = json.loads(files["json"].read_text())
+    assert exact["outcome"]["losses"] == checkpointed["outcome"]["losses"]
+    assert files["md"].read_text() == next((tmp_path / "out").rglob("*.md")).read_text()
+    assert files["csv"].read_text().startswith("model,data,scheme")
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+    if _has_matplotlib():
+        assert "<svg" in files["svg"].read_text()
+
+
+def test_a_scheme_that_cannot_be_applied_is_a_row_with_the_reason(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    ended = cli("train", recipe, "-o", tmp_path / "out", "-s", "fewbit:3,functions=gelu", "--steps", 1)
+
+    assert ended.status == 1
+    assert "nothing-converted" in ended.out
+    assert "failed: resnet-cifar" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "told"),
+    [
+        ("digits", "digitz", "did you mean 'digits'"),
+        ("depth=8", "depth=9", "6n + 2"),
+        ("channels=1", "channels=1,num_classes=2", "num_classes=10"),
+        ('"exact"', '"exakt"', "there is no scheme 'exakt'"),
+        ("steps = 6", "step = 6", "did you mean 'steps'"),
+    ],
+)
+def test_a_bad_recipe_is_refused_before_anything_runs(
+    cli: Any, recipe: Path, tmp_path: Path, was: str, is_now: str, told: str
+) -> None:
+    recipe.write_text(RECIPE.replace(was, is_now))
+    ended = cli("train", recipe, "-o", tmp_path / "out")
+
+    assert ended.status == 2
+    assert told in ended.err
+    assert not list((tmp_path / "out").rglob("*.jsonl"))
+
+
+def test_two_processes_on_one_file_are_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    with RunStore.opened(file, machine().name):
+        ended = cli("train", recipe, "-o", file)
+
+    assert ended.status == 2
+    assert "another actbench process" in ended.err
+
+
+def test_a_killed_run_goes_on_and_its_curve_is_the_same_bit_for_bit(recipe: Path, tmp_path: Path) -> None:
+    steps = ["--steps", "60", "-s", "exact"]
+    _train(recipe, tmp_path / "whole", *steps).wait()
+    killed = _train(recipe, tmp_path / "killed", *steps, "--checkpoint-seconds", "0")
+    while not list((tmp_path / "killed").rglob("step-0000002*.safetensors")):
+        assert killed.poll() is None
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    assert not list((tmp_path / "killed").rglob("*.runs.jsonl"))
+
+    assert _train(recipe, tmp_path / "killed", *steps).wait() == 0
+
+    (whole,), (resumed,) = runs_below(tmp_path / "whole"), runs_below(tmp_path / "killed")
+    assert isinstance(whole.outcome, Trained)
+    assert isinstance(resumed.outcome, Trained)
+    assert 19 <= resumed.outcome.resumed_at[0] < 60  # tensors of step 20 whose JSON was not there yet do not count
+    assert len(whole.outcome.losses) == 60
+    assert resumed.outcome.losses == whole.outcome.losses
+    assert resumed.outcome.evaluations == whole.outcome.evaluations
+
+
+def _train(recipe: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "actbench", "train", str(recipe), "-o", str(output), *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _has_matplotlib() -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec("matplotlib") is not None

@@ -1,0 +1,77 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from actbench.nn.compressed import compressed
+from actbench.nn.keeping import Keeper, Place
+
+
+def keeping(layer, **settings):
+    return compressed(copy.deepcopy(layer), Keeper(group_size=32, **settings), Place("", 8))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.BatchNorm2d(8), nn.SyncBatchNorm(8)])
+@pytest.mark.parametrize("shape", [(8,), (1, 8), (1, 8, 1), (1, 8, 1, 1), (2, 3, 4, 5, 6, 7), (0, 8, 3, 3)])
+def test_what_torch_refuses_is_refused_and_counted_as_by_torch(layer, shape):
+    outcomes = []
+    for each in (copy.deepcopy(layer), keeping(layer)):
+        try:
+            each(torch.ones(shape, requires_grad=True))
+            outcomes.append(("ran", int(each.num_batches_tracked)))
+        except (ValueError, RuntimeError) as error:
+            outcomes.append((str(error), int(each.num_batches_tracked)))
+
+    assert outcomes[0] == outcomes[1]
+
+
+def test_running_statistics_over_several_steps():
+    for momentum in (0.1, None):
+        exact = nn.BatchNorm2d(8, momentum=momentum)
+        layer = keeping(exact)
+        for step in range(4):
+            x = torch.randn(5, 8, 4, 4, requires_grad=True) + step
+            exact(x)
+            layer(x).sum().backward()
+
+        assert all(torch.equal(*each) for each in zip(layer.buffers(), exact.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_batch_far_from_zero_in_pieces_is_as_good_as_at_once(mode):
+    """The deviations are formed before they are multiplied: nothing cancels."""
+    exact = nn.BatchNorm2d(8).train(mode == "train")
+    x = 1000 + torch.randn(6, 8, 9, 9)
+    truth = gradients(copy.deepcopy(exact).double(), x.double())
+    whole = gradients(exact, x)
+    layer = keeping(exact, chunk=4)
+    layer.keeper.leave([x])
+    pieces = gradients(layer, x)
+
+    for true, one, other in zip(truth, whole, pieces, strict=True):
+        assert (other - true).norm() <= 2 * (one - true).norm() + 1e-6 * true.norm()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_halves_in_pieces_are_as_near_the_truth_as_torchs(parameters, mode, channels_last):
+    exact = nn.BatchNorm2d(8).to(parameters).train(mode == "train")
+    x = torch.randn(6, 8, 9, 9).to(torch.bfloat16)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    layer = keeping(exact, chunk=4)
+    layer.keeper.leave([x])
+
+    truth = gradients(copy.deepcopy(exact).double(), x.double())
+    for one, other, true in zip(gradients(layer, x), gradients(exact, x), truth, strict=True):
+        assert (one.dtype, one.stride()) == (other.dtype, other.stride())
+        assert (one.double() - true).norm() < (other.double() - true).norm() + 2**-9 * true.norm()
+
+
+def gradients(layer, x):
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
+    return x.grad, layer.weight.grad, layer.bias.grad

@@ -1,0 +1,123 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from actbench.nn.compressed import compressed
+from actbench.nn.compressed.geometry import Geometry
+from actbench.nn.keeping import Keeper, Place
+
+LAYERS = {
+    "same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (5, 4, 9, 8)),
+    "same on one side": (lambda: nn.Conv2d(4, 6, (3, 4), padding="same"), (5, 4, 9, 8)),
+    "same, dilated": (lambda: nn.Conv1d(4, 6, 4, dilation=3, padding="same"), (5, 4, 19)),
+    "valid": (lambda: nn.Conv1d(4, 6, 4, padding="valid"), (5, 4, 19)),
+    "circular": (lambda: nn.Conv2d(4, 6, 3, padding=(2, 1), padding_mode="circular"), (5, 4, 9, 8)),
+    "reflect": (lambda: nn.Conv2d(4, 6, (3, 4), padding="same", padding_mode="reflect"), (5, 4, 9, 8)),
+    "replicate": (lambda: nn.Conv3d(4, 6, 3, padding=1, padding_mode="replicate"), (5, 4, 5, 4, 6)),
+    "zeros": (lambda: nn.Conv2d(4, 6, 3, padding=(2, 1), stride=(1, 2)), (5, 4, 9, 8)),
+    "depthwise": (lambda: nn.Conv2d(4, 8, 3, groups=4), (5, 4, 9, 8)),
+    "pointwise": (lambda: nn.Conv2d(4, 8, 1), (5, 4, 9, 8)),
+    "no batch": (lambda: nn.Conv2d(4, 6, 3), (4, 9, 8)),
+    "no batch, same": (lambda: nn.Conv2d(4, 6, 4, padding="same"), (4, 9, 8)),
+    "no batch, transposed": (lambda: nn.ConvTranspose1d(4, 6, 3), (4, 9)),
+    "one image": (lambda: nn.Conv2d(4, 6, 3), (1, 4, 9, 8)),
+}
+
+
+def pair(make, **settings):
+    torch.manual_seed(0)
+    exact = make()
+    return exact, compressed(copy.deepcopy(exact), Keeper(group_size=32, **settings), Place("", 8))
+
+
+def results(layer, x, *more):
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    y = layer(x, *more)
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
+    return [y.detach(), x.grad, *(p.grad for p in layer.parameters())]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_paddings_groups_and_single_images(make, shape, chunk):
+    exact, layer = pair(make, chunk=chunk)
+    x = torch.randn(shape)
+    expected, found = results(exact, x), results(layer, x)
+
+    assert torch.equal(found[0], expected[0])
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
+def test_all_gradients_are_torchs_where_the_input_is_kept_as_it_is(make, shape):
+    exact, layer = pair(make, compress=False)
+    x = torch.randn(shape)
+
+    for one, other in zip(results(layer, x), results(exact, x), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_transposed_convolution_takes_a_wanted_size():
+    exact, layer = pair(lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), compress=False)
+    x = torch.randn(5, 4, 9, 8)
+
+    for one, other in zip(results(layer, x, [20, 18]), results(exact, x, [20, 18]), strict=True):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="requested an output size"):
+        layer(x.requires_grad_(), [200, 18])
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 1, 4, 9, 8), (5, 3, 9, 8)])
+def test_a_wrong_input_is_refused_as_by_torch(shape):
+    exact, layer = pair(lambda: nn.Conv2d(4, 6, 3))
+    errors = []
+    for each in (exact, layer):
+        with pytest.raises(RuntimeError) as caught:
+            each(torch.randn(shape, requires_grad=True))
+        errors.append(str(caught.value))
+
+    assert errors[0] == errors[1]
+
+
+def test_autocast_keeps_nothing_that_hides_a_shared_weight_from_autograd():
+    """Autocast would remember a cast of the weight that was made inside of the autograd function."""
+    _, layer = pair(lambda: nn.Conv2d(4, 4, 3, padding=1))
+    x = torch.randn(2, 4, 9, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+        F.conv2d(x, layer.weight).sum().backward()
+
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("padding", [0, (2, 1), [1], "same", "valid"])
+def test_a_call_is_what_torch_computes(padding):
+    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3)
+    geometry = Geometry.called(weight.shape[2:], 1, padding, (2, 1), 2)
+
+    assert torch.equal(
+        geometry.forward(x, weight, None), F.conv2d(x, weight, padding=padding, dilation=(2, 1), groups=2)
+    )
+
+
+def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_is_made(monkeypatch):
+    _, layer = pair(lambda: nn.Conv2d(4, 6, 3))
+    order = []
+    backward = Geometry.backward
+
+    def noted(self, grad, x, weight, wanted):
+        order.append((wanted, x.untyped_storage().nbytes()))
+        return backward(self, grad, x, weight, wanted)
+
+    monkeypatch.setattr(Geometry, "backward", noted)
+    x = torch.randn(5, 4, 9, 8)
+    results(layer, x)
+
+    assert order == [((False, True, True), x.nbytes), ((True, False, False), 4)]

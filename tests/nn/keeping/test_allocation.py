@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from actbench.nn.keeping import allocation, history
+from actbench.nn.keeping.allocation import Allocation, variance
+from actbench.nn.keeping.history import History, samples
+from actbench.nn.keeping.places import Place
+from actbench.nn.keeping.solver import error_of, least_variance
+
+
+def places(count, **fields):
+    return [Place(str(index), 0, **fields) for index in range(count)]
+
+
+def see(place, ranges, gradients, elements=100):
+    """Let a place see a step: a forward and a backward pass."""
+    place.begin(torch.empty(elements))
+    if place.watched:
+        place.ranges = torch.as_tensor(ranges, dtype=torch.float32)
+        place.gradients = torch.as_tensor(gradients, dtype=torch.float32)
+
+
+def left(found, costs):
+    return sum(cost * error_of(place.bits) for place, cost in zip(found, costs, strict=True))
+
+
+def test_all_places_have_the_average_at_first():
+    one, two = Place("one", 0), Place("two", 0, per_sample=True)
+    Allocation([one, two], 2.5, 10)
+
+    assert (one.bits, two.bits) == (2, 2.5)
+
+
+def test_bits_go_where_the_variance_is():
+    """Costs 1 : 49/9 : 225/9 : 961/9 deserve one bit more each."""
+    four = places(4)
+    shares = Allocation(four, 3.5, 10)
+    costs = [1, 49 / 9, 225 / 9, 961 / 9]
+    shares.begin()
+    for place, cost in zip(four, costs, strict=True):
+        see(place, cost * 10, 1000 / place.factor)
+    even = left(four, costs)
+    shares.begin()
+
+    assert [place.bits for place in four] == [2, 3, 4, 5]
+    assert even == pytest.approx(sum(costs) / 49)
+    assert left(four, costs) == pytest.approx(4 / 9)
+
+
+def test_large_tensors_weigh_more():
+    small, large = places(2)
+    shares = Allocation([small, large], 2, 1)
+    shares.begin()
+    see(small, 1, 1, elements=10)
+    see(large, 100, 1, elements=1000)  # the same mean squared range, so the same cost
+    shares.begin()
+
+    assert [small.bits, large.bits] == least_variance([1, 1], [10, 1000], 2 * 1010)
+    assert small.bits > large.bits
+
+
+def test_a_step_is_watched_every_so_often():
+    (place,) = places(1)
+    shares = Allocation([place], 2, 3)
+    watched = []
+    for _ in range(8):
+        shares.begin()
+        watched.append(place.watched)
+        see(place, 1, 1)
+
+    assert watched == [True, False, False, True, False, False, True, False]
+    assert place.ranges is None or place.watched
+
+
+def test_every_step_can_be_watched():
+    one, two = places(2)
+    shares = Allocation([one, two], 2, 1)
+    for cost in (100, 0.01, 100):
+        shares.begin()
+        see(one, 1, 1)
+        see(two, cost, 1)
+        shares.begin()
+        assert one.watched
+        assert (one.bits < two.bits) == (cost > 1)
+        see(one, 1, 1)
+        see(two, cost, 1)
+
+
+def test_a_step_without_a_backward_pass_is_watched_on():
+    (place,) = places(1)
+    shares = Allocation([place], 2, 100)
+    shares.begin()
+    place.begin(torch.empty(100))
+    place.ranges = torch.ones(())
+    shares.begin()
+    assert place.watched
+    see(place, 1, 1)
+    shares.begin()
+
+    assert not place.watched
+
+
+def test_bits_of_every_sample_count_where_rows_differ():
+    """The bits of a layer are the mean of what its samples would be given."""
+    rows, whole = Place("rows", 0, per_sample=True), Place("whole", 0)
+    shares = Allocation([rows, whole], 3, 10)
+    shares.begin()
+    see(rows, [1, 400], [3, 1], elements=200)
+    see(whole, 10, 1, elements=100)
+    shares.begin()
+    # of each row, ranges * mean gradient * rows / elements; the share of 1/4 is the same for all
+    expected = least_variance([1 * 2 / 100, 400 * 2 / 100, 10 / 100], [100, 100, 100], 3 * 300)
+
+    assert rows.bits == (expected[0] + expected[1]) / 2
+    assert whole.bits == expected[2]
+    assert expected[1] > expected[0]
+
+
+def test_the_history_takes_the_place_of_the_mean_gradient():
+    place = Place("rows", 0, per_sample=True, history=History())
+    shares = Allocation([place], 2, 10)
+    shares.begin()
+    with samples([3, 1]):
+        place.begin(torch.empty(2, 50))
+    place.ranges = torch.tensor([4.0, 4.0])
+    place.see_gradient(torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+
+    assert place.gradients.tolist() == [1, 25]
+    assert variance(place).tolist() == [0.25 * 4 * 1 / 50, 0.25 * 4 * 25 / 50]
+
+
+def test_a_tensor_that_is_shared_costs_what_both_lose_and_weighs_once():
+    owner, sharer, other = places(3)
+    shares = Allocation([sharer, owner, other], 2, 10)
+    shares.begin()
+    see(owner, 1, 1)
+    see(other, 5, 1)
+    sharer.begin(torch.empty(100))
+    sharer.share(owner)
+    sharer.gradients, sharer.factor = torch.tensor(99.0), 0.5
+    shares.begin()
+
+    expected = least_variance([0.25 * 1 + 0.5 * 99, 0.25 * 5], [100, 100], 2 * 200)
+    assert [owner.bits, other.bits] == expected
+    assert owner.bits > other.bits
+    assert sharer.bits == 2
+
+
+def test_a_place_that_shares_with_itself_has_its_own_tensor():
+    (place,) = places(1)
+    place.begin(torch.empty(10))
+    place.share(place)
+
+    assert (place.owner, place.elements) == (None, 10)
+
+
+def test_places_that_did_not_run_are_left_out():
+    ran, did_not, forward_only, frozen = places(4)
+    shares = Allocation([ran, did_not, forward_only, frozen], 2, 10)
+    did_not.bits = 5
+    shares.begin()
+    see(ran, 1, 1)
+    see(forward_only, 1, 1)
+    forward_only.gradients = None
+    frozen.gradients = torch.ones(())
+    shares.begin()
+
+    assert [ran.bits, did_not.bits, forward_only.bits, frozen.bits] == [2, 5, 2, 2]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_overflow_leaves_the_average_and_the_next_step_is_watched(bad):
+    one, two, three = places(3)
+    shares = Allocation([one, two, three], 2, 100)
+    shares.begin()
+    for place, cost in ((one, bad), (two, 1), (three, 1000)):
+        see(place, cost, 1)
+    shares.begin()
+    assert one.bits == 2
+    assert two.bits < three.bits
+    assert two.bits + three.bits == 4
+    assert one.watched
+    for place in (one, two, three):
+        see(place, 1, 1)
+    shares.begin()
+
+    assert [one.bits, two.bits, three.bits] == [2, 2, 2]
+    assert not one.watched
+
+
+def test_costs_are_read_when_they_are_there_and_never_waited_for(monkeypatch):
+    class Event:
+        there = False
+
+        def query(self):
+            return self.there
+
+        def synchronize(self):
+            pytest.fail("waited")
+
+    event = Event()
+    monkeypatch.setattr(allocation, "_recorded", lambda device: event)
+    one, two = places(2)
+    shares = Allocation([one, two], 2, 1)
+    shares.begin()
+    see(one, 1, 1)
+    see(two, 100, 1)
+    for _ in range(3):
+        shares.begin()
+        assert (one.bits, two.bits, one.watched) == (2, 2, False)
+    event.there = True
+    shares.begin()
+
+    assert (one.bits, two.bits, one.watched) == (1, 3, True)
+
+
+def test_what_fake_steps_saw_is_not_read_and_real_steps_are_watched_after_them():
+    (place,) = places(1)
+    shares = Allocation([place], 2, 100)
+    with FakeTensorMode():
+        for _ in range(2):
+            shares.begin()
+            assert place.watched
+            see(place, 1, 1)
+            place.ranges, place.gradients = torch.ones(()), torch.ones(())
+    shares.begin()
+    assert place.watched
+    see(place, 1, 1)
+    shares.begin()
+
+    assert not place.watched
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_sets_the_bits_of_its_own_places(copied):
+    pair = places(2)
+    shares = Allocation(pair, 2, 1)
+    shares.begin()
+    for place in pair:
+        see(place, 1, 1)
+    (one, two), twin = copied((pair, shares))
+    assert (one.ranges, one.gradients, one.watched) == (None, None, False)
+    twin.begin()
+    see(one, 1, 1)
+    see(two, 100, 1)
+    twin.begin()
+
+    assert [one.bits, two.bits] == [1, 3]
+    assert [place.bits for place in pair] == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (4, 3, 5, 5)])
+def test_gradients_are_seen_as_squared_norms(dtype, shape):
+    grad = torch.randn(shape).to(dtype)
+    rows, whole, unwatched = Place("", 2, per_sample=True, watched=True), Place("", 2, watched=True), Place("", 2)
+    for place in (rows, whole, unwatched):
+        place.see_gradient(grad)
+    squares = grad.double().square()
+
+    torch.testing.assert_close(rows.gradients, squares.flatten(1).sum(1).float() if grad.dim() > 1 else squares.float())
+    torch.testing.assert_close(whole.gradients, squares.sum().float())
+    assert unwatched.gradients is None
+
+
+def test_the_variance_is_that_of_the_gradient_of_a_linear_layer():
+    """Noise of variance ``range**2 / 4`` in each input, the most that 1 bit leaves, is put in and seen come out."""
+    torch.manual_seed(0)
+    x, grad, spread = torch.randn(50, 8), torch.randn(50, 6), 3.0
+    place = Place("", 2, watched=True, factor=nn.Linear(8, 6).weight[0].numel() / 4)
+    place.begin(x)
+    place.ranges = torch.tensor(x.numel() * spread**2)  # groups of one element, all of this range
+    place.see_gradient(grad)
+    noise = spread * (torch.randint(0, 2, (4000, 50, 8)) - 0.5)
+    found = (grad.t() @ noise).square().sum((1, 2)).mean()
+
+    assert float(variance(place)) == pytest.approx(float(found), rel=0.03)
+
+
+def test_a_place_with_a_history_asks_for_ids_and_does_without():
+    history._warn_once.cache_clear()
+    place = Place("", 2, per_sample=True, history=History())
+    with pytest.warns(UserWarning, match="call actbench.samples"):
+        place.begin(torch.empty(3, 4))
+    place.watched, place.ranges = True, torch.tensor([1.0, 2.0, 3.0])
+    place.see_gradient(torch.tensor([[9.0], [0.0], [0.0]]))
+
+    assert variance(place).tolist() == [0.25 * cost * 27 / 12 * 3 for cost in (1, 2, 3)]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+from rich.console import Console
+
+from actbench.errors import UsageError
+from actbench.render import pictures
+from actbench.render.curves import drawn
+from actbench.tables.chart import Chart, Curve
+
+CHART = Chart(
+    "a title",
+    "steps",
+    "loss",
+    (Curve("exact", ((0, 1.0), (10, 0.0)), (0.1, 0.1)), Curve("other", ((0, math.nan), (10, 0.5)))),
+)
+
+
+def text_of(chart: Chart) -> list[str]:
+    console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(drawn(chart, 60, 6))
+    return console.export_text().splitlines()
+
+
+def test_a_falling_curve_goes_from_the_top_left_to_the_bottom_right() -> None:
+    title, *rows, ends, legend = text_of(CHART)
+    picture = [row.partition("│")[2] for row in rows]
+
+    assert title == "a title"
+    assert len(picture) == 6
+    assert picture[0][0] != "\u2800"
+    assert picture[0][-1] == "\u2800"
+    assert picture[-1].rstrip("\u2800 ") != ""
+    assert picture[-1][0] == "\u2800"
+    assert "0 … 10 steps" in ends
+    assert "exact" in legend
+    assert "other" in legend
+
+
+def test_what_is_no_number_is_left_out_and_a_flat_curve_is_drawn() -> None:
+    assert "no finite value" in text_of(Chart("t", "x", "y", (Curve("a", ((0, math.inf),)),)))[0]
+    assert len(text_of(Chart("t", "x", "y", (Curve("a", ((0, 1.0), (1, 1.0))),)))) == 9
+
+
+def test_pictures_are_drawn_and_the_same_each_time() -> None:
+    pytest.importorskip("matplotlib")
+
+    svg = pictures.picture([CHART, CHART], "svg")
+
+    assert svg == pictures.picture([CHART, CHART], "svg")
+    assert svg.startswith(b"<?xml")
+    assert b"nan" not in svg.lower().replace(b"nano", b"")
+    assert pictures.picture([CHART], "png").startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+    with pytest.raises(UsageError, match="pip install matplotlib"):
+        pictures.check(["png"])
+    with pytest.raises(UsageError, match="png or svg, not as 'jpeg'"):
+        pictures.check(["jpeg"])

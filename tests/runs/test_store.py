@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench import store
+from actbench.errors import StoreError
+from actbench.runs.store import RunStore, json_text, read, runs_path
+
+MakeRun = Any
+
+
+def test_runs_survive_and_the_last_of_a_case_counts(tmp_path: Path, make_run: MakeRun) -> None:
+    file = tmp_path / "a" / "box.runs.jsonl"
+    old, new, other = make_run(accuracy=0.1), make_run(accuracy=0.2), make_run(machine="elsewhere")
+    with RunStore.opened(file, "box") as opened:
+        for run in (old, other, new):
+            opened.append(run)
+
+    with RunStore.opened(file, "box") as again:
+        assert again.done(old.case.key()) == new
+        assert again.done("unknown") is None
+    assert read(file) == (new, other)
+
+
+def test_a_half_written_line_is_left_out(tmp_path: Path, make_run: MakeRun) -> None:
+    file = tmp_path / "box.runs.jsonl"
+    with RunStore.opened(file, "box") as opened:
+        opened.append(make_run())
+    with file.open("ab") as damaged:
+        damaged.write(b'{"schema_version":1,"rec')
+
+    with RunStore.opened(file, "box") as again:
+        assert "half-written" in str(again.notice)
+        again.append(make_run(seed=1))
+
+    assert len(read(file)) == 2
+
+
+def test_two_processes_on_one_file_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "box.runs.jsonl"
+    with (
+        RunStore.opened(file, "box"),
+        pytest.raises(StoreError, match="another actbench process"),
+        RunStore.opened(file, "box"),
+    ):
+        pass
+
+
+def test_what_reads_the_files_of_a_sweep_leaves_runs_alone(tmp_path: Path) -> None:
+    path = runs_path(tmp_path, "digits", "amd-2.4-2c")
+    path.parent.mkdir(parents=True)
+    path.touch()
+    other = path.with_name("amd-2.4-2c.jsonl")
+    other.touch()
+
+    assert path == tmp_path / "digits" / "amd-2.4-2c.runs.jsonl"
+    assert store.files_in([tmp_path]) == [other]
+
+
+def test_json_holds_the_records(make_run: MakeRun) -> None:
+    assert '"accuracy": 0.9' in json_text([make_run()])

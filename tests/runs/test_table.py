@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from actbench import render
+from actbench.runs.curves import charts
+from actbench.runs.table import accuracy_table
+
+MakeRun = Any
+
+
+def test_means_deviations_and_paired_differences(make_run: MakeRun) -> None:
+    exact = [make_run("exact", seed, accuracy) for seed, accuracy in enumerate((0.80, 0.90))]
+    scheme = [make_run("fewbit:3", seed, accuracy, peak_bytes=400) for seed, accuracy in enumerate((0.79, 0.88))]
+
+    first, second = accuracy_table([*exact, *scheme], "Which?").rows
+
+    assert first["accuracy"] == pytest.approx(0.85)
+    assert first["accuracy_deviation"] == pytest.approx(math.sqrt(2 * 0.05**2 / (2 - 1)))
+    assert first["accuracy_difference"] is None
+    assert second["accuracy_difference"] == pytest.approx((-0.01 - 0.02) / 2)
+    assert second["accuracy_difference_deviation"] == pytest.approx(math.sqrt(2 * 0.005**2 / (2 - 1)))
+    assert second["peak_saving"] == pytest.approx(1 - 400 / 1000)
+
+
+def test_differences_are_of_seeds_that_both_have(make_run: MakeRun) -> None:
+    runs = [make_run("exact", 0, 0.8), make_run("exact", 1, 0.1), make_run("smaq", 0, 0.7), make_run("smaq", 2, 1.0)]
+
+    row = accuracy_table(runs, "Which?").rows[1]
+
+    assert row["accuracy_difference"] == pytest.approx(-0.1)
+    assert "accuracy_difference_deviation" not in row
+
+
+def test_failed_and_diverged_runs_are_told(make_run: MakeRun) -> None:
+    runs = [
+        make_run("exact"),
+        make_run("smaq", failed=True),
+        make_run("smaq", 1, losses=(1.0, math.nan), diverged_at=2),
+    ]
+
+    text = render.markdown(accuracy_table(runs, "Which?"))
+
+    assert "1 failed, 1 diverged" in text
+    assert "nothing here" in text
+    assert "loss of step 2" in text
+
+
+def test_curves_are_means_over_seeds(make_run: MakeRun) -> None:
+    runs = [make_run("exact", 0, losses=(2.0, 1.0)), make_run("exact", 1, losses=(4.0, 2.0)), make_run("smaq")]
+
+    loss, accuracy = charts(runs)
+
+    assert loss.curves[0].points == ((1, 3.0), (2, 1.5))
+    assert loss.curves[0].spread == pytest.approx((math.sqrt(2), math.sqrt(0.5)))
+    assert [curve.label for curve in loss.curves] == ["exact", "smaq"]
+    assert loss.curves[1].spread == ()
+    assert accuracy.y == "accuracy"
