@@ -123,6 +123,18 @@ __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, c
     }
 }
 
+// Eight elements but those before `skipped` and from `left` on.
+template <class Scalar>
+__device__ __forceinline__ void store_from(Index skipped, Scalar* target, int left, const float (&values)[8]) {
+    if (skipped <= 0) {
+        store8(target, left, aligned(target), values);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i >= skipped && i < left) target[i] = Scalar::nearest(values[i]);
+    }
+}
+
 // ---- A tile's codes are 32 * bits bytes of one little-endian stream. They pass through shared memory, so that the
 // warp moves them as 2 * bits neighbouring vectors. `left` is how many bytes the stream has from `target` on.
 

@@ -72,17 +72,6 @@ __device__ __forceinline__ void values_of(
     rescale(values, scaled.inverse);
 }
 
-// Eight elements but those before `skipped` and from `left` on.
-__device__ __forceinline__ void store_from(Index skipped, SCALAR* target, int left, const float (&values)[8]) {
-    if (skipped <= 0) {
-        store8(target, left, aligned(target), values);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-            if (i >= skipped && i < left) target[i] = SCALAR::nearest(values[i]);
-    }
-}
-
 __device__ __forceinline__ int tiles_of(int group_size) { return TILES == 1 ? 1 : (group_size + kTile - 1) / kTile; }
 
 __device__ __forceinline__ int lesser_count(Index some, int most) { return some < most ? int(some) : most; }

@@ -45,9 +45,9 @@ ALLOWED = {
     "meters": SETUP | {"machine"},
     "inspection": SETUP | {"ledger"},
     "bench": SETUP | {"ledger", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
-    "conversion": SETUP | {"schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
+    "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
     # both
-    "learning": SETUP | {"schemes", "workloads", "meters", "bench", "machine", "runs", "render"},
+    "learning": SETUP | {"nn", "schemes", "workloads", "meters", "bench", "machine", "runs", "render"},
     "kernelbench": WORDS | {"tables", "machine", "ops", "codecs", "nn"},
     "experiment": WORDS
     | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from actbench.codecs.own import own_activation
     from actbench.codecs.tables import table
     from actbench.conversion import Conversion, conversion_of, convert
+    from actbench.conversion.controller import Controller
     from actbench.conversion.folders import load_converted, save_converted
     from actbench.errors import (
         ActbenchError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
+    from actbench.nn.keeping.history import samples
     from actbench.records import Case
 
     __version__: str
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActbenchError": "errors",
     "Case": "records",
+    "Controller": "conversion.controller",
     "Conversion": "conversion",
     "ConversionError": "errors",
     "KernelError": "errors",
@@ -52,6 +55,7 @@ _HOMES = {
     "load_converted": "conversion.folders",
     "measure": "bench",
     "own_activation": "codecs.own",
+    "samples": "nn.keeping.history",
     "save_converted": "conversion.folders",
     "table": "codecs.tables",
 }
@@ -59,6 +63,7 @@ _HOMES = {
 __all__ = [
     "ActbenchError",
     "Case",
+    "Controller",
     "Conversion",
     "ConversionError",
     "KernelError",
@@ -75,6 +80,7 @@ __all__ = [
     "load_converted",
     "measure",
     "own_activation",
+    "samples",
     "save_converted",
     "table",
 ]

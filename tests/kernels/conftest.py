@@ -26,6 +26,7 @@ MACROS = {
     "bitpack": {"BITS": range(1, 9)},
     "sketch": {"SCALAR": rawkernel.SCALARS.values()},
     "groupquant": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1, 4)},
+    "smaq": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1, 4)},
     "probe": {},
 }
 BLOCKS = 3  # so few that threads stride; host.h runs odd and even ones in opposite orders

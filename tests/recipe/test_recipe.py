@@ -116,6 +116,36 @@ def test_a_workload_has_meters_and_a_scheme_has_models_of_its_own(tmp_path: Path
     assert {planned.case.meter for planned in on_cuda.cases()} == {"cuda"}
 
 
+def test_a_scheme_has_other_published_figures_for_another_model(tmp_path: Path) -> None:
+    text = """
+    title = "?"
+    [workload]
+    model = ["a", "b", "c"]
+    batch_size = 8
+    [[scheme]]
+    spec = "exact"
+    [[scheme]]
+    spec = "x+y"
+    models = ["a", "b"]
+    [[scheme]]
+    spec = "y+x"
+    models = "c"
+    published = [{ quantity = "largest_batch", value = 9, setting = "c", source = "table 4" }]
+    """
+    cases = loaded(tmp_path, text).cases()
+
+    assert [(planned.case.model, planned.case.scheme, len(planned.published)) for planned in cases] == [
+        ("a", "exact", 0),
+        ("a", "x+y", 0),
+        ("b", "exact", 0),
+        ("b", "x+y", 0),
+        ("c", "exact", 0),
+        ("c", "y+x", 1),
+    ]
+    with pytest.raises(RecipeError, match=r"scheme: the same scheme stands twice: 'x\+y' and 'y\+x'"):
+        loaded(tmp_path, text.replace('"c"\n    published', '["b", "c"]\n    published'))
+
+
 def test_labels_and_published_figures_go_with_their_scheme(tmp_path: Path) -> None:
     scheme = """
     [[scheme]]

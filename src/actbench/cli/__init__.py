@@ -5,7 +5,17 @@ from __future__ import annotations
 import os
 import sys
 
-from actbench.cli import convert, doctor, kernels, listing, report, sweep, tables, train  # noqa: F401  (each has verbs)
+from actbench.cli import (  # noqa: F401  (each has verbs)
+    convert,
+    doctor,
+    encodings,
+    kernels,
+    listing,
+    report,
+    sweep,
+    tables,
+    train,
+)
 from actbench.cli.app import app
 from actbench.errors import ActbenchError
 

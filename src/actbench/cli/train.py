@@ -54,8 +54,7 @@ def train(
 
     Runs of one seed begin with the same weights and see the same data in the same order. Each is stored as soon as it
     ends, in OUTPUT/RECIPE/MACHINE.runs.jsonl, with the table beside it. Run the same command again and it goes on
-    where it was stopped, in the middle of a run too: the curve is bit for bit that of a run that was not stopped, but
-    for schemes that adapt while they train, such as actnn:L3 and gact:L2, whose rows then have a warning.
+    where it was stopped, in the middle of a run too: the curve is bit for bit that of a run that was not stopped.
 
     Exit status: 0 all runs trained, 1 some run failed, 2 wrong usage.
 

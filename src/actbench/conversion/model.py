@@ -107,6 +107,11 @@ def mark(setup: TrainingSetup, scheme: Scheme) -> nn.Module:
     return setup.module
 
 
+def unmark(model: nn.Module) -> None:
+    """Take the mark off a model that is as it was before."""
+    vars(model).pop(_MARK, None)
+
+
 def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
     """Raise a ConversionError if a model, or a model inside it, was converted before."""
     found = conversion_of(model)

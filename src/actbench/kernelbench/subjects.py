@@ -13,9 +13,8 @@ from actbench.nn import piecewise
 from actbench.nn.functions import function_of
 from actbench.nn.stepwise import Steps, StepwiseActivation
 from actbench.ops import bitpack, groupquant, mask, sketch, stepwise
-from actbench.ops.activate import activate
+from actbench.ops.activate import activate, one_pass
 from actbench.ops.bitpack import packed_bytes
-from actbench.ops.cuda import activate as cuda_activate
 
 Call = Callable[[], object]
 LayerLike = Callable[[Tensor], Tensor]
@@ -116,9 +115,7 @@ def _activate(place: Place) -> Subject:
 
 def _one_pass(function: str, place: Place) -> bool:
     """Return whether output and codes come from one pass over the input."""
-    if function == "relu":
-        return True
-    return place.device.type == "cuda" and cuda_activate.agrees(function, place.dtype, place.device)
+    return function == "relu" or one_pass(function, place.dtype, place.device)
 
 
 def _relu(place: Place) -> Subject:

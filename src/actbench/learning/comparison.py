@@ -111,8 +111,7 @@ def run(
 ) -> TrainingComparison:
     """Train the runs of a recipe that the file does not hold yet, one behind the other in this process.
 
-    A run that was stopped goes on from its last checkpoint, and its curve is bit for bit that of one that was not,
-    unless its scheme adapts and keeps that elsewhere than in buffers of the model; its record then has a warning. A
+    A run that was stopped goes on from its last checkpoint, and its curve is bit for bit that of one that was not. A
     run that fails becomes a record with the reason, and the others go on.
 
     Args:

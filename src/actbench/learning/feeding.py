@@ -50,11 +50,15 @@ class Feed:
         """Whole batches of the training set; the samples that are left over are others in each epoch."""
         return len(self.data.train) // self.batch_size
 
+    def chosen(self, step: int) -> Tensor:
+        """Return which samples of the training set the batch of a step holds, int64 (batch_size,)."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = torch.randperm(len(self.data.train), generator=_generator("order", self.seed, epoch))
+        return order[place * self.batch_size :][: self.batch_size]
+
     def batch(self, step: int) -> Batch:
         """Return the batch of a training step, from 0."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        random = _generator("order", self.seed, epoch)
-        chosen = torch.randperm(len(self.data.train), generator=random)[place * self.batch_size :][: self.batch_size]
+        chosen = self.chosen(step)
         inputs = self.data.train.inputs[chosen]
         if self.data.augment is not None:
             inputs = self.data.augment(inputs, _generator("augment", self.seed, step))

@@ -14,6 +14,7 @@ from actbench.learning.checkpoint import CheckpointFolder, Progress, restore, st
 from actbench.learning.evaluation import evaluated, evaluating, scores_of
 from actbench.learning.feeding import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.learning.optimizers import make_optimizer, rate_factor
+from actbench.nn.keeping.history import samples
 from actbench.records import Case
 from actbench.runs.records import Evaluation, Trained, TrainingCase
 from actbench.training import Batch, TrainStep
@@ -87,7 +88,7 @@ class TrainingLoop:
         Raises:
             StoreError: It cannot be written.
         """
-        tree, tensors = state_of(self._setup.module, self._step.optimizer)
+        optimizer, adapted, tensors = state_of(self._setup.module, self._step.optimizer)
         progress = Progress(
             tensors=f"step-{self.done:08d}.safetensors",
             case=self.case,
@@ -98,7 +99,8 @@ class TrainingLoop:
             evaluations=tuple(self._evaluations),
             diverged_at=self._diverged_at,
             resumed_at=tuple(self._resumed_at),
-            optimizer=tree,
+            optimizer=optimizer,
+            adapted=adapted,
         )
         folder.write(progress, tensors)
 
@@ -116,10 +118,6 @@ class TrainingLoop:
         self._losses, self._seconds = list(progress.losses), list(progress.step_seconds)
         self._evaluations, self._diverged_at = list(progress.evaluations), progress.diverged_at
         self._resumed_at = [*progress.resumed_at, self.done]
-        if self.case.scheme != "exact":
-            kept = f"if {self.case.scheme} adapts while it trains and keeps that elsewhere than in buffers"
-            lost = "it adapted anew from there, and the curve is not that of a run that was not stopped"
-            self._warnings += (f"resumed at step {self.done}: {kept}, {lost}",)
         here = (torch.__version__, torch.get_num_threads())
         if (progress.torch, progress.threads) != here:
             then = f"begun under torch {progress.torch} with {progress.threads}"
@@ -159,7 +157,8 @@ class TrainingLoop:
             group["lr"] = rate * factor
         step.batch = self._batch(self.done)
         started = time.perf_counter()
-        loss = step().item()  # waits for the device, so that the time is the step's
+        with samples(self._feed.chosen(self.done)):
+            loss = step().item()  # waits for the device, so that the time is the step's
         self._seconds.append(time.perf_counter() - started)
         self._losses.append(loss)
         if not math.isfinite(loss):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 from torch import nn
@@ -44,12 +44,15 @@ class ReboundForward:
     @classmethod
     def of(cls, module: nn.Module) -> Self | None:
         """Return the forward of this class that is bound on a module, or None; one may stand in front of another."""
+        return next((bound for bound in ReboundForward.all_of(module) if isinstance(bound, cls)), None)
+
+    @staticmethod
+    def all_of(module: nn.Module) -> Iterator[ReboundForward]:
+        """Yield the forwards of this kind that are bound on a module, the one in front first."""
         bound = vars(module).get("forward")
         while isinstance(bound, ReboundForward):
-            if isinstance(bound, cls):
-                return bound
+            yield bound
             bound = bound._before
-        return None
 
     def bind(self) -> None:
         """Make this the forward of the module."""

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from actbench import savedtensors
 from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import Hooks, active
+from actbench.nn.offloaded import own_tensors
 from actbench.nn.rebound import ReboundForward
 from actbench.nn.statistics import counting_norms, statistics_kept
 
@@ -112,10 +113,12 @@ class RecomputedForward(ReboundForward):
         def run(*args: Any) -> Any:
             return self.inner(module, *map(copied, args), **{name: copied(value) for name, value in kwargs.items()})
 
+        # Codes may have other widths in the second run, of which their layers know: their shapes are not compared.
+        settings: dict[str, Any] = {"use_reentrant": False, "determinism_check": "none"}
         norms = counting_norms(module)
-        if not norms or torch.compiler.is_compiling():  # a compiled graph updates a buffer once in any case
-            return checkpoint(run, *args, use_reentrant=False)
-        return checkpoint(run, *args, use_reentrant=False, context_fn=functools.partial(_contexts, norms))
+        if norms and not torch.compiler.is_compiling():  # a compiled graph updates a buffer once in any case
+            settings["context_fn"] = functools.partial(_contexts, norms)
+        return checkpoint(run, *args, **settings)
 
     def _packed(self, hooks: Hooks, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the block twice under hooks that pack what is saved: the inputs first, and in backward all the rest.
@@ -128,6 +131,8 @@ class RecomputedForward(ReboundForward):
             with hooks.block(self.path):
                 return self.inner(module, *args, **kwargs)
         tensors, given = _taken_apart((args, kwargs))
+        if not any(tensor.requires_grad for tensor in (*tensors, *own_tensors(module))):
+            return self.inner(module, *args, **kwargs)
         norms = counting_norms(module)
         results: list[_Rest] = []
 
@@ -136,7 +141,8 @@ class RecomputedForward(ReboundForward):
             again = torch.is_grad_enabled()
             with hooks.block(self.path) if again else nullcontext(), statistics_kept(norms) if again else nullcontext():
                 found, rest = _taken_apart(self.inner(module, *args, **kwargs))
-            results[:] = [rest]
+            if not again:
+                results.append(rest)
             return tuple(found)
 
         with_graph = torch.empty(0, requires_grad=True)  # there may be none among the tensors, but in the block

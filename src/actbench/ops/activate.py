@@ -1,4 +1,4 @@
-"""An activation and the codes of its input in one operator, which on CUDA reads the input once.
+"""An activation and the codes of its input in one operator, which reads the input once where it can.
 
 ``actbench::stepwise_activate(x, function, bounds, bits, fold)`` gives ``function(x)``, bit for bit as torch computes it
 on that device, and what ``stepwise_encode(x, bounds, bits, fold)`` gives.
@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from actbench.ops import bitpack, stepwise
 from actbench.ops.arguments import check_bits, check_contiguous, check_table
+from actbench.ops.cpu import activate as fused
 from actbench.ops.cpu import hugepages
 from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import activate as cuda
@@ -61,11 +62,24 @@ def plain(x: Tensor, function: str) -> Tensor:
     return FUNCTIONS[function](x)
 
 
+def one_pass(function: str, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether function and codes come from one pass over x: where a kernel gives the bits of torch's.
+
+    That is asked once for each device and, on the CPU, for each number of threads. There it is SiLU in float32, which
+    has a kernel; all others are computed by torch's own, whose last bits no other one has, and encoded after.
+    """
+    if device.type == "cuda":
+        return dtype != torch.float64 and cuda.agrees(function, dtype, device)
+    return function == "silu" and dtype == torch.float32 and fused.agrees(torch.get_num_threads())
+
+
 def _cpu(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
-    """Compute the function by torch's own kernel, whose last bits no other one has; into huge pages."""
+    """Compute; nothing folds the codes of a function that has a kernel here, since its derivative is not even."""
     if x.dtype == torch.float64:
         return reference(x, function, bounds, bits, fold)
     _check(x, function, bounds, bits)
+    if not fold and one_pass(function, x.dtype, x.device):
+        return fused.silu(x, bounds, bits)
     return plain(x, function), cpu.encode(x, bounds, bits, fold)
 
 
@@ -73,7 +87,7 @@ def _cuda(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tu
     if x.dtype == torch.float64:
         return reference(x, function, bounds, bits, fold)
     _check(x, function, bounds, bits)
-    if cuda.agrees(function, x.dtype, x.device):
+    if one_pass(function, x.dtype, x.device):
         return cuda.activate(x, function, bounds, bits, fold)
     return plain(x, function), stepwise.encode(x.detach(), bounds, bits, fold)
 

@@ -47,11 +47,9 @@ class Recipe(Data):
     @field_validator("scheme")
     @classmethod
     def _no_scheme_twice(cls, rows: tuple[SchemeRow, ...]) -> tuple[SchemeRow, ...]:
-        seen: dict[tuple[str, ...], str] = {}
-        for row in rows:
-            if row.identity in seen:
-                raise ValueError(f"the same scheme stands twice: {seen[row.identity]!r} and {row.spec!r}")
-            seen[row.identity] = row.spec
+        for row, other in itertools.combinations(rows, 2):
+            if row.repeats(other):
+                raise ValueError(f"the same scheme stands twice: {row.spec!r} and {other.spec!r}")
         return rows
 
     @model_validator(mode="after")

@@ -104,10 +104,10 @@ class SchemeRow(Data):
         """Whether the scheme is to be measured on a model."""
         return self.models is None or model in self.models
 
-    @property
-    def identity(self) -> tuple[str, ...]:
-        """What is the same for two specifications that differ in the order of their parts only."""
-        return tuple(sorted(self.spec.split("+")))
+    def repeats(self, other: SchemeRow) -> bool:
+        """Whether both say the same scheme, in any order of its parts, for one model."""
+        same = sorted(self.spec.split("+")) == sorted(other.spec.split("+"))
+        return same and (self.models is None or other.models is None or not set(self.models).isdisjoint(other.models))
 
 
 @dataclass(frozen=True)

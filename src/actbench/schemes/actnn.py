@@ -136,6 +136,8 @@ class ActNN(Scheme):
             compress=self.setting("compress"),
             chunk=self.chunk,
             share=self.share,
+            per_group=self.per_group,
+            pipeline_threshold=self.setting("pipeline_threshold"),
         )
         model, places, sites = self._swapped(setup.module, keeper)
         if not sites:

@@ -77,6 +77,8 @@ class Scheme(Data):
 def _written(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(str(item) for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value)  # of a float the shortest text that reads back as the same number

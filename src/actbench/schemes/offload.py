@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from actbench.errors import ConversionError
+from actbench.nn.hooked import HookedForward
 from actbench.nn.offloaded import OffloadedForward
 from actbench.records import Site
 from actbench.schemes.base import Scheme
@@ -27,13 +28,18 @@ class Offload(Scheme):
         """Bind an offloading forward on the model.
 
         Raises:
-            ConversionError: The model offloads already, or has nothing to train.
+            ConversionError: The model offloads or packs its saved tensors already, or has nothing to train.
         """
         if not any(True for _ in setup.module.parameters()):
             kind = type(setup.module).__name__
             raise ConversionError(f"offload: {kind} has no parameters, so it keeps nothing for a backward pass")
         if OffloadedForward.of(setup.module) is not None:
             raise ConversionError("offload: the model offloads its saved tensors already; convert the original model")
+        if HookedForward.of(setup.module) is not None:
+            raise ConversionError(
+                "offload: the model packs its saved tensors by hooks, of which only the innermost run, so that offload "
+                "would move none of them; gact:L3 moves what it has packed"
+            )
         OffloadedForward(setup.module).bind()
         site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors in host memory")
         return setup.changed(setup.module, (site,))

@@ -87,6 +87,20 @@ def test_the_tensor_kept_before_is_fetched_ahead(lane):
     assert log_of(lane) == ["back 0 settled"]
 
 
+def test_nothing_is_fetched_ahead_where_it_is_switched_off():
+    lane = Lane(Noted(), prefetch=False)
+    kept = sent(lane, 3)
+    for number in (2, 1, 0):
+        assert number_of(lane.back(kept[number])) == number
+        assert log_of(lane) == [f"back {number}", f"back {number} settled"]
+
+
+def test_a_copy_of_a_keeper_has_its_settings():
+    keeper = copy.deepcopy(Keeper(swap=True, prefetch=False, share=False, chunk=3))
+
+    assert (keeper.swap, keeper.transfer.prefetch, keeper.share, keeper.chunk) == (True, False, False, 3)
+
+
 def test_a_tensor_that_several_layers_restore_does_not_drive_out_what_is_ahead(lane):
     kept = sent(lane, 2)
     for _ in range(3):

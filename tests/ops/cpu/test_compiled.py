@@ -44,3 +44,12 @@ def test_threads_of_the_caller_are_restored():
         assert numba.get_num_threads() == 1
     finally:
         numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+
+
+def test_starting_the_pool_leaves_torchs_threads_alone():
+    code = (
+        "import torch; from actbench.ops.cpu import compiled\n"
+        "torch.set_num_threads(torch.get_num_threads() + 1); before = torch.get_num_threads()\n"
+        "compiled._parallel(); print(torch.get_num_threads() - before)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "0\n"

@@ -40,7 +40,7 @@ class BatchNormalization(torch.autograd.Function):
             x, weight, bias, *running, training, momentum, eps, torch.backends.cudnn.enabled
         )
         used = (None, None) if training else running
-        save(ctx, kept, place, keeper.chunk, weight, *used, mean, invstd, reserve)
+        save(ctx, kept, place, keeper, weight, *used, mean, invstd, reserve)
         return output
 
     @staticmethod
@@ -48,7 +48,7 @@ class BatchNormalization(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
         ctx.place.see_gradient(grad)
-        held, others = saved(ctx)
+        held, others = saved(ctx, grad)
         if held.form is not None and len(held.pieces()) == 1:
             found = _at_once(ctx, grad, held, others)
         else:
@@ -82,7 +82,7 @@ def batch_norm(
         training: Whether the statistics are those of the batch.
         momentum: Share of the batch in the new running statistics.
         eps: Added to the variance.
-        keeper: Keeps x; cuts the batch into ``keeper.chunk`` pieces in the backward pass.
+        keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
         place: Whom x is kept for.
     """
     running = (running_mean, running_var)

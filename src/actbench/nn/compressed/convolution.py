@@ -31,7 +31,7 @@ class Convolution(torch.autograd.Function):
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
         ctx.format = _channels_last(x)
         kept = keep(x, keeper, place, needed=ctx.needs_input_grad[1])
-        save(ctx, kept, place, keeper.chunk if geometry.has_batch(x) else 1, weight)
+        save(ctx, kept, place, keeper, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
             return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
@@ -41,7 +41,7 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
         ctx.place.see_gradient(grad)
-        held, (weight,) = saved(ctx)
+        held, (weight,) = saved(ctx, grad)
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         found: list[Tensor | None] = [None, None, None]
         with no_autocast(grad):
@@ -65,7 +65,7 @@ def convolution(
         weight: As torch's function takes it.
         bias: ``(channels of the output,)``, or None.
         geometry: The constants.
-        keeper: Keeps x; cuts the batch into ``keeper.chunk`` pieces in the backward pass.
+        keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
         place: Whom x is kept for.
     """
     output: Tensor = Convolution.apply(x, weight, bias, geometry, keeper, place)

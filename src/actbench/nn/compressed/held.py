@@ -53,24 +53,42 @@ def keep(x: Tensor, keeper: Keeper, place: Place, needed: bool) -> Kept | None:
     return None
 
 
-def save(ctx: Any, kept: Kept | None, place: Place, chunk: int, *others: Tensor | None) -> None:
+def save(
+    ctx: Any, kept: Kept | None, place: Place, keeper: Keeper, *others: Tensor | None, by_row: bool = True
+) -> None:
     """Save other tensors and what was kept of the input.
 
     Parts are saved and not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing
     they come from the recomputation.
+
+    Args:
+        ctx: Of the function.
+        kept: What was kept of the input, or None.
+        place: Whom it was kept for.
+        keeper: Who kept it.
+        *others: Other tensors, which hooks around the layer are to leave as they are: weights and statistics.
+        by_row: Whether the backward pass can be cut into pieces of the batch.
     """
-    ctx.form, ctx.place, ctx.chunk, ctx.others = None if kept is None else kept.form, place, chunk, len(others)
+    ctx.form, ctx.place, ctx.keeper, ctx.by_row = None if kept is None else kept.form, place, keeper, by_row
+    ctx.others = len(others)
+    keeper.leave(tensor for tensor in others if tensor is not None)
     ctx.save_for_backward(*others, *(() if kept is None else kept.parts))
 
 
-def saved(ctx: Any) -> tuple[Held, Sequence[Any]]:
-    """Return the input and the other tensors that were saved."""
+def saved(ctx: Any, grad: Tensor) -> tuple[Held, Sequence[Any]]:
+    """Return the input and the other tensors that were saved.
+
+    Args:
+        ctx: Of the function.
+        grad: The gradient of the output.
+    """
     tensors = ctx.saved_tensors
     form: Form | None = ctx.form
     parts = tensors[ctx.others :]
     if isinstance(form, OnHost):  # brought back once, for all pieces
         parts, form = form.fetched(parts), form.inner
-    return Held(form, parts, ctx.chunk), tensors[: ctx.others]
+    size_bytes = grad.nbytes + (0 if form is None else form.shape.numel() * form.dtype.itemsize)
+    return Held(form, parts, ctx.keeper.pieces(size_bytes) if ctx.by_row else 1), tensors[: ctx.others]
 
 
 def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:

@@ -26,7 +26,7 @@ class Product(torch.autograd.Function):
         ctx.transposed, ctx.shape = transposed, x.shape
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
         kept = keep(x, keeper, place, needed=ctx.needs_input_grad[1])
-        save(ctx, kept, place, keeper.chunk if x.dim() > 1 else 1, weight if ctx.needs_input_grad[0] else None)
+        save(ctx, kept, place, keeper, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
         dtype = product_dtype(x)
         with no_autocast(x):
             return _product(x.to(dtype), weight.to(dtype), cast(bias, dtype), transposed)
@@ -36,7 +36,7 @@ class Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, W and b, where they are wanted."""
         ctx.place.see_gradient(grad)
-        held, (weight,) = saved(ctx)
+        held, (weight,) = saved(ctx, grad)
         found: list[Tensor | None] = [None, None, None]
         with no_autocast(grad):
             if ctx.needs_input_grad[1]:
@@ -59,7 +59,7 @@ def linear(
         x: (..., d_in); a floating-point type, any strides.
         weight: (d_out, d_in), or (d_in, d_out) if ``transposed``.
         bias: (d_out,), or None.
-        keeper: Keeps x; cuts dimension 0 into ``keeper.chunk`` pieces in the backward pass.
+        keeper: Keeps x; cuts dimension 0 into ``keeper.pieces`` pieces in the backward pass.
         place: Whom x is kept for.
         transposed: Whether the weight lies as in transformers' ``Conv1D``.
 

@@ -38,14 +38,14 @@ class LayerNormalization(torch.autograd.Function):
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (x, weight, bias))
             output, mean, rstd = _layer_norm(wide, ctx.normalized, *parameters, eps)
-        save(ctx, kept, place, keeper.chunk if x.dim() > len(ctx.normalized) else 1, weight, bias, mean, rstd)
+        save(ctx, kept, place, keeper, weight, bias, mean, rstd, by_row=x.dim() > len(ctx.normalized))
         return output
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
-        held, (weight, bias, mean, rstd) = saved(ctx)
+        held, (weight, bias, mean, rstd) = saved(ctx, grad)
         weight, bias = cast(weight, ctx.cast), cast(bias, ctx.cast)
 
         def of(piece: slice) -> Sums:
@@ -80,14 +80,14 @@ class GroupNormalization(torch.autograd.Function):
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (_laid_out(x, x), weight, bias))
             output, mean, rstd = _group_norm(wide, *parameters, *_sizes(x), groups, eps)
-        save(ctx, kept, place, keeper.chunk, weight, mean, rstd)
+        save(ctx, kept, place, keeper, weight, mean, rstd)
         return output
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
-        held, (weight, mean, rstd) = saved(ctx)
+        held, (weight, mean, rstd) = saved(ctx, grad)
         weight = cast(weight, ctx.cast)
 
         def of(piece: slice) -> Sums:
@@ -123,7 +123,7 @@ def layer_norm(
         weight: Of that shape, or None.
         bias: Of that shape, or None.
         eps: Added to the variance.
-        keeper: Keeps x; cuts dimension 0 into ``keeper.chunk`` pieces in the backward pass, if it is not normalised.
+        keeper: Keeps x; cuts dimension 0 into ``keeper.pieces`` pieces in the backward pass, if it is not normalised.
         place: Whom x is kept for.
     """
     output: Tensor = LayerNormalization.apply(x, weight, bias, normalized, eps, keeper, place)
@@ -141,7 +141,7 @@ def group_norm(
         weight: (C,), or None.
         bias: (C,), or None.
         eps: Added to the variance.
-        keeper: Keeps x; cuts the batch into ``keeper.chunk`` pieces in the backward pass.
+        keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
         place: Whom x is kept for.
     """
     output: Tensor = GroupNormalization.apply(x, weight, bias, groups, eps, keeper, place)

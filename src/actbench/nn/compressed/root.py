@@ -6,10 +6,11 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from actbench.nn.compressed.layer import Compressed
 from actbench.nn.eager import refuse_compiling
-from actbench.nn.keeping import Keeper
+from actbench.nn.keeping import Keeper, Place
 from actbench.nn.keeping.allocation import Allocation
 from actbench.nn.rebound import ReboundForward
 
@@ -39,11 +40,11 @@ class CompressedForward(ReboundForward):
         """Run the model.
 
         Raises:
-            ConversionError: In training under ``torch.compile``, which does not know tensors by their memory.
+            ConversionError: In training under ``torch.compile``, which knows no memory of tensors.
         """
         module = self.module
         if torch.is_grad_enabled():
-            refuse_compiling("actnn", "it knows the tensors that it has kept by their memory, of which a graph has none")
+            refuse_compiling("actnn", "it knows tensors by their memory, and a compiled graph has none")
             self.keeper.leave(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             if self.allocation is not None and module.training:
                 self.allocation.begin()
@@ -53,6 +54,27 @@ class CompressedForward(ReboundForward):
             return self.inner(module, *args, **kwargs)
         finally:
             self.keeper.transfer.settle()
+
+    def adapted(self) -> Any:
+        """Return what the places and the allocation know; see :class:`actbench.nn.adapted.Adapted`."""
+        places = {path: place.adapted() for path, place in self._places().items()}
+        return {"places": places, "allocation": self.allocation and self.allocation.adapted()}
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned.
+
+        Raises:
+            KeyError: Of another model.
+        """
+        places, device = self._places(), next(self.module.parameters()).device
+        for path, place in places.items():
+            place.adapt(tree_map_only(Tensor, lambda tensor: tensor.to(device), state["places"][path]), places)
+        if self.allocation is not None:
+            self.allocation.adapt(state["allocation"], places)
+
+    def _places(self) -> dict[str, Place]:
+        layers = [layer for layer in self.module.modules() if isinstance(layer, Compressed)]
+        return {layer.place.path: layer.place for layer in layers}
 
     def _on(self, module: nn.Module) -> Self:
         twin = type(self)(module, self.keeper, self.allocation, self.empty_cache_threshold)

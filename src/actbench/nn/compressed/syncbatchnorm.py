@@ -43,7 +43,7 @@ class SyncBatchNormalization(torch.autograd.Function):
             exact, x, weight, bias, *running, eps, momentum, group, size
         )
         _, _, mean, invstd, counts = exact.saved
-        save(ctx, kept, place, keeper.chunk, weight, mean, invstd, counts)
+        save(ctx, kept, place, keeper, weight, mean, invstd, counts)
         return output
 
     @staticmethod
@@ -52,7 +52,7 @@ class SyncBatchNormalization(torch.autograd.Function):
         """Return the gradients of x, weight and bias, where they are wanted; those of the last two of this process."""
         ctx.place.see_gradient(grad)
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
-        held, (weight, mean, invstd, counts) = saved(ctx)
+        held, (weight, mean, invstd, counts) = saved(ctx, grad)
         found: list[Tensor | None] = [None, None, None]
         if held.form is None:
             found[2] = sum_of(grad)

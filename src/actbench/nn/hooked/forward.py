@@ -44,8 +44,18 @@ class HookedForward(ReboundForward):
         with self.hooks.around(module, (args, kwargs)):
             return self.inner(module, *args, **kwargs)
 
+    def adapted(self) -> Any:
+        """Return the bits, and when they were shared out; see :class:`actbench.nn.adapted.Adapted`."""
+        return {"places": self.hooks.places.adapted(), "passes": self.probing and self.probing.passes}
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned."""
+        self.hooks.places.adapt(state["places"])
+        if self.probing is not None:
+            self.probing.passes = state["passes"]
+
     def _on(self, module: nn.Module) -> Self:
-        """Return this forward for a replica, which lives for one step: it has the bits of the moment, and keeps them."""
+        """Return this forward for a replica, which lives for one step and keeps the bits that it finds."""
         twin = type(self)(module, self.hooks.twin())
         twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
         return twin

@@ -53,7 +53,7 @@ class Hooks:
     """
 
     def __init__(self, keeper: Keeper, bits: float, rules: Rules, *, whole_model: bool = True) -> None:
-        self.keeper, self.rules, self._whole_model = keeper, {**rules, **keeping_statistics()}, whole_model
+        self.keeper, self.rules, self._whole_model = keeper, rules, whole_model
         self.places = Occurrences(bits)
         self.disturbed: frozenset[Place] = frozenset()
         self.probing = False
@@ -87,7 +87,8 @@ class Hooks:
     @contextmanager
     def _packing(self) -> Iterator[None]:
         pack = self.pack
-        with Intercepted(self.rules, only_if=lambda: _innermost() is pack), saved_tensors_hooks(pack, self.unpack):
+        rules = {**self.rules, **keeping_statistics()}
+        with Intercepted(rules, only_if=lambda: _innermost() is pack), saved_tensors_hooks(pack, self.unpack):
             yield
 
     def twin(self) -> Hooks:

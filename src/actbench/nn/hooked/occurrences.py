@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -60,6 +61,16 @@ class Occurrences:
     def seen(self) -> dict[Kind, list[Place]]:
         """Return the places of the last forward pass, by kind, in order of time."""
         return {kind: self._places[kind][:count] for kind, count in self._seen.items()}
+
+    def adapted(self) -> Any:
+        """Return the bits of all places; see :class:`actbench.nn.adapted.Adapted`."""
+        return [(kind, [place.bits for place in places]) for kind, places in self._places.items()]
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned."""
+        for (block, maker, shape), widths in state:
+            kind = (block, maker, tuple(shape))
+            self._places[kind] = [Place(_name(kind, index), bits) for index, bits in enumerate(widths)]
 
     def __iter__(self) -> Iterator[Place]:
         for places in self._places.values():

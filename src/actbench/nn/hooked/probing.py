@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -22,12 +22,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
+from actbench.nn.hooked.occurrences import Occurrences
 from actbench.nn.keeping import Place
 from actbench.nn.keeping.solver import least_variance
 from actbench.nn.statistics import counting_norms, statistics_kept
 from actbench.ops import noise
 
 WIDTHS = (1, 2, 4, 8)
+KEPT_BITS = 4
+"""What every tensor has at least in the pass that is probed: to two bits, one of two bits would be packed exactly."""
+
 Run = Callable[..., Any]
 
 
@@ -39,11 +43,14 @@ class Probing:
         interval: Forward passes from one time to the next; the first is before the first pass.
         samples: Rows of the batch that are used, where all inputs have as many rows.
         groups: How many groups of tensors are tried at most; one of each kind in any case.
+
+    Attributes:
+        passes: How many forward passes were counted.
     """
 
     def __init__(self, average_bits: float, interval: int, samples: int = 8, groups: int = 64) -> None:
         self.average_bits, self.interval, self.samples, self.groups = average_bits, interval, samples, groups
-        self._passes = 0
+        self.passes = 0
 
     def restarted(self) -> Probing:
         """Return another with these settings that has counted nothing."""
@@ -51,8 +58,8 @@ class Probing:
 
     def is_due(self) -> bool:
         """Count a pass, and return whether it is time to share the bits out before it."""
-        self._passes += 1
-        return (self._passes - 1) % self.interval == 0
+        self.passes += 1
+        return (self.passes - 1) % self.interval == 0
 
     def step(self, hooks: Hooks, module: nn.Module, run: Run, args: Any, kwargs: Any) -> None:
         """Count a forward pass, and share the bits out before it where it is time.
@@ -88,11 +95,14 @@ class Probing:
             hooks.probing = True
             stack.callback(setattr, hooks, "probing", False)
             stack.callback(setattr, hooks, "disturbed", frozenset())
+            stack.enter_context(_at_least(KEPT_BITS, hooks.places))
             loss = loss_of()
             if _is_recomputed(loss):
                 _warn_of_recomputation()
-            else:
-                _share_out(self, hooks, module, loss)
+                return
+            chosen = _shared_out(self, hooks, module, loss)
+        for place, bits in chosen:
+            place.bits = bits
 
 
 def _detached(tensor: Tensor) -> Tensor:
@@ -126,23 +136,37 @@ def _warn_of_recomputation() -> None:
     )
 
 
-def _share_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor) -> None:
+@contextmanager
+def _at_least(bits: float, places: Occurrences) -> Iterator[None]:
+    """Give all places so many bits at least; those that are made meanwhile have what is usual afterwards."""
+    usual, before = places.bits, {place: place.bits for place in places}
+    places.bits = max(bits, usual)
+    for place in before:
+        place.bits = max(bits, place.bits)
+    try:
+        yield
+    finally:
+        places.bits = usual
+        for place in places:
+            place.bits = before.get(place, usual)
+
+
+def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor) -> list[tuple[Place, int]]:
+    """Return the bits of each place that the loss saved something for."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    grouped = list(_groups(hooks.places.seen().values(), probing.groups))
+    groups = list(_groups(hooks.places.seen().values(), probing.groups))
 
     def gradient() -> list[Tensor | None]:
         return list(torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True))
 
     exact = gradient()
     costs, weights = [], []
-    for group in grouped:
+    for group in groups:
         hooks.disturbed = frozenset(group)
         costs.append(_squared_distance(gradient(), exact) * (2**PROBE_BITS - 1) ** 2)
         weights.append(sum(place.elements for place in group))
-    budget = probing.average_bits * sum(weights)
-    for group, bits in zip(grouped, least_variance(costs, weights, budget, WIDTHS), strict=True):
-        for place in group:
-            place.bits = bits
+    widths = least_variance(costs, weights, probing.average_bits * sum(weights), WIDTHS)
+    return [(place, bits) for group, bits in zip(groups, widths, strict=True) for place in group]
 
 
 def _groups(kinds: Iterator[list[Place]] | Any, most: int) -> Iterator[list[Place]]:

@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_limits: ContextVar[tuple[int, int]] = ContextVar("_limits", default=(0, 0))
-"""Results of fewer dimensions and fewer elements that an operator saves of its own are statistics."""
+Test = Callable[[Tensor], bool]
 
-_ANY = 1 << 10  # more dimensions than a tensor has
+_is_of_operator: ContextVar[Test | None] = ContextVar("_is_of_operator", default=None)
+"""Says of what the operator that runs saves whether it is a statistic."""
 
 
 def statistic(tensor: Tensor) -> str | None:
     """Return that a tensor which is being saved is a statistic, as a reason to leave it whole, or None."""
-    if tensor.requires_grad or tensor.grad_fn is not None:
-        return None
-    dims, elements = _limits.get()
-    if (tensor.dim() < dims and tensor.numel() < elements) or (tensor.dim() > 1 and tensor.shape[-1] == 1):
+    is_of_operator = _is_of_operator.get()
+    one_each_row = tensor.dim() > 1 and tensor.shape[-1] == 1 and not tensor.requires_grad
+    if one_each_row or (is_of_operator is not None and is_of_operator(tensor)):
         return "a statistic"
     return None
 
@@ -41,14 +40,25 @@ def keeping_statistics() -> dict[Callable[..., Any], Callable[..., Any]]:
         torch.layer_norm,
         torch.batch_norm,
     )
-    dims = dict.fromkeys(norms, _ANY) | {F.scaled_dot_product_attention: 4}
-    return {function: functools.partial(_under, most, function) for function, most in dims.items()}
+    tests = dict.fromkeys(norms, _of_norm) | {F.scaled_dot_product_attention: _of_attention}
+    return {function: functools.partial(_under, test, function) for function, test in tests.items()}
 
 
-def _under(dims: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    given = args[0] if args else kwargs.get("input", kwargs.get("query"))
-    token = _limits.set((dims, given.numel()))
+def _of_norm(x: Tensor) -> Test:
+    """Return what is true of all that a norm saves but its input: group norm's statistics have a graph."""
+    elements = x.numel()
+    return lambda tensor: tensor.numel() < elements
+
+
+def _of_attention(query: Tensor) -> Test:
+    dims = query.dim()
+    return lambda tensor: tensor.dim() < dims and not tensor.requires_grad
+
+
+def _under(test_for: Callable[[Tensor], Test], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    first: Any = args[0] if args else kwargs.get("input", kwargs.get("query"))
+    token = _is_of_operator.set(test_for(first))
     try:
         return function(*args, **kwargs)
     finally:
-        _limits.reset(token)
+        _is_of_operator.reset(token)

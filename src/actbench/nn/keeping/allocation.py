@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -69,6 +69,22 @@ class Allocation:
             for place in self.places:
                 place.forget()
 
+    def adapted(self) -> Any:
+        """Return where it is between two watched steps; see :class:`actbench.nn.adapted.Adapted`.
+
+        What is on its way to the host is waited for.
+        """
+        return {"watching": self._watching, "wait": self._wait, "seen": self._seen and self._seen.written()}
+
+    def adapt(self, state: Any, places: Mapping[str, Place]) -> None:
+        """Go on from what :meth:`adapted` returned, among the places of the model by path.
+
+        Raises:
+            KeyError: Of another model.
+        """
+        self._watching, self._wait = state["watching"], state["wait"]
+        self._seen = state["seen"] and _Seen.read(state["seen"], places)
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_watching": False, "_wait": 0, "_seen": None}
 
@@ -98,6 +114,21 @@ class _Seen:
     def is_there(self) -> bool:
         """Return whether the costs can be read without waiting."""
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+    def written(self) -> Any:
+        """Return this as plain values and a tensor."""
+        if self.copied is not None:
+            self.copied.synchronize()  # type: ignore[no-untyped-call]
+        return {
+            "shares": [(share.place.path, share.rows, share.elements) for share in self.shares],
+            "costs": self.costs,
+        }
+
+    @classmethod
+    def read(cls, state: Any, places: Mapping[str, Place]) -> _Seen:
+        """Return what :meth:`written` returned."""
+        shares = [_Share(places[path], rows, elements) for path, rows, elements in state["shares"]]
+        return cls(shares, state["costs"], None)
 
     def share_out(self, average_bits: float, choices: Sequence[int]) -> bool:
         """Give each place its bits, and the average where its costs are not finite; return whether all of them are."""

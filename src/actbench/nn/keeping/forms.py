@@ -105,7 +105,7 @@ class Whole:
 
     def restore(self, parts: Parts) -> Tensor:
         """Return the tensor."""
-        return _laid_out(parts[0], self.shape, self.order)
+        return laid_out(parts[0], self.shape, self.order)
 
     def rows(self, parts: Parts, first: int, last: int) -> Tensor:
         """Return a view."""
@@ -134,7 +134,7 @@ class Flags:
     def restore(self, parts: Parts) -> Tensor:
         """Return the tensor."""
         flat = bitpack.unpack_codes(parts[0], 1, self.shape.numel()).view(torch.bool)
-        return _laid_out(flat, self.shape, self.order)
+        return laid_out(flat, self.shape, self.order)
 
     def rows(self, parts: Parts, first: int, last: int) -> Tensor:
         """Return rows of the whole tensor."""
@@ -224,11 +224,14 @@ class Grouped:
         """Return the form of another view."""
         return replace(self, shape=x.shape, order=order_of(x))
 
+    def width_of(self, codes: Tensor) -> int:
+        """Return the width of these codes, which may be a recomputation's that came after the bits had changed."""
+        return codes.numel() * 8 // self.shape.numel()
+
     def _decoded(self, parts: Parts, start: int, shape: torch.Size) -> Tensor:
         codes, meta = parts
-        width = codes.numel() * 8 // self.shape.numel()  # of these parts, which may be a recomputation's
-        flat = groupquant.decode(codes, meta, width, self.group_size, start, shape.numel(), self.dtype)
-        return _laid_out(flat, shape, self.order)
+        flat = groupquant.decode(codes, meta, self.width_of(codes), self.group_size, start, shape.numel(), self.dtype)
+        return laid_out(flat, shape, self.order)
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,7 @@ class GroupedRows:
         shape = torch.Size((last - first, *self.shape[1:]))
         out = codes.new_empty((last - first, math.prod(self.shape[1:])), dtype=self.dtype)
         groupquant.decode_rows(codes, meta, widths, self.group_size, first, out)
-        return _laid_out(out, shape, self.order)
+        return laid_out(out, shape, self.order)
 
 
 @dataclass(frozen=True)
@@ -338,7 +341,8 @@ def order_of(x: Tensor) -> tuple[int, ...] | None:
     return None if order is None else tuple(order)
 
 
-def _laid_out(flat: Tensor, shape: torch.Size, order: tuple[int, ...] | None) -> Tensor:
+def laid_out(flat: Tensor, shape: torch.Size, order: tuple[int, ...] | None) -> Tensor:
+    """Return elements in the order of memory as a tensor of a shape whose dimensions lie in an order."""
     if order is None:
         return flat.view(shape)
     return as_it_lay(flat.view([shape[dim] for dim in order]), list(order))

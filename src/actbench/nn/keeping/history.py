@@ -139,6 +139,16 @@ class History:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_batch": None}
 
+    def adapted(self) -> Any:
+        """Return the table, and the ids of the last batch; see :class:`actbench.nn.adapted.Adapted`."""
+        ids = None if self._batch is None else self._batch.on(torch.device("cpu"))
+        return {"table": self._table, "ids": ids}
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned."""
+        self._table = state["table"]
+        self._batch = None if state["ids"] is None else Samples(state["ids"].cpu())
+
 
 def _named(rows: int) -> Samples | None:
     """Return the samples of the moment, if they are as many as the rows."""

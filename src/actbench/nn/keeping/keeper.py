@@ -25,6 +25,7 @@ from actbench.nn.keeping.forms import (
     Whole,
     order_of,
 )
+from actbench.nn.keeping.onegroup import in_one_group
 from actbench.nn.keeping.places import Place
 from actbench.nn.keeping.solver import row_widths
 from actbench.nn.keeping.transfer import Transfer, is_elsewhere
@@ -50,6 +51,8 @@ class Keeper:
         chunk: Into how many pieces of the batch a layer's backward pass is cut where it can be.
         share: Keep a tensor that several places keep once; False keeps it for each of them.
         prefetch: Bring back from host memory what will be asked for next, beside what is asked for.
+        per_group: False for one offset and scale for all of a tensor.
+        pipeline_threshold: Bytes of a layer's gradient and input above which its backward pass is cut further.
 
     Attributes:
         transfer: What moves parts to host memory and back.
@@ -65,9 +68,12 @@ class Keeper:
         chunk: int = 1,
         share: bool = True,
         prefetch: bool = True,
+        per_group: bool = True,
+        pipeline_threshold: int | None = None,
     ) -> None:
         self.group_size, self.stochastic, self.swap, self.compress = group_size, stochastic, swap, compress
         self.chunk, self.share = chunk, share
+        self.per_group, self.pipeline_threshold = per_group, pipeline_threshold
         self.transfer = Transfer(prefetch)
         self._sharing: SharingTable[tuple[Kept, Place]] = SharingTable()
         self._given: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -89,6 +95,15 @@ class Keeper:
         if x.numel() < SMALLEST:
             return "too small to gain"
         return None
+
+    def pieces(self, size_bytes: int) -> int:
+        """Return into how many pieces of the batch the backward pass of a layer is cut, where it can be.
+
+        Args:
+            size_bytes: Of the gradient of the layer's output, and of its input.
+        """
+        most = self.pipeline_threshold
+        return self.chunk if most is None else max(self.chunk, (size_bytes + most) // most)
 
     def keep(self, x: Tensor, place: Place) -> Kept:
         """Return a tensor as it is kept: as for an earlier place, where it was kept before and is unchanged since.
@@ -137,10 +152,15 @@ class Keeper:
 
     def _grouped(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
         width = min(8, max(1, round(place.bits)))
-        codes, meta = groupquant.encode(flat, width, self.group_size, fresh_seed(), self.stochastic)
+        if not self.per_group:
+            kept = in_one_group(x, flat, width, self.stochastic)
+        else:
+            parts = groupquant.encode(flat, width, self.group_size, fresh_seed(), self.stochastic)
+            kept = Kept(Grouped(x.shape, x.dtype, order_of(x), width, self.group_size), parts)
         if place.watched:
-            place.ranges = groupquant.ranges(meta).square().sum()
-        return Kept(Grouped(x.shape, x.dtype, order_of(x), width, self.group_size), (codes, meta))
+            squares = groupquant.ranges(kept.parts[1]).square().sum()
+            place.ranges = squares if self.per_group else squares * (x.numel() / self.group_size)
+        return kept
 
     def _has_rows(self, x: Tensor) -> bool:
         """Return whether rows can have widths of their own.
@@ -174,6 +194,8 @@ class Keeper:
             chunk=self.chunk,
             share=self.share,
             prefetch=self.transfer.prefetch,
+            per_group=self.per_group,
+            pipeline_threshold=self.pipeline_threshold,
         )
         return anew, ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from actbench.nn.keeping.history import History
+
+_OF_A_STEP = ("bits", "watched", "ranges", "gradients", "elements")
 
 
 @dataclass(eq=False)
@@ -70,6 +73,26 @@ class Place:
     def forget(self) -> None:
         """Let go of what was seen in a watched step."""
         self.ranges = self.gradients = None
+
+    def adapted(self) -> Any:
+        """Return the bits, the history and what was seen of a step; see :class:`actbench.nn.adapted.Adapted`."""
+        return {
+            **{name: getattr(self, name) for name in _OF_A_STEP},
+            "owner": None if self.owner is None else self.owner.path,
+            "history": None if self.history is None else self.history.adapted(),
+        }
+
+    def adapt(self, state: Any, places: Mapping[str, Place]) -> None:
+        """Go on from what :meth:`adapted` returned, among the places of the model by path.
+
+        Raises:
+            KeyError: Of another model.
+        """
+        for name in _OF_A_STEP:
+            setattr(self, name, state[name])
+        self.owner = None if state["owner"] is None else places[state["owner"]]
+        if self.history is not None:
+            self.history.adapt(state["history"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "watched": False, "ranges": None, "gradients": None, "elements": 0, "owner": None}

@@ -104,7 +104,7 @@ def _pool() -> int:
 @functools.cache
 def _parallel() -> bool:
     """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
-    before = _config.THREADING_LAYER
+    before, threads = _config.THREADING_LAYER, torch.get_num_threads()
     _config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
     try:
         numba.get_num_threads()
@@ -113,6 +113,7 @@ def _parallel() -> bool:
         return False
     finally:
         _config.THREADING_LAYER = before
+        torch.set_num_threads(threads)  # the pool's number becomes that of torch, which has the same OpenMP library
 
 
 @functools.cache

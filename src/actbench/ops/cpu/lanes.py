@@ -1,167 +1,90 @@
-"""Steps on many elements at once, written as LLVM's vectors, where its own vectoriser finds nothing half as fast.
+"""Steps on many elements at once: encoding, decoding and masks.
 
-LLVM splits a vector into what the processor has, so the same code runs everywhere. A comparison gives one bit a lane,
-and these bits, read as an integer, are 1-bit codes as they are packed. Counts are multiples of the number of lanes;
-callers take what is left over one by one. As for packing, the machine must be little-endian.
+Counts are multiples of the number of lanes; callers take what is left over one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
 
 from actbench.ops.cpu.compiled import intrinsic
-
-_BYTE, _INT, _FLOAT = ir.IntType(8), ir.IntType(32), ir.FloatType()
+from actbench.ops.cpu.vectors import BYTE, FLOAT, INT, LONG, TABLE, Step, emitted, quick_deposits
 
 MANY, SOME = 32, 16
 """Lanes of a step of encoding and of a step of decoding."""
 
-_TABLE = 8  # entries of the largest table that AVX2 permutes
+VALUES = ir.VectorType(FLOAT, MANY)
 
 
-class _Step:
-    """The instructions of one step.
-
-    Args:
-        context: Numba's.
-        builder: LLVM's.
-        signature: Types of the arguments.
-        arguments: Their values.
-    """
-
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> None:
-        self._context, self.builder, self._signature, self._arguments = context, builder, signature, arguments
-
-    def argument(self, number: int, kind: ir.Type) -> Any:
-        """Return an integer argument in no more bits than it has."""
-        return self.builder.trunc(self._arguments[number], kind)
-
-    def place(self, argument: int, index: Any, element: ir.Type) -> Any:
-        """Return the address of an element of an array, as one of ``element``s."""
-        array = self._context.make_array(self._signature.args[argument])(
-            self._context, self.builder, self._arguments[argument]
-        )
-        return self.builder.bitcast(self.builder.gep(array.data, [index]), element.as_pointer())
-
-    def load(self, argument: int, index: Any, element: ir.Type) -> Any:
-        """Read, with no demand on alignment."""
-        return self.builder.load(self.place(argument, index, element), align=1)
-
-    def store(self, value: Any, argument: int, index: Any) -> None:
-        """Write, with no demand on alignment."""
-        self.builder.store(value, self.place(argument, index, value.type), align=1)
-
-    def entries(self, argument: int) -> list[Any]:
-        """Return the entries of a tuple."""
-        count = self._signature.args[argument].count
-        return [self.builder.extract_value(self._arguments[argument], entry) for entry in range(count)]
-
-    def spread(self, value: Any, lanes: int) -> Any:
-        """Return a vector with a value in all of its lanes."""
-        vector = ir.VectorType(value.type, lanes)
-        single = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, _INT(0))
-        return self.builder.shuffle_vector(
-            single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_INT, lanes), [0] * lanes)
-        )
-
-    def looked_up(self, codes: Any, entries: Sequence[Any]) -> Any:
-        """Return, in each lane, the entry that the lane's code is the number of.
-
-        LLVM has no such instruction, but makes one permutation of eight of these extractions, where there is one.
-        """
-        parts = []
-        for first in range(0, codes.type.count, _TABLE):
-            numbers = [self.builder.extract_element(codes, _INT(first + lane)) for lane in range(_TABLE)]
-            table = self.gathered([entries[entry % len(entries)] for entry in range(_TABLE)])
-            parts.append(self.gathered([self.builder.extract_element(table, number) for number in numbers]))
-        lanes = ir.Constant(ir.VectorType(_INT, codes.type.count), list(range(codes.type.count)))
-        return self.builder.shuffle_vector(*parts, lanes)
-
-    def gathered(self, values: Sequence[Any]) -> Any:
-        """Return a vector of these values."""
-        vector = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
-        for lane, value in enumerate(values):
-            vector = self.builder.insert_element(vector, value, _INT(lane))
-        return vector
-
-    def chosen(self, bits: Sequence[Any], entries: Sequence[Any]) -> Any:
-        """Return, in each lane, the entry that the lane's bits, lowest first, are the number of."""
-        for bit in bits:
-            pairs = zip(entries[1::2], entries[::2], strict=True)
-            entries = [self.builder.select(bit, odd, even) for odd, even in pairs]
-        return entries[0]
+def store_codes(step: Step, value: Any, index: Any, bounds: int, packed: int) -> None:
+    """Write the packed codes of 32 values; bounds and stream are the arguments of these numbers."""
+    builder = step.builder
+    spread = [step.spread(bound, MANY) for bound in step.entries(bounds)]
+    bits = len(spread).bit_length()
+    found: list[Any] = []  # bits of the codes, highest first: halving among the bounds
+    for bit in reversed(range(bits)):
+        bound = step.chosen(found[::-1], spread[(1 << bit) - 1 :: 2 << bit])
+        found.append(builder.fcmp_ordered(">", value, bound))
+    place = builder.mul(builder.lshr(index, LONG(3)), LONG(bits))
+    for part in _streams(step, found[::-1]):
+        step.store(part, packed, place)
+        place = builder.add(place, LONG(bits * MANY // 8 // 2))
 
 
-def _int64(value: int) -> Any:
-    return ir.IntType(64)(value)
+def _streams(step: Step, found: list[Any]) -> list[Any]:
+    """Return the packed codes of 32 lanes, given by their bits, lowest first: in one piece, or in two halves."""
+    if len(found) == 1:
+        return [step.builder.bitcast(found[0], ir.IntType(MANY))]
+    return [_woven(step, found, half) for half in range(2)] if quick_deposits() else [_closed(step, found)]
 
 
-def _generated(emit: Callable[[_Step, Any], None], index: Any, *arrays: Any) -> Any:
-    """Return what Numba asks of an intrinsic that takes an element's index and arrays, and returns nothing."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        place = context.cast(builder, values[0], signature.args[0], types.int64)
-        emit(_Step(context, builder, signature, values), place)
-        return context.get_dummy_value()
-
-    return types.void(index, *arrays), generate
-
-
-def _packed_codes(bits: int) -> Any:
-    """Return a step that packs, for each of 32 values, how many bounds are below it."""
-
-    def emit(step: _Step, index: Any) -> None:
-        builder = step.builder
-        value = step.load(1, index, ir.VectorType(_FLOAT, MANY))
-        bounds = [step.spread(bound, MANY) for bound in step.entries(2)]
-        found: list[Any] = []  # bits of the codes, highest first: halving among the bounds
-        for bit in reversed(range(bits)):
-            bound = step.chosen(found[::-1], bounds[(1 << bit) - 1 :: 2 << bit])
-            found.append(builder.fcmp_ordered(">", value, bound))
-        stream = builder.bitcast(found[0], ir.IntType(MANY)) if bits == 1 else _closed(step, found, bits)
-        step.store(stream, 3, builder.mul(builder.lshr(index, _int64(3)), _int64(bits)))
-
-    @intrinsic
-    def encode(typing_context: Any, index: Any, values: Any, bounds: Any, packed: Any) -> Any:
-        return _generated(emit, index, values, bounds, packed)
-
-    return encode
+def _woven(step: Step, found: list[Any], half: int) -> Any:
+    """Return half of the stream as an integer: other units than those of vectors compute it, which are idle then."""
+    builder, bits, lanes = step.builder, len(found), MANY // 2
+    stream = LONG(0)
+    for bit, mask in enumerate(found):
+        taken = builder.zext(builder.bitcast(mask, ir.IntType(MANY)), LONG)
+        taken = builder.lshr(taken, LONG(half * lanes))
+        places = sum(1 << (bits * lane + bit) for lane in range(lanes))
+        stream = builder.or_(stream, step.deposited(taken, places))
+    return builder.trunc(stream, ir.IntType(bits * lanes))
 
 
-def _closed(step: _Step, found: list[Any], bits: int) -> Any:
-    """Return the bytes of 32 codes given by their bits; as in :mod:`actbench.ops.cpu.bitpack`, in registers."""
-    builder, byte = step.builder, ir.VectorType(_BYTE, MANY)
+def _closed(step: Step, found: list[Any]) -> Any:
+    """Return the stream as bytes; as in :mod:`actbench.ops.cpu.bitpack`, in registers."""
+    builder, bits, byte = step.builder, len(found), ir.VectorType(BYTE, MANY)
     code = ir.Constant(byte, [0] * MANY)
-    for bit, mask in enumerate(reversed(found)):
-        code = builder.select(mask, builder.add(code, ir.Constant(byte, [1 << bit] * MANY)), code)
-    eight = ir.VectorType(ir.IntType(64), MANY // 8)
-
-    def every(word: int) -> Any:
-        return ir.Constant(eight, [word] * (MANY // 8))
-
-    words = builder.bitcast(code, eight)
+    for bit, mask in enumerate(found):
+        code = builder.select(mask, builder.add(code, step.every(code, 1 << bit)), code)
+    words = builder.bitcast(code, ir.VectorType(LONG, MANY // 8))
     for lane, used in ((16, bits), (32, 2 * bits), (64, 4 * bits)):
         low = sum(((1 << used) - 1) << start for start in range(0, 64, lane))
-        moved = builder.lshr(words, every(lane // 2 - used))
-        words = builder.or_(builder.and_(words, every(low)), builder.and_(moved, every(low << used)))
-    kept = [8 * word + byte for word in range(MANY // 8) for byte in range(bits)]
+        moved = builder.lshr(words, step.every(words, lane // 2 - used))
+        kept, brought = step.every(words, low), step.every(words, low << used)
+        words = builder.or_(builder.and_(words, kept), builder.and_(moved, brought))
+    full = [8 * word + byte for word in range(MANY // 8) for byte in range(bits)]
     stream = builder.bitcast(words, byte)
-    return builder.shuffle_vector(stream, stream, ir.Constant(ir.VectorType(_INT, len(kept)), kept))
+    return builder.shuffle_vector(stream, stream, ir.Constant(ir.VectorType(INT, len(full)), full))
 
 
-encode1, encode2, encode3, encode4 = (_packed_codes(bits) for bits in range(1, 5))
-"""Pack, for 32 values from ``index`` on, how many bounds are below each; none is below NaN.
+@intrinsic
+def encode(typing_context: Any, index: Any, values: Any, bounds: Any, packed: Any) -> Any:
+    """Pack, for 32 values, how many bounds are below each; none is below NaN.
 
-Args:
-    index: Of the first value, a multiple of 32.
-    values: float32.
-    bounds: ``2**bits - 1`` float32 numbers, ascending.
-    packed: uint8, the codes of all values.
-"""
+    Args:
+        typing_context: Numba's; callers leave it out.
+        index: Of the first value, a multiple of 32.
+        values: float32.
+        bounds: A tuple of 1, 3, 7 or 15 float32 numbers, ascending, for 1 to 4 bits.
+        packed: uint8, the codes of all values.
+    """
+
+    def emit(step: Step, place: Any) -> None:
+        store_codes(step, step.load(1, place, VALUES), place, 2, 3)
+
+    return emitted(emit, index, values, bounds, packed)
 
 
 def _scaled(bits: int) -> Any:
@@ -173,30 +96,30 @@ def _scaled(bits: int) -> Any:
     second = 2 * bits - 4  # byte at which the second word starts, so that it ends with the last code
     places = [bits * lane - (8 * second if words == 2 and lane >= 8 else 0) for lane in range(SOME)]
     width = ir.IntType(8 * min(2 * bits, 4))
-    lanes = ir.VectorType(_INT, SOME)
+    lanes = ir.VectorType(INT, SOME)
 
-    def emit(step: _Step, index: Any) -> None:
+    def emit(step: Step, index: Any) -> None:
         builder = step.builder
-        byte = builder.mul(builder.lshr(index, _int64(3)), _int64(bits))
-        word = step.spread(builder.zext(step.load(1, byte, width), _INT), SOME)
+        byte = builder.mul(builder.lshr(index, LONG(3)), LONG(bits))
+        word = step.spread(builder.zext(step.load(1, byte, width), INT), SOME)
         if words == 2:
-            after = step.spread(step.load(1, builder.add(byte, _int64(second)), width), SOME)
+            after = step.spread(step.load(1, builder.add(byte, LONG(second)), width), SOME)
             halves = ir.Constant(lanes, [lane if lane < 8 else SOME + lane for lane in range(SOME)])
             word = builder.shuffle_vector(word, after, halves)
         code = builder.lshr(word, ir.Constant(lanes, places))
         entries = step.entries(2)
-        low = builder.and_(code, ir.Constant(lanes, [min(1 << bits, _TABLE) - 1] * SOME))
-        level = step.looked_up(low, entries[:_TABLE])
+        low = builder.and_(code, ir.Constant(lanes, [min(1 << bits, TABLE) - 1] * SOME))
+        level = step.looked_up(low, entries[:TABLE])
         if bits == 4:
-            high = builder.and_(code, ir.Constant(lanes, [_TABLE] * SOME))
+            high = builder.and_(code, ir.Constant(lanes, [TABLE] * SOME))
             upper = builder.icmp_unsigned("!=", high, ir.Constant(lanes, [0] * SOME))
-            level = builder.select(upper, step.looked_up(low, entries[_TABLE:]), level)
-        value = step.load(3, index, ir.VectorType(_FLOAT, SOME))
+            level = builder.select(upper, step.looked_up(low, entries[TABLE:]), level)
+        value = step.load(3, index, ir.VectorType(FLOAT, SOME))
         step.store(builder.fmul(value, level), 4, index)
 
     @intrinsic
     def scale(typing_context: Any, index: Any, packed: Any, levels: Any, values: Any, out: Any) -> Any:
-        return _generated(emit, index, packed, levels, values, out)
+        return emitted(emit, index, packed, levels, values, out)
 
     return scale
 
@@ -228,7 +151,7 @@ def positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, m
         mask: uint8, the bits of all values.
     """
 
-    def emit(step: _Step, index: Any) -> None:
+    def emit(step: Step, index: Any) -> None:
         builder, width = step.builder, signature.args[1].dtype.bitwidth
         vector = ir.VectorType(ir.IntType(width), MANY)
         value, zero = step.load(1, index, vector), ir.Constant(vector, [0] * MANY)
@@ -237,9 +160,9 @@ def positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, m
         passed = builder.or_(above, builder.icmp_unsigned(">", value, below_all))
         minus_zero = builder.icmp_signed("==", value, ir.Constant(vector, [1 << (width - 1)] * MANY))
         step.store(builder.select(builder.or_(passed, minus_zero), value, zero), 3, index)
-        step.store(builder.bitcast(passed, ir.IntType(MANY)), 4, builder.lshr(index, _int64(3)))
+        step.store(builder.bitcast(passed, ir.IntType(MANY)), 4, builder.lshr(index, LONG(3)))
 
-    signature, generate = _generated(emit, index, x, infinity, out, mask)
+    signature, generate = emitted(emit, index, x, infinity, out, mask)
     return signature, generate
 
 
@@ -255,11 +178,11 @@ def keep(typing_context: Any, index: Any, mask: Any, values: Any, out: Any) -> A
         out: As values.
     """
 
-    def emit(step: _Step, index: Any) -> None:
+    def emit(step: Step, index: Any) -> None:
         builder, vector = step.builder, ir.VectorType(ir.IntType(signature.args[2].dtype.bitwidth), MANY)
-        word = step.load(1, builder.lshr(index, _int64(3)), ir.IntType(MANY))
+        word = step.load(1, builder.lshr(index, LONG(3)), ir.IntType(MANY))
         bits = builder.bitcast(word, ir.VectorType(ir.IntType(1), MANY))
         step.store(builder.select(bits, step.load(2, index, vector), ir.Constant(vector, [0] * MANY)), 3, index)
 
-    signature, generate = _generated(emit, index, mask, values, out)
+    signature, generate = emitted(emit, index, mask, values, out)
     return signature, generate

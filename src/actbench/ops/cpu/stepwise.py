@@ -57,29 +57,29 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     return out
 
 
-_in_registers: Any = unsafe.to_fixed_tuple
+in_registers: Any = unsafe.to_fixed_tuple
 
 
 @inlined
-def _encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
+def encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
     """Write how many bounds are below each value; none is below NaN."""
     done = values.size // MANY * MANY if bits <= 4 else 0
     if bits == 1:
-        one = _in_registers(bounds, 1)
+        one = in_registers(bounds, 1)
         for i in range(0, done, MANY):
-            lanes.encode1(i, values, one, packed)
+            lanes.encode(i, values, one, packed)
     elif bits == 2:
-        three = _in_registers(bounds, 3)
+        three = in_registers(bounds, 3)
         for i in range(0, done, MANY):
-            lanes.encode2(i, values, three, packed)
+            lanes.encode(i, values, three, packed)
     elif bits == 3:
-        seven = _in_registers(bounds, 7)
+        seven = in_registers(bounds, 7)
         for i in range(0, done, MANY):
-            lanes.encode3(i, values, seven, packed)
+            lanes.encode(i, values, seven, packed)
     elif bits == 4:
-        fifteen = _in_registers(bounds, 15)
+        fifteen = in_registers(bounds, 15)
         for i in range(0, done, MANY):
-            lanes.encode4(i, values, fifteen, packed)
+            lanes.encode(i, values, fifteen, packed)
     if done < values.size:
         words = np.zeros(BLOCK // 8, np.uint64)
         _count_below(values[done:], bounds, words.view(np.uint8))
@@ -103,19 +103,19 @@ def _scale_block(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.nda
     """Write ``grad * levels[code]``."""
     done = grad.size // SOME * SOME if bits <= 4 else 0
     if bits == 1:
-        two = _in_registers(levels, 2)
+        two = in_registers(levels, 2)
         for i in range(0, done, SOME):
             lanes.scale1(i, packed, two, grad, out)
     elif bits == 2:
-        four = _in_registers(levels, 4)
+        four = in_registers(levels, 4)
         for i in range(0, done, SOME):
             lanes.scale2(i, packed, four, grad, out)
     elif bits == 3:
-        eight = _in_registers(levels, 8)
+        eight = in_registers(levels, 8)
         for i in range(0, done, SOME):
             lanes.scale3(i, packed, eight, grad, out)
     elif bits == 4:
-        sixteen = _in_registers(levels, 16)
+        sixteen = in_registers(levels, 16)
         for i in range(0, done, SOME):
             lanes.scale4(i, packed, sixteen, grad, out)
     _scale_rest(packed[done // 8 * bits :], levels, bits, grad[done:], out[done:])
@@ -150,7 +150,7 @@ def _encode(blocks: int, count: int, x: int, kind: int, bounds: int, bits: int, 
             if fold:
                 clear_signs(wide)
             values = wide.view(np.float32)
-        _encode_block(values, table, bits, stream[block * step : (block + 1) * step])
+        encode_block(values, table, bits, stream[block * step : (block + 1) * step])
 
 
 @Kernel

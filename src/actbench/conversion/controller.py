@@ -1,0 +1,145 @@
+"""A scheme around a model for the length of a with-block, which leaves nothing of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor, nn
+
+from actbench import schemes
+from actbench.conversion.model import convert, unmark
+from actbench.errors import ConversionError, UsageError
+from actbench.nn.hooked import HookedForward
+from actbench.nn.rebound import ReboundForward
+from actbench.schemes import Scheme
+
+_TAKEN = frozenset({"gact", "checkpoint"})
+"""Schemes that only stand around the forwards of modules."""
+
+
+class Controller:
+    """Packs what a model saves for backward in one's own training loop, until it is closed.
+
+    The model is converted when the controller is made, and is as it was when the controller is closed or its with-block
+    is left, by an exception too: no forward, hook or mark of the scheme is on it, and what one did to the model
+    meanwhile stays. Tensors that a loss of before still holds are freed with its graph, as ever. ::
+
+        with actbench.Controller(model, "gact:L2") as controller:
+            for batch in batches:
+                loss_of(model, batch).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                controller.iterate(lambda: loss_of(model, batch[:8]))
+
+    Without :meth:`iterate` the bits are shared out in the forward pass, as in a converted model: by the loss that the
+    model returns, or a random combination of what it returns.
+
+    Args:
+        model: The model, not converted; its parameters, flags and ``state_dict`` keys stay as they are throughout.
+        scheme: ``gact`` at any level, alone or with ``checkpoint``: schemes that stand around forwards and replace no
+            module. Layers that were replaced could be trained on, wrapped or copied meanwhile, and not be put back.
+
+    Raises:
+        SpecError: The specification is wrong.
+        ConversionError: The scheme is another one, or the model is converted or under a controller already.
+    """
+
+    def __init__(self, model: nn.Module, scheme: str | Scheme = "gact:L2") -> None:
+        scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
+        _refuse(scheme)
+        self._model: nn.Module | None = convert(model, scheme)
+        self._bound = _bound_on(model)
+        self._entered = False
+        hooked = HookedForward.of(model)
+        self._own_probing = None if hooked is None or hooked.probing is None else hooked.probing.restarted()
+
+    def iterate(self, loss_of: Callable[[], Tensor]) -> None:
+        """Count a training step, and share the bits out by one's own loss where it is time.
+
+        That is at the first call, and every ``adapt_interval`` calls from then on; the forward pass does not do it any
+        more. A level of fixed bits has nothing to share out. Gradients, running statistics and random numbers stay as
+        they are.
+
+        Args:
+            loss_of: Runs the model on a few samples and returns the loss, a scalar with its graph; no backward pass
+                and no step of an optimizer. It is called once where it is time, else not at all. It calls the model
+                itself, not a ``DistributedDataParallel`` around it.
+
+        Raises:
+            UsageError: The controller is closed, or ``loss_of`` returns something else.
+        """
+        model = self._open_model()
+        hooked = HookedForward.of(model)
+        if hooked is None or self._own_probing is None:
+            return
+        hooked.probing = None
+        if self._own_probing.is_due():
+            self._own_probing.allocate(hooked.hooks, model, lambda: _scalar(loss_of()))
+
+    def close(self) -> None:
+        """Take the scheme off the model; a closed controller has nothing to take off.
+
+        Raises:
+            ConversionError: Another forward was bound in front of one of the scheme's since. All the others are off
+                then; take that one off, and close again.
+        """
+        if self._model is None:
+            return
+        refused: list[tuple[ReboundForward, ConversionError]] = []
+        for bound in self._bound:
+            try:
+                bound.unbind()
+            except ConversionError as error:
+                refused.append((bound, error))
+        self._bound = [bound for bound, _ in refused]
+        if refused:
+            raise refused[0][1]
+        unmark(self._model)
+        self._model = None
+
+    def _open_model(self) -> nn.Module:
+        if self._model is None:
+            raise UsageError("this Controller is closed; make a new one, actbench.Controller(model, scheme)")
+        return self._model
+
+    def __enter__(self) -> Self:
+        """Return the controller.
+
+        Raises:
+            UsageError: It is closed, or its with-block was entered before.
+        """
+        self._open_model()
+        if self._entered:
+            raise UsageError(
+                "this Controller was entered before, and would be closed by the inner block; enter it once"
+            )
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refuse(scheme: Scheme) -> None:
+    names = {part.name for part in getattr(scheme, "parts", (scheme,))}
+    if "gact" not in names or not names <= _TAKEN:
+        raise ConversionError(
+            f"a Controller cannot take {scheme.spec!r} off a model again: it takes gact, alone or with checkpoint; "
+            "use actbench.convert(model, scheme) for the others"
+        )
+
+
+def _bound_on(model: nn.Module) -> list[ReboundForward]:
+    """Return the forwards that stand on the modules of a model, of each module the one in front first."""
+    return [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
+
+
+def _scalar(loss: Tensor) -> Tensor:
+    if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    found = f"a tensor of shape {list(loss.shape)} without a graph" if isinstance(loss, Tensor) else repr(type(loss))
+    raise UsageError(f"iterate() needs a function that returns the loss, a scalar with its graph; it returned {found}")

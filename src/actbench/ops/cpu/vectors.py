@@ -1,0 +1,140 @@
+"""LLVM's vectors, in which Numba's kernels are written where LLVM's own vectoriser finds nothing half as fast.
+
+LLVM splits a vector into what the processor has, so the same code runs everywhere. A comparison gives one bit a lane,
+and these bits can be read as an integer. The machine must be little-endian.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from llvmlite import binding, ir  # type: ignore[import-untyped]
+from numba import config, types
+
+BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+TABLE = 8
+"""Entries of the largest table that AVX2 permutes."""
+
+_SLOW_DEPOSITS = {"bdver4", "znver1", "znver2"}  # these take dozens of cycles for the instruction
+_config: Any = config  # its attributes are made at run time
+
+
+class Step:
+    """The instructions of one step.
+
+    Args:
+        context: Numba's.
+        builder: LLVM's.
+        signature: Types of the arguments.
+        arguments: Their values.
+    """
+
+    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> None:
+        self._context, self.builder, self._signature, self._arguments = context, builder, signature, arguments
+
+    def argument(self, number: int, kind: ir.Type) -> Any:
+        """Return an integer argument in no more bits than it has."""
+        return self.builder.trunc(self._arguments[number], kind)
+
+    def place(self, argument: int, index: Any, element: ir.Type) -> Any:
+        """Return the address of an element of an array, as one of ``element``s."""
+        array = self._context.make_array(self._signature.args[argument])(
+            self._context, self.builder, self._arguments[argument]
+        )
+        return self.builder.bitcast(self.builder.gep(array.data, [index]), element.as_pointer())
+
+    def load(self, argument: int, index: Any, element: ir.Type) -> Any:
+        """Read, with no demand on alignment."""
+        return self.builder.load(self.place(argument, index, element), align=1)
+
+    def store(self, value: Any, argument: int, index: Any) -> None:
+        """Write, with no demand on alignment."""
+        self.builder.store(value, self.place(argument, index, value.type), align=1)
+
+    def entries(self, argument: int) -> list[Any]:
+        """Return the entries of a tuple."""
+        count = self._signature.args[argument].count
+        return [self.builder.extract_value(self._arguments[argument], entry) for entry in range(count)]
+
+    def spread(self, value: Any, lanes: int) -> Any:
+        """Return a vector with a value in all of its lanes."""
+        vector = ir.VectorType(value.type, lanes)
+        single = self.builder.insert_element(ir.Constant(vector, ir.Undefined), value, INT(0))
+        return self.builder.shuffle_vector(
+            single, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(INT, lanes), [0] * lanes)
+        )
+
+    def looked_up(self, codes: Any, entries: Sequence[Any]) -> Any:
+        """Return, in each lane, the entry that the lane's code is the number of.
+
+        LLVM has no such instruction, but makes one permutation of eight of these extractions, where there is one.
+        """
+        parts = []
+        for first in range(0, codes.type.count, TABLE):
+            numbers = [self.builder.extract_element(codes, INT(first + lane)) for lane in range(TABLE)]
+            table = self.gathered([entries[entry % len(entries)] for entry in range(TABLE)])
+            parts.append(self.gathered([self.builder.extract_element(table, number) for number in numbers]))
+        lanes = ir.Constant(ir.VectorType(INT, codes.type.count), list(range(codes.type.count)))
+        return self.builder.shuffle_vector(*parts, lanes)
+
+    def gathered(self, values: Sequence[Any]) -> Any:
+        """Return a vector of these values."""
+        vector = ir.Constant(ir.VectorType(values[0].type, len(values)), ir.Undefined)
+        for lane, value in enumerate(values):
+            vector = self.builder.insert_element(vector, value, INT(lane))
+        return vector
+
+    def chosen(self, bits: Sequence[Any], entries: Sequence[Any]) -> Any:
+        """Return, in each lane, the entry that the lane's bits, lowest first, are the number of."""
+        for bit in bits:
+            pairs = zip(entries[1::2], entries[::2], strict=True)
+            entries = [self.builder.select(bit, odd, even) for odd, even in pairs]
+        return entries[0]
+
+    def every(self, like: Any, value: float) -> Any:
+        """Return a vector like another, with a constant in all of its lanes, of which float32 holds the nearest."""
+        constant = float(np.float32(value)) if like.type.element == FLOAT else value
+        return ir.Constant(like.type, [constant] * like.type.count)
+
+    def fused(self, factor: Any, other: Any, addend: Any) -> Any:
+        """Return ``factor * other + addend`` in float32, rounded once."""
+        kind = factor.type
+        return self._called(f"llvm.fma.v{kind.count}f32", kind, factor, other, addend)
+
+    def deposited(self, bits: Any, mask: int) -> Any:
+        """Return the low bits of a 64-bit integer at the places that are 1 in a mask; see :func:`quick_deposits`."""
+        return self._called("llvm.x86.bmi.pdep.64", LONG, bits, LONG(mask))
+
+    def _called(self, name: str, kind: ir.Type, *arguments: Any) -> Any:
+        declared = self.builder.module.globals.get(name)
+        if declared is None:
+            declared = ir.Function(self.builder.module, ir.FunctionType(kind, [kind] * len(arguments)), name)
+        return self.builder.call(declared, arguments)
+
+
+def emitted(emit: Callable[[Step, Any], None], index: Any, *arrays: Any) -> Any:
+    """Return what Numba asks of an intrinsic that takes an element's index and arrays, and returns nothing."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        place = context.cast(builder, values[0], signature.args[0], types.int64)
+        emit(Step(context, builder, signature, values), place)
+        return context.get_dummy_value()
+
+    return types.void(index, *arrays), generate
+
+
+@functools.cache
+def features() -> frozenset[str]:
+    """Return what LLVM calls the features of the processor that Numba compiles for, such as ``+fma``."""
+    given = _config.CPU_FEATURES
+    return frozenset((binding.get_host_cpu_features().flatten() if given is None else given).split(","))
+
+
+@functools.cache
+def quick_deposits() -> bool:
+    """Return whether that processor scatters bits by a mask in one quick instruction."""
+    return "+bmi2" in features() and (_config.CPU_NAME or binding.get_host_cpu_name()) not in _SLOW_DEPOSITS

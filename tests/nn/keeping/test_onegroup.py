@@ -1,0 +1,72 @@
+import copy
+import pickle
+
+import pytest
+import torch
+
+from actbench.nn.keeping import Keeper, Place
+from actbench.nn.keeping.onegroup import OneGroup
+from actbench.ops import bitpack
+
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(6, 4, 5, 7),
+    "channels last": lambda: torch.randn(6, 4, 5, 7).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(100, 6).t(),
+}
+
+
+@pytest.mark.parametrize("lay_out", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("bits", [1, 2, 8])
+def test_all_of_a_tensor_shares_one_word_and_comes_back_as_it_lay(lay_out, bits):
+    x = lay_out()
+    kept = Keeper(per_group=False).keep(x, Place("", bits))
+    back = kept.form.restore(kept.parts)
+
+    assert type(kept.form) is OneGroup
+    assert sum(part.nbytes for part in kept.parts) == bitpack.packed_bytes(x.numel(), bits) + 4
+    assert (back.shape, back.dtype, back.stride()) == (x.shape, x.dtype, x.stride())
+    assert (back - x).abs().max() <= 1.02 * (x.max() - x.min()) / (2**bits - 1)
+    assert torch.equal(kept.form.rows(kept.parts, 2, 5), back[2:5])
+
+
+def test_groups_of_their_own_leave_less_error():
+    """What ``per_group=false`` is there to show."""
+    x, errors = torch.randn(64, 256) * torch.logspace(-3, 0, 64)[:, None], []
+    for per_group in (True, False):
+        kept = Keeper(per_group=per_group).keep(x, Place("", 2))
+        errors.append((kept.form.restore(kept.parts) - x).square().mean())
+
+    assert errors[1] > 10 * errors[0]
+
+
+def test_a_watched_place_is_told_ranges_that_compare_with_those_of_groups():
+    x = torch.rand(64, 256)
+    found = []
+    for per_group in (True, False):
+        place = Place("", 2, watched=True)
+        Keeper(per_group=per_group).keep(x, place)
+        found.append(place.ranges)
+
+    torch.testing.assert_close(found[0], found[1], rtol=0.05, atol=0)  # every group is nearly as wide as the whole
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda keeper: pickle.loads(pickle.dumps(keeper))])
+def test_a_copy_of_a_keeper_has_its_settings(copied):
+    twin = copied(Keeper(per_group=False, pipeline_threshold=100))
+
+    assert (twin.per_group, twin.pipeline_threshold) == (False, 100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "size", "pieces"),
+    [
+        ({}, 10**9, 1),
+        ({"chunk": 4}, 10**9, 4),
+        ({"pipeline_threshold": 1000}, 999, 1),
+        ({"pipeline_threshold": 1000}, 1000, 2),  # (bytes + threshold) // threshold, as the authors cut
+        ({"pipeline_threshold": 1000}, 3500, 4),
+        ({"pipeline_threshold": 1000, "chunk": 3}, 1500, 3),
+    ],
+)
+def test_how_far_a_backward_pass_is_cut(settings, size, pieces):
+    assert Keeper(**settings).pieces(size) == pieces

@@ -1,0 +1,141 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from actbench.ops import activate as operator
+from actbench.ops.cpu import activate, compiled
+from actbench.ops.stepwise import encode_reference
+
+SIZES = (0, 1, 15, 16, 17, 31, 32, 33, 1003, 2047, 2048, 2049, 40_003, 65_536, 98_323)
+NEAR_ZERO = torch.tensor([-1.5, 0.0, 2.0])
+needs_kernel = pytest.mark.usefixtures("kernel")
+
+
+def words(tensor):
+    return tensor.view(torch.int32)
+
+
+def bounds_of(bits):
+    return torch.randn(2**bits - 1, generator=torch.Generator().manual_seed(bits)).sort().values
+
+
+@pytest.fixture
+def kernel():
+    if not activate.agrees(torch.get_num_threads()):
+        pytest.skip("torch computes SiLU in another way here")
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"), reason="other vectors")
+@pytest.mark.skipif(torch.__version__.split("+")[0] != "2.15.0", reason="other versions may compute it otherwise")
+def test_this_version_of_torch_has_the_bits_of_the_kernel():
+    assert activate.agrees(torch.get_num_threads())
+
+
+@needs_kernel
+def test_every_exponent_and_every_special_number_has_torchs_bits():
+    numbers = torch.arange(-(2**31), 2**31, 1009).to(torch.int32).view(torch.float32)
+    largest = torch.finfo(torch.float32).max
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 1e-45, -1e-45, largest, -largest])
+    near_the_limits = torch.cat([edge + torch.arange(-4096, 4096) * 2.0**-12 for edge in (-104, -88.7, -87.3, 86)])
+    for x in (numbers, special.repeat(64), near_the_limits):
+        y, packed = activate.silu(x, NEAR_ZERO, 2)
+        assert torch.equal(words(y), words(silu(x)))
+        assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, False))
+
+
+@needs_kernel
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_sizes_and_widths_equal_torch_and_the_reference(bits):
+    bounds = bounds_of(bits)
+    for size in SIZES:
+        x = (6 * torch.randn(size + 1))[1:]  # misaligned
+        y, packed = activate.silu(x, bounds, bits)
+        assert torch.equal(words(y), words(silu(x))), size
+        assert torch.equal(packed, encode_reference(x, bounds, bits, False)), size
+
+
+@needs_kernel
+def test_parts_of_threads_end_where_torchs_do(threads):
+    if not activate.agrees(threads):
+        pytest.skip("torch shares out its work in another way here")
+    for size in (*SIZES, 32_768 * threads + 19):
+        x = torch.linspace(-8, 1, size)  # where exp of the C library differs most often from that of vectors
+        y, packed = activate.silu(x, NEAR_ZERO, 2)
+        assert torch.equal(words(y), words(silu(x))), size
+        assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, False)), size
+
+
+@needs_kernel
+def test_the_serial_kernel_is_the_same(monkeypatch):
+    x = torch.randn(20_001)
+    monkeypatch.setattr(compiled, "_parallel", lambda: False)
+    monkeypatch.setattr(activate, "_silu", compiled.Kernel(activate._silu._function))
+    y, packed = activate.silu(x, bounds_of(3), 3)
+    assert torch.equal(y, silu(x))
+    assert torch.equal(packed, encode_reference(x, bounds_of(3), 3, False))
+
+
+@needs_kernel
+@pytest.mark.parametrize("where", [100, -1])
+def test_one_other_bit_of_torchs_is_noticed(where, monkeypatch):
+    def other(x):
+        y = silu(x)
+        if y.numel() > 100:
+            words(y).view(-1)[where] ^= 1
+        return y
+
+    assert activate.agrees.__wrapped__(2)
+    monkeypatch.setattr(activate.functional, "silu", other)
+    assert not activate.agrees.__wrapped__(2)
+
+
+@needs_kernel
+@pytest.mark.parametrize(("name", "value"), [("_LEAST_PART", 20_000), ("_STEPS", {"AVX2": 8, "AVX512": 16})])
+def test_other_parts_or_vectors_of_torchs_are_noticed(name, value, monkeypatch):
+    monkeypatch.setattr(activate, name, value)
+    assert not activate.agrees.__wrapped__(torch.get_num_threads())
+
+
+@pytest.mark.parametrize("missing", ["fused products", "vectors of torch"])
+def test_without_the_instructions_there_is_no_kernel(missing, monkeypatch):
+    if missing == "fused products":
+        monkeypatch.setattr(activate, "features", frozenset)
+    else:
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    assert not activate.agrees.__wrapped__(2)
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+@pytest.mark.parametrize(("fold", "dtype"), [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)])
+def test_the_operator_is_torchs_either_way(agrees, fold, dtype, monkeypatch):
+    monkeypatch.setattr(operator.fused, "agrees", activate.agrees if agrees else lambda threads: False)
+    x = torch.randn(5, 1003).to(dtype)
+    y, packed = torch.ops.actbench.stepwise_activate(x, "silu", NEAR_ZERO, 2, fold)
+    assert torch.equal(y, silu(x))
+    assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, fold))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_torchs_other_vectors(capability):
+    code = (
+        "import torch; from actbench.ops import activate\n"
+        "x, bounds = torch.linspace(-8, 1, 70_003), torch.zeros(1)\n"
+        "y, _ = torch.ops.actbench.stepwise_activate(x, 'silu', bounds, 1, False)\n"
+        "print(torch.equal(y, torch.nn.functional.silu(x)))"
+    )
+    env = os.environ | {"ATEN_CPU_CAPABILITY": capability}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stdout == "True\n", done.stderr
