@@ -106,7 +106,7 @@ def test_what_was_done_meanwhile_stays() -> None:
 
 
 def test_a_loss_of_before_can_still_be_differentiated() -> None:
-    exact = network()
+    exact = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     model = copy.deepcopy(exact)
     with actbench.Controller(model, "gact:L1.1"):
         loss = loss_of(model)
@@ -116,7 +116,7 @@ def test_a_loss_of_before_can_still_be_differentiated() -> None:
     for one, other in zip(model.parameters(), exact.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None
-        assert (one.grad - other.grad).norm() < 0.05 * other.grad.norm() + 1e-6
+        assert (one.grad - other.grad).norm() < 0.03 * other.grad.norm()
 
 
 def test_closing_without_a_with_block() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.ops import bitpack, groupquant, onegroup
+from actbench.ops import bitpack, groupquant, groups, onegroup
 
 SEED = torch.tensor(7)
 
@@ -57,11 +57,13 @@ def test_it_is_unbiased():
         codes, meta = onegroup.encode(x, 2, torch.tensor(seed))
         total += onegroup.decode(codes, meta, 2, 0, 500, torch.float64)
     step = float(groupquant.ranges(meta)) / 3
-    place = (x.double() - x.min()) / step % 1
-    z = (total / runs - x) / (step * (place * (1 - place) / runs).sqrt() + 1e-6)
+    place = ((x.double() - float(groups.bounds_of(meta)[0])) / step) % 1
+    inner = (place > 0.05) & (place < 0.95)  # where a code is as good as certain there is no noise to compare with
+    z = ((total / runs - x) / (step * (place * (1 - place) / runs).sqrt()))[inner]
 
-    assert abs(float(z.mean())) < 4 / 500**0.5
-    assert float(z.abs().max()) < 5
+    assert len(z) > 400
+    assert abs(float(z.mean())) < 4 / len(z) ** 0.5
+    assert float(z.square().mean()) < 1 + 4 * (2 / len(z)) ** 0.5
 
 
 def test_fake_tensors_have_the_bytes_of_real_ones():
@@ -75,5 +77,5 @@ def test_fake_tensors_have_the_bytes_of_real_ones():
 
 @pytest.mark.parametrize(("x", "bits"), [(torch.ones(4), 0), (torch.ones(4), 9), (torch.ones(2, 2), 2)])
 def test_wrong_arguments_are_refused(x, bits):
-    with pytest.raises(ValueError, match="bits|vector"):
+    with pytest.raises(ValueError, match=r"bits|vector"):
         onegroup.encode(x, bits, SEED)

@@ -89,3 +89,15 @@ def test_randomized_and_checkpoint_keep_what_checkpoint_keeps():
     """The input of the first block is the batch, which is not counted."""
     for text in ("checkpoint,blocks=Block", "randomized:0.25+checkpoint,blocks=Block"):
         assert live_bytes(convert(plain(), text).module) == 3 * 64 * 32 * 4 - 64 * 32 * 4 + 4
+
+
+@pytest.mark.parametrize("text", ["gact+offload", "offload+gact:L1"])
+def test_hooks_that_would_hide_it_are_refused(text):
+    with pytest.raises(ConversionError, match="only the innermost run, so that offload would move none"):
+        convert(plain(), text)
+
+
+def test_packing_what_is_moved_is_refused():
+    model = convert(plain()).module
+    with pytest.raises(ConversionError, match="packs or moves its saved tensors already"):
+        convert(model, "gact")

@@ -132,7 +132,8 @@ class TrainingLoop:
         """
         evaluations = tuple(self._evaluations)  # before the weights are moved on
         self._step.batch = self._batch(0)
-        reading = self._meter.memory(self._step)
+        with samples(self._feed.chosen(0)):
+            reading = self._meter.memory(self._step)
         return Trained(
             metric=self._feed.data.metric,
             steps=self.steps,

@@ -1,8 +1,11 @@
 import pytest
 import torch
+from torch import nn
 
+from actbench.nn.compressed import compressed
 from actbench.nn.compressed.held import Held, RowByRow, summed
 from actbench.nn.keeping import Keeper, Place
+from actbench.ops import groupquant
 
 
 def held(x, chunk, **settings):
@@ -50,3 +53,20 @@ def test_rows_are_written_over_one_tensor_laid_out_as_the_first(layout):
 
     assert torch.equal(rows.whole, x)
     assert rows.whole.stride() == x.stride()
+
+
+@pytest.mark.parametrize(("threshold", "pieces"), [(None, 1), (10**6, 1), (16 * 64 * 4 + 16 * 8 * 4, 2), (1000, 5)])
+def test_a_backward_pass_is_cut_by_the_bytes_of_gradient_and_input(threshold, pieces, monkeypatch):
+    """(4608 + 1000) // 1000 pieces of 1000 bytes."""
+    layer = compressed(nn.Linear(64, 8), Keeper(group_size=32, pipeline_threshold=threshold), Place("", 8))
+    decode, sizes = groupquant.decode, []
+
+    def watched(*args):
+        sizes.append(decode(*args).shape[0])
+        return decode(*args)
+
+    monkeypatch.setattr(groupquant, "decode", watched)
+    layer(torch.randn(16, 64)).sum().backward()
+
+    assert len(sizes) == pieces
+    assert sum(sizes) == 16 * 64

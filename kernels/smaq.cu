@@ -1,0 +1,429 @@
+// SmaQ blocks; the twin of actbench/ops/smaq.py, where smaqformat.py says how they lie and smaqblocks.py what a code is.
+// Compiled for one -DSCALAR (Float32, Float16, BFloat16) and one -DTILES: 1 for blocks of at most 256 elements, 4 for
+// larger ones. A warp works on one block, which stays in registers; its bytes pass through shared memory.
+#include "common.cuh"
+#include "groups.cuh"
+
+constexpr int kHeader = 8, kMost = TILES * kTile;
+constexpr int kHuge = 253 << 23, kInfinity = 0x7f800000;  // 2^126
+constexpr int kNear = 2 << 23, kMany = 12;                // a quarter of the largest; steps after which equals are likely
+constexpr unsigned kLeast = 37 << 7, kNanHalf = 0x7fc0;   // 2^-90 as bfloat16
+
+struct Form {
+    int main_bits, outlier_bits, outliers, block;
+    __device__ __forceinline__ int rest_bits() const { return outlier_bits - main_bits; }
+    __device__ __forceinline__ int main_steps() const { return (1 << (main_bits - 2)) - 1; }
+    __device__ __forceinline__ int tail_steps() const { return (1 << (outlier_bits - 2)) - 1; }
+    __device__ __forceinline__ int outliers_of(int count) const { return count * outliers / block; }
+    __device__ __forceinline__ int rest_start(int count) const { return kHeader + (count + 7) / 8 * main_bits; }
+    __device__ __forceinline__ int bytes_of(int count) const {
+        return rest_start(count) + (outliers_of((count + 7) / 8 * 8) * rest_bits() + 7) / 8;
+    }
+};
+
+struct alignas(16) Shared {
+    unsigned char bytes[kMost + 16];  // of a block
+    unsigned char rests[kMost];       // high bits of the outliers' codes, one by one
+};
+
+// ---- What all lanes know of what each has.
+
+__device__ __forceinline__ int total(int mine) {
+#pragma unroll
+    for (int flip = kLanes / 2; flip > 0; flip /= 2) mine += __shfl_xor_sync(~0u, mine, flip);
+    return mine;
+}
+
+__device__ __forceinline__ int largest(int mine) {
+#pragma unroll
+    for (int flip = kLanes / 2; flip > 0; flip /= 2) {
+        const int other = __shfl_xor_sync(~0u, mine, flip);
+        mine = mine > other ? mine : other;
+    }
+    return mine;
+}
+
+// The sum of counts up to `most`, of the lanes that `lanes` names.
+template <int most>
+__device__ __forceinline__ int counted(int mine, unsigned lanes) {
+    int found = 0;
+#pragma unroll
+    for (int bit = 0; 1 << bit <= most; ++bit) found += __popc(__ballot_sync(~0u, mine >> bit & 1) & lanes) << bit;
+    return found;
+}
+
+__device__ __forceinline__ unsigned lanes_before() { return (1u << lane()) - 1; }
+
+// ---- A block's elements: eight a lane and tile, and zeros past its end.
+
+struct Elements {
+    float values[TILES][8];
+    unsigned there[TILES];  // which of a lane's eight are elements, one bit each
+
+    __device__ __forceinline__ int key(int tile, int i) const { return __float_as_uint(values[tile][i]) & 0x7fffffff; }
+
+    __device__ __forceinline__ Elements(const SCALAR* block, int count) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            const int first = tile * kTile + 8 * lane(), left = count - first;
+            there[tile] = left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0;
+            load8(block + first, left, aligned(block), values[tile]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[tile][i] = there[tile] >> i & 1 ? values[tile][i] : 0;
+        }
+    }
+
+    __device__ __forceinline__ int most() const {
+        int found = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) found = found > key(tile, i) ? found : key(tile, i);
+        }
+        return largest(found);
+    }
+
+    // The mean as the bits of a bfloat16.
+    __device__ __forceinline__ unsigned mean(int most, int count) const {
+        const int exponent = most >> 23 > 33 ? most >> 23 : 33;
+        const float scale = __uint_as_float((273 - exponent) << 23), inverse = __uint_as_float((exponent - 19) << 23);
+        int sum_of = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int whole = nearest_count(product(__uint_as_float(key(tile, i)), scale));
+                sum_of += __float_as_uint(values[tile][i]) >> 31 ? -whole : whole;
+            }
+        }
+        return BFloat16::nearest(product(quotient(float(total(sum_of)), float(count)), inverse)).bits;
+    }
+
+    __device__ __forceinline__ void subtract(float mean) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                values[tile][i] = there[tile] >> i & 1 ? difference(values[tile][i], mean) : 0;
+        }
+    }
+
+    __device__ __forceinline__ int not_below(int cut) const {
+        int found = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) found += key(tile, i) >= cut;
+        }
+        return counted<8 * TILES>(found, ~0u);
+    }
+
+    // The largest key below `cut`, or 0, and the least that is not, or infinity.
+    __device__ __forceinline__ void beside(int cut, int& below, int& least) const {
+        below = 0, least = kInfinity;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int mine = key(tile, i);
+                if (mine < cut) below = below > mine ? below : mine;
+                else least = least < mine ? least : mine;
+            }
+        }
+        below = largest(below);
+        least = -largest(-least);
+    }
+};
+
+// ---- Which elements are outliers, one bit each, and where main values and outliers end, as bfloat16.
+
+__device__ __forceinline__ unsigned end_above(int key) {
+    const unsigned half = (unsigned(key) + 0xffff) >> 16;
+    return half > kLeast ? half : kLeast;
+}
+
+struct Parted {
+    unsigned outliers[TILES], main_end, tail_start = 0, tail_end = kLeast;
+
+    __device__ __forceinline__ Parted(const Elements& elements, int most, int count, int wanted) {
+        int cut = most + 1, spare = 0;
+        if (wanted > 0) cut = search(elements, most, count, wanted, spare);
+        int above = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            outliers[tile] = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) outliers[tile] |= unsigned(elements.key(tile, i) >= cut) << i;
+            outliers[tile] &= elements.there[tile];
+        }
+        if (spare > 0) drop(elements, cut, spare);
+        ends(elements, most, wanted);
+    }
+
+    // A number that at least so many keys are not below, and how many too many these are; all of those equal it.
+    static __device__ __forceinline__ int search(const Elements& elements, int most, int count, int wanted, int& spare) {
+        int low = 0, high = most + 1, found = count;
+        int middle = most - kNear > most / 2 ? most - kNear : most / 2;
+        for (int steps = 1; found != wanted && high - low > 1; ++steps) {
+            middle = middle > low + 1 ? middle : low + 1;
+            middle = middle < high - 1 ? middle : high - 1;
+            const int here = elements.not_below(middle);
+            if (here >= wanted) low = middle, found = here;
+            else high = middle;
+            if (steps == kMany) {
+                int below, least, unused;
+                elements.beside(low, unused, least);
+                elements.beside(high, below, unused);
+                low = least, high = below + 1;
+            }
+            middle = low + (high - low) / 2;
+        }
+        spare = found - wanted;
+        return low;
+    }
+
+    // Of the keys equal to `cut`, all but the last `spare` stay outliers.
+    __device__ __forceinline__ void drop(const Elements& elements, int cut, int spare) {
+        unsigned equal[TILES];
+        int all = 0, before = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            equal[tile] = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) equal[tile] |= unsigned(elements.key(tile, i) == cut) << i;
+            equal[tile] &= elements.there[tile];
+            all += counted<8>(__popc(equal[tile]), ~0u);
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            const int mine = __popc(equal[tile]);
+            int place = before + counted<8>(mine, lanes_before());
+            before += counted<8>(mine, ~0u);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (!(equal[tile] >> i & 1)) continue;
+                if (place >= all - spare) outliers[tile] &= ~(1u << i);
+                ++place;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void ends(const Elements& elements, int most, int wanted) {
+        int main = 0, start = kInfinity;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int mine = elements.key(tile, i);
+                if (outliers[tile] >> i & 1) start = start < mine ? start : mine;
+                else main = main > mine ? main : mine;
+            }
+        }
+        main_end = end_above(largest(main));
+        if (wanted == 0) return;
+        tail_start = unsigned(-largest(-start)) >> 16;
+        tail_end = end_above(most);
+    }
+};
+
+__device__ __forceinline__ float wide(unsigned half) { return __uint_as_float(half << 16); }
+
+// ---- Bytes between shared and global memory, in the widest units that fit both.
+
+template <class Unit>
+__device__ __forceinline__ void move_as(const unsigned char* from, unsigned char* to, int size) {
+    const int units = size / int(sizeof(Unit));
+#pragma unroll 1
+    for (int i = lane(); i < units; i += kLanes) reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+    for (int i = units * sizeof(Unit) + lane(); i < size; i += kLanes) to[i] = from[i];
+}
+
+__device__ __forceinline__ void move(const unsigned char* from, unsigned char* to, int size) {
+    const Word places = reinterpret_cast<Word>(from) | reinterpret_cast<Word>(to);
+    if (places % 16 == 0) move_as<Bytes16>(from, to, size);
+    else if (places % 4 == 0) move_as<unsigned>(from, to, size);
+    else move_as<unsigned char>(from, to, size);
+}
+
+__device__ __forceinline__ void store_header(Shared& shared, unsigned mean, unsigned main_end, unsigned start, unsigned end) {
+    if (lane() != 0) return;
+    reinterpret_cast<unsigned*>(shared.bytes)[0] = mean | main_end << 16;
+    reinterpret_cast<unsigned*>(shared.bytes)[1] = start | end << 16;
+}
+
+// ---- Encoding.
+
+struct Slopes {
+    unsigned top, last;
+    float main, start, tail;
+    __device__ __forceinline__ Slopes(const Form& form, const Parted& parted) {
+        top = form.main_steps() << 16, last = form.tail_steps() << 16;
+        start = wide(parted.tail_start);
+        const float span = difference(wide(parted.tail_end), start);
+        main = quotient(float(top), wide(parted.main_end));
+        tail = above(span, 0) ? quotient(float(last), span) : 0;
+    }
+    // A code of all its bits; an outlier's are without the tag.
+    __device__ __forceinline__ unsigned code(float d, bool outlier, unsigned noise, int sign_bit) const {
+        const float distance = __uint_as_float(__float_as_uint(d) & 0x7fffffff);
+        const bool negative = int(__float_as_uint(d)) < 0 && (__float_as_uint(d) & 0x7fffffff) != 0;
+        const unsigned most = outlier ? last : top;
+        const unsigned place = nearest_count(product(outlier ? difference(distance, start) : distance, outlier ? tail : main));
+        const unsigned cut = place < most ? place : most;
+        if (outlier) return (cut + noise) >> 16 | unsigned(negative) << sign_bit;
+        return ((negative ? top - cut : top + cut) + noise) >> 16;
+    }
+};
+
+// Writes codes to shared memory, and the high bits of the outliers' one by one.
+__device__ __forceinline__ void store_codes_of(
+    const Elements& elements, const Parted& parted, const Form& form, Word state, Index first, bool stochastic, Shared& shared) {
+    const Slopes slopes(form, parted);
+    const unsigned tag = 1u << (form.main_bits - 1);
+    int before = 0;
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) {
+        const int element = tile * kTile + 8 * lane(), mine = __popc(parted.outliers[tile]);
+        int rank = before + counted<8>(mine, lanes_before());
+        before += counted<8>(mine, ~0u);
+        if (elements.there[tile] == 0) continue;
+        Word noise[2] = {kNearest, kNearest};
+        if (stochastic) {
+            noise[0] = random_word(state, (first + element) / 4);
+            noise[1] = random_word(state, (first + element) / 4 + 1);
+        }
+        unsigned codes[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const bool outlier = parted.outliers[tile] >> i & 1;
+            const unsigned lanes = unsigned(noise[i / 4] >> (16 * (i % 4)) & 0xffff);
+            const unsigned code = slopes.code(elements.values[tile][i], outlier, lanes, form.outlier_bits - 2);
+            codes[i] = elements.there[tile] >> i & 1 ? outlier ? tag | (code & (tag - 1)) : code : 0;
+            if (outlier) shared.rests[rank++] = static_cast<unsigned char>(code >> (form.main_bits - 1));
+        }
+        const Word eight = packed_codes(codes, form.main_bits);
+        unsigned char* target = shared.bytes + kHeader + element / 8 * form.main_bits;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i < form.main_bits) target[i] = static_cast<unsigned char>(eight >> (8 * i));
+    }
+}
+
+// Packs the high bits of `found` outliers' codes, eight a lane.
+__device__ __forceinline__ void store_rests(const Form& form, int found, int start, int size, Shared& shared) {
+    const int bits = form.rest_bits();
+    if (bits == 0) return;
+    for (int group = lane(); start + group * bits < size; group += kLanes) {
+        Word eight = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (8 * group + i < found) eight |= Word(shared.rests[8 * group + i]) << (i * bits);
+        for (int i = 0; i < bits && start + group * bits + i < size; ++i)
+            shared.bytes[start + group * bits + i] = static_cast<unsigned char>(eight >> (8 * i));
+    }
+}
+
+KERNEL smaq_encode(
+    const SCALAR* x, unsigned char* packed, Index count, Index first_block, int main_bits, int outlier_bits,
+    int outliers, int block, Word state, unsigned stochastic) {
+    __shared__ Shared all[kWarps];
+    Shared& shared = all[warp()];
+    const Form form{main_bits, outlier_bits, outliers, block};
+    const int block_bytes = form.bytes_of(block);
+    for (Index index = first_tile(); index * block < count; index += tile_step()) {
+        const Index left = count - index * block;
+        const int here = left < block ? int(left) : block, wanted = form.outliers_of(here), bytes = form.bytes_of(here);
+        Elements elements(x + index * block, here);
+        const int most = elements.most();
+        if (most >= kHuge) {
+            for (int i = kHeader + lane(); i < bytes; i += kLanes) shared.bytes[i] = 0;
+            store_header(shared, kNanHalf, kNanHalf, kNanHalf, kNanHalf);
+        } else {
+            const unsigned mean = elements.mean(most, here);
+            elements.subtract(wide(mean));
+            const Parted parted(elements, elements.most(), here, wanted);
+            store_header(shared, mean, parted.main_end, parted.tail_start, parted.tail_end);
+            store_codes_of(elements, parted, form, state, (first_block + index) * block, stochastic, shared);
+            __syncwarp();
+            store_rests(form, wanted, form.rest_start(here), bytes, shared);
+        }
+        __syncwarp();
+        move(shared.bytes, packed + index * block_bytes, bytes);
+        __syncwarp();
+    }
+}
+
+// ---- Decoding.
+
+template <class Scalar> __device__ __forceinline__ float limited(float value) { return value; }
+template <> __device__ __forceinline__ float limited<Float16>(float value) {
+    constexpr float most = 65504;
+    return above(value, most) ? most : above(-most, value) ? -most : value;
+}
+
+struct Levels {
+    int steps, tail_steps;
+    float mean, step, start, tail_step;
+    __device__ __forceinline__ Levels(const Form& form, const Shared& shared) {
+        const unsigned* header = reinterpret_cast<const unsigned*>(shared.bytes);
+        steps = form.main_steps(), tail_steps = form.tail_steps();
+        mean = wide(header[0]), start = wide(header[1]);
+        step = quotient(wide(header[0] >> 16), float(steps));
+        tail_step = quotient(difference(wide(header[1] >> 16), start), float(tail_steps));
+    }
+    __device__ __forceinline__ float main(int code) const { return sum(product(float(code - steps), step), mean); }
+    __device__ __forceinline__ float tail(int code) const {
+        const float distance = sum(product(float(code & tail_steps), tail_step), start);
+        return sum(__uint_as_float(__float_as_uint(distance) | unsigned(code > tail_steps) << 31), mean);
+    }
+};
+
+// Elements start .. start + count - 1 of what has room for `room`.
+KERNEL smaq_decode(
+    const unsigned char* packed, SCALAR* out, Index size, Index room, Index start, Index count, int main_bits,
+    int outlier_bits, int outliers, int block) {
+    __shared__ Shared all[kWarps];
+    Shared& shared = all[warp()];
+    const Form form{main_bits, outlier_bits, outliers, block};
+    const int block_bytes = form.bytes_of(block), more = form.rest_bits();
+    const unsigned tag = 1u << (main_bits - 1);
+    for (Index index = start / block + first_tile(); index * block < start + count; index += tile_step()) {
+        const Index rest = room - index * block, left = size - index * block_bytes;
+        const int here = rest < block ? int(rest) : block, second = form.rest_start(here);
+        move(packed + index * block_bytes, shared.bytes, left < block_bytes ? int(left) : block_bytes);
+        __syncwarp();
+        const Levels levels(form, shared);
+        int before = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            const int element = tile * kTile + 8 * lane();
+            Word eight = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (i < main_bits && element < here)
+                    eight |= Word(shared.bytes[kHeader + element / 8 * main_bits + i]) << (8 * i);
+            const unsigned halves[2] = {unsigned(eight), unsigned(eight >> (4 * main_bits))};
+            unsigned tags = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) tags |= (halves[i / 4] >> (i % 4 * main_bits + main_bits - 1) & 1) << i;
+            const int mine = __popc(tags);
+            unsigned bit = 8 * second + (before + counted<8>(mine, lanes_before())) * more;  // of an outlier's high bits
+            before += counted<8>(mine, ~0u);
+            float values[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const unsigned low = halves[i / 4] >> (i % 4 * main_bits) & (tag - 1);
+                float value = levels.main(low);
+                if (tags >> i & 1) {
+                    const unsigned two = shared.bytes[bit / 8] | shared.bytes[bit / 8 + 1] << 8;
+                    value = levels.tail(low | (two >> bit % 8 & ((1u << more) - 1)) * tag);
+                    bit += more;
+                }
+                values[i] = limited<SCALAR>(value);
+            }
+            const Index first = index * block + element, end = start + count - first;
+            store_from(start - first, out + (first - start), end < here - element ? int(end) : here - element, values);
+        }
+        __syncwarp();
+    }
+}

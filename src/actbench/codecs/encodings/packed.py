@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, flat
+from actbench.ops import smaq
+from actbench.ops.smaqformat import format_of
+
+
+class Smaq(Encoding):
+    """SmaQ, really stored: blocks of which a fixed share are outliers, so that bytes are known beforehand.
+
+    Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
+    2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaqformat`. The
+    numbers farthest from the mean of their block are its outliers, and the farthest ends their range: none is clipped.
+    The part is one vector of bytes. A block with a value that is not finite is NaN, all of it.
+
+    Attributes:
+        main_bits: Of a number that is no outlier, 3 to 8.
+        outlier_bits: Of an outlier, ``main_bits`` to 8.
+        outliers: Their share of a block, 0 to 1; ``outliers * block`` must be whole.
+        block: Elements of a block, a multiple of 32 from 64 to 1024.
+        rounding: Stochastic, without bias, or to the nearest.
+    """
+
+    name: ClassVar[str] = "smaq"
+    summary: ClassVar[str] = "SmaQ in blocks with a fixed share of outliers, packed"
+    paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
+
+    main_bits: Annotated[int, Field(ge=3, le=8)] = 6
+    outlier_bits: Annotated[int, Field(ge=3, le=8)] = 7
+    outliers: Annotated[float, Field(ge=0, le=1)] = 0.25
+    block: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 256
+    rounding: Rounding = "stochastic"
+
+    @model_validator(mode="after")
+    def _is_a_format(self) -> Self:
+        format_of(**self._format())
+        return self
+
+    def encode(self, x: Tensor, seed: Tensor) -> Parts:
+        """Return one uint8 vector."""
+        return (smaq.encode(flat(x), seed, stochastic=self.rounding == "stochastic", **self._format()),)
+
+    def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return what the codes stand for."""
+        return smaq.decode(parts[0], math.prod(shape), dtype, **self._format()).view(shape)
+
+    def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return, of whole blocks, ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number."""
+        return smaq.packed_bytes(math.prod(shape), **self._format())
+
+    def _format(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"rounding"})

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from torch import Tensor
+
+from actbench.codecs.encodings import rounding as whole
+from actbench.codecs.encodings.encoding import Encoding, Parts, flat
+from actbench.codecs.encodings.statistics import Statistics, moments
+
+_LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
+
+
+class SmaqSimulated(Encoding):
+    """SmaQ as its authors ran it: numbers are quantized and made numbers again at once, and bits are only counted.
+
+    Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
+    2021, DOI 10.1109/LCA.2021.3108505. Of the standardized value z = (x - mean) / deviation, over the whole tensor,
+    with L = 2**(bits - 2) - 1::
+
+        |z| <= main_threshold    rounded in steps of main_threshold / L_main
+        |z| >  main_threshold    sign(z) (|z| - main_threshold) rounded in steps of
+                                 (outlier_threshold - main_threshold) / L_outlier
+
+    The part is the tensor of quantized values, of the type and size of x. :meth:`counted_bits` is what the authors
+    count: ``main_bits`` or ``outlier_bits`` an element, and nothing for mean and deviation. Nothing is clipped by
+    default, although values beyond ``outlier_threshold`` then have codes that do not fit ``outlier_bits``.
+    Not reproduced: the narrower limits of the deviation under 16-bit trainers, which scale small tensors down.
+
+    Attributes:
+        main_bits: Of values up to the first threshold, the tag and the sign among them; at least 3.
+        outlier_bits: Of values beyond it; at least 3.
+        main_threshold: In deviations.
+        outlier_threshold: In deviations; where the codes of outliers end.
+        statistics: full: mean and unbiased deviation; sample: those of ``samples`` random elements, biased;
+            range: deviation as (max - min) / sqrt(2 ln n).
+        samples: How many elements ``sample`` looks at.
+        rounding: Stochastic, to the nearest, or truncate toward zero (the authors' other choice).
+        clamp: Whether codes are clipped to the bits that are counted.
+        nonnegative: Whether results below zero become zero, as for Adam's second moment.
+        min_size: Elements below which a tensor stays as it is.
+    """
+
+    name: ClassVar[str] = "smaq_simulated"
+    summary: ClassVar[str] = "SmaQ as published: nothing is packed, bits are counted"
+    paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
+    stored: ClassVar[bool] = False
+
+    main_bits: Annotated[int, Field(ge=3, le=16)] = 6
+    outlier_bits: Annotated[int, Field(ge=3, le=16)] = 8
+    main_threshold: PositiveFloat = 1.0
+    outlier_threshold: PositiveFloat = 2.5
+    statistics: Statistics = "full"
+    samples: PositiveInt = 16
+    rounding: Literal["stochastic", "nearest", "truncate"] = "stochastic"
+    clamp: bool = False
+    nonnegative: bool = False
+    min_size: Annotated[int, Field(ge=2)] = 8
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.outlier_threshold <= self.main_threshold:
+            raise ValueError(
+                f"outlier_threshold={self.outlier_threshold:g} must be above main_threshold={self.main_threshold:g}"
+            )
+        return self
+
+    def encode(self, x: Tensor, seed: Tensor) -> Parts:
+        """Return (n,) of the type of x."""
+        values = flat(x)
+        if values.numel() < self.min_size:
+            return (values.clone(),)
+        mean, deviation = moments(_wide(values), self.statistics, self.samples, seed)
+        return (self.quantized(_wide(values), mean, deviation, seed).to(x.dtype),)
+
+    def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the values."""
+        return parts[0].view(shape).to(dtype)
+
+    def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return the bytes of the tensor itself, which is what is stored."""
+        return math.prod(shape) * dtype.itemsize
+
+    def counted_bits(self, x: Tensor, seed: Tensor) -> float | None:
+        """Return the bits per element that the authors count; 32 for a tensor that stays as it is."""
+        values = _wide(flat(x))
+        if values.numel() < self.min_size:
+            return 32.0
+        mean, deviation = moments(values, self.statistics, self.samples, seed)
+        outliers = (self._standardized(values, mean, deviation).abs() > self.main_threshold).sum().item()
+        return self.main_bits + (self.outlier_bits - self.main_bits) * outliers / values.numel()
+
+    def quantized(self, values: Tensor, mean: Tensor, deviation: Tensor, seed: Tensor) -> Tensor:
+        """Return what is left of values, float32 or float64, that are standardized by these two."""
+        z = self._standardized(values, mean, deviation)
+        most_main, most_outlier = 2 ** (self.main_bits - 2) - 1, 2 ** (self.outlier_bits - 2) - 1
+        main_rate = most_main / self.main_threshold
+        outlier_rate = most_outlier / (self.outlier_threshold - self.main_threshold)
+        outlier, sign = z.abs() > self.main_threshold, z.sign()
+        place = torch.where(outlier, (z - sign * self.main_threshold) * outlier_rate, z * main_rate)
+        code = self._rounded(place, seed)
+        if self.clamp:
+            most = torch.where(outlier, most_outlier, most_main)
+            code = torch.minimum(torch.maximum(code, -most), most)
+        found = torch.where(outlier, code / outlier_rate + sign * self.main_threshold, code / main_rate)
+        result = found * deviation + mean
+        return result.clamp(min=0) if self.nonnegative else result
+
+    def _standardized(self, values: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+        return (values - mean) / deviation.clamp(_LEAST, _MOST)
+
+    def _rounded(self, place: Tensor, seed: Tensor) -> Tensor:
+        match self.rounding:
+            case "stochastic":
+                return whole.stochastic(place, seed)
+            case "nearest":
+                return place.round()
+            case "truncate":
+                return place.trunc()
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values if values.dtype == torch.float64 else values.float()

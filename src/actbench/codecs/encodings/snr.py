@@ -1,0 +1,83 @@
+"""How much of a tensor an encoding keeps, in decibels, and what that costs in bits that are really stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from actbench.codecs.encodings.distributions import Distribution
+from actbench.codecs.encodings.encoding import Encoding, parts_bytes
+from actbench.ops.noise import mixed
+from actbench.records import Data
+
+
+class Quality(Data):
+    """What an encoding does to numbers of a distribution.
+
+    Attributes:
+        encoding: Its specification.
+        stored: False where it only simulates.
+        distribution: The name of the distribution.
+        elements: How many numbers were encoded, as float32.
+        bits: Bits per element of the parts, all metadata among them.
+        counted_bits: Bits per element that the authors count, where nothing is stored.
+        snr_db: ``10 log10(sum x**2 / sum error**2)``, in decibels; infinite where nothing is lost.
+    """
+
+    encoding: str
+    stored: bool
+    distribution: str
+    elements: int
+    bits: float
+    counted_bits: float | None
+    snr_db: float
+
+
+def snr_db(x: Tensor, restored: Tensor) -> float:
+    """Return ``10 log10(sum x**2 / sum (restored - x)**2)``, summed in float64.
+
+    Infinite where the two are equal; NaN where a value of either is not finite, or all of x is zero.
+    """
+    exact = x.double()
+    signal, noise = exact.square().sum().item(), (restored.double() - exact).square().sum().item()
+    if not (math.isfinite(signal) and math.isfinite(noise)) or signal == 0:
+        return math.nan
+    return math.inf if noise == 0 else 10 * math.log10(signal / noise)
+
+
+def quality(encoding: Encoding, name: str, x: Tensor, seed: Tensor) -> Quality:
+    """Encode and decode x, of at least one element, and say what was kept and what it took."""
+    parts = encoding.encode(x, seed)
+    return Quality(
+        encoding=encoding.spec,
+        stored=encoding.stored,
+        distribution=name,
+        elements=x.numel(),
+        bits=8 * parts_bytes(parts) / x.numel(),
+        counted_bits=encoding.counted_bits(x, seed),
+        snr_db=snr_db(x, encoding.decode(parts, x.shape, x.dtype)),
+    )
+
+
+def snr_table(
+    encodings: Sequence[Encoding], distributions: Mapping[str, Distribution], seed: int, elements: int = 2**20
+) -> list[Quality]:
+    """Return the quality of each encoding on each distribution, the distributions of one encoding side by side.
+
+    Args:
+        encodings: What to compare.
+        distributions: By name, such as :data:`actbench.codecs.encodings.distributions.DISTRIBUTIONS`. All encodings
+            see the same numbers.
+        seed: Of the numbers, and of stochastic rounding.
+        elements: How many numbers of each.
+    """
+    noise = torch.tensor(seed)
+    found: dict[tuple[int, str], Quality] = {}
+    for name, draw in distributions.items():
+        x = draw(torch.Generator().manual_seed(mixed(seed)), elements)
+        for place, encoding in enumerate(encodings):
+            found[place, name] = quality(encoding, name, x, noise)
+    return [found[place, name] for place in range(len(encodings)) for name in distributions]

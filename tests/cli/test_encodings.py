@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from actbench.codecs.encodings import COMPARED, DISTRIBUTIONS, Quality, build
+
+FEW = ("--encoding", "int6", "--encoding", "smaq_simulated", "--distribution", "relu,tiny", "--elements", "4096")
+
+
+def test_rows_exports_and_notes(cli, tmp_path):
+    markdown, csv, as_json = (tmp_path / f"table.{ending}" for ending in ("md", "csv", "json"))
+    ended = cli("encodings", *FEW, "--export-markdown", markdown, "--export-csv", csv, "--export-json", as_json)
+
+    assert ended.status == 0, ended.err
+    rows = [Quality.model_validate(row) for row in json.loads(as_json.read_text())]
+    assert [(row.encoding, row.distribution) for row in rows] == [
+        (name, distribution) for name in ("int:6", "smaq_simulated") for distribution in ("relu", "tiny")
+    ]
+    heading, first, second = csv.read_text().splitlines()
+    assert heading == "encoding,simulated,bits,counted_bits,relu_db,tiny_db"
+    assert first == f"int:6,,6.5,,{rows[0].snr_db},{rows[1].snr_db}"
+    assert second.startswith("smaq_simulated,True,32.0,6.")
+    assert "| int:6 |" in markdown.read_text()
+    assert "4096 float32 numbers" in ended.out
+    assert "bits are as the authors count them" in ended.out
+
+
+def test_what_is_stored_needs_no_word_about_simulation(cli):
+    ended = cli("encodings", "--encoding", "bf16", "--distribution", "normal", "--elements", "64")
+
+    assert ended.status == 0, ended.err
+    assert "Simulated" not in ended.out
+
+
+def test_by_default_there_is_one_of_each(cli, tmp_path):
+    ended = cli("encodings", "--elements", "64", "--seed", "3", "--export-json", tmp_path / "all.json")
+
+    assert ended.status == 0, ended.err
+    rows = json.loads((tmp_path / "all.json").read_text())
+    assert [row["encoding"] for row in rows] == [build(spec).spec for spec in COMPARED for _ in DISTRIBUTIONS]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--encoding", "int:9"], "bits=9: input should be less"),
+        (["--distribution", "normall"], "--distribution 'normall' is not one of normal"),
+        (["--elements", "3"], "--elements"),
+    ],
+)
+def test_what_is_wrong_is_refused(cli, arguments, names):
+    ended = cli("encodings", *arguments)
+
+    assert ended.status == 2
+    assert names in ended.err

@@ -1,0 +1,53 @@
+import pytest
+
+from actbench.codecs.encodings import COMPARED, ENCODINGS, Fp8, IntGroups, build
+from actbench.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *COMPARED,
+        "fp8:e5m2,group_size=64,scale=bfloat16,rounding=stochastic",
+        "smaq_simulated,main_bits=5,main_threshold=0.75,nonnegative=true",
+        "nnwbdi,bits=5,zeros=false,choice=smallest",
+        "smaq,outliers=0.125,block=128",
+    ],
+)
+def test_a_specification_reads_back(spec):
+    assert build(spec).spec == spec
+    assert build(build(spec).spec) == build(spec)
+
+
+def test_short_forms():
+    assert build("int6") == build("int") == IntGroups(bits=6)
+    assert build("int3,group_size=32") == IntGroups(bits=3, group_size=32)
+    assert build(" fp8 ") == Fp8(format="e4m3")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bf61", "there is no encoding 'bf61'; did you mean 'bf16'?"),
+        ("", "there is no encoding ''; known: bf16, fp16"),
+        ("int:9", "encoding 'int:9': bits=9: input should be less than or equal to 8"),
+        ("int1", "bits=1: input should be greater"),
+        ("bf16:3", "bf16 takes no value after the colon"),
+        ("int:6,bits=5", "bits is given twice"),
+        ("fp8:e3m4", "format=e3m4: input should be 'e4m3' or 'e5m2'"),
+        ("fp8,scales=none", "fp8 has no key 'scales'; its keys: format, group_size, scale, rounding"),
+        ("fp8,scale", "'scale' is not of the form key=value"),
+        ("smaq_simulated,main_bits=2", "main_bits=2: input should be greater than or equal to 3"),
+        ("smaq,outliers=0.3", "outliers must be a whole number of each block of 256"),
+        ("smaq,main_bits=8", "main_bits must be from 3 to outlier_bits"),
+    ],
+)
+def test_what_is_wrong_is_named(spec, message):
+    with pytest.raises(UsageError) as error:
+        build(spec)
+    assert message in str(error.value)
+
+
+def test_each_encoding_says_what_it_is():
+    assert all(kind.name == name and kind.summary for name, kind in ENCODINGS.items())
+    assert [name for name, kind in ENCODINGS.items() if not kind.stored] == ["smaq_simulated"]

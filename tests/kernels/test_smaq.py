@@ -1,0 +1,122 @@
+"""kernels/smaq.cu, on the host and on CUDA: bit for bit what the torch reference gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from actbench.ops import noise, smaq, smaqblocks
+from actbench.ops.cuda import smaq as cuda
+from actbench.ops.smaqformat import Format
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 5003)
+USUAL = Format(6, 7, 64, 256)
+FORMS = (
+    USUAL,
+    Format(6, 8, 64, 256),
+    Format(3, 8, 5, 64),
+    Format(3, 3, 17, 96),
+    Format(8, 8, 256, 256),
+    Format(6, 7, 0, 256),
+    Format(4, 6, 100, 288),
+    Format(5, 7, 1024, 1024),
+)
+CASES = (*((count, USUAL) for count in SIZES[:-1]), *((SIZES[-1], form) for form in FORMS))
+SEED = -0x1234_5678_9ABC_DEF
+GUARD = 0xA5
+
+
+def placed(tensor: torch.Tensor, device: torch.device, start: int) -> torch.Tensor:
+    """Return a copy on a device, `start` elements behind an aligned address."""
+    place = torch.empty(tensor.numel() + start, dtype=tensor.dtype, device=device)
+    return place[start:].view(tensor.shape).copy_(tensor)
+
+
+def values(count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a normal sample whose parts are ordinary, tiny, huge, constant, zeros of both signs, and not finite."""
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    x[600:1100] = x[600:1100].relu()
+    x[1100:1700] *= torch.finfo(dtype).smallest_normal / 2
+    x[1700:2300] *= torch.finfo(dtype).max / 16
+    x[2300:2900] = 3.14159
+    x[2900:3200] = torch.tensor([0.0, -0.0]).repeat(150)[: x[2900:3200].numel()]
+    x[3200:3500] = torch.tensor([1.0, -1.0, 1.0]).repeat(100)[: x[3200:3500].numel()]
+    for place, special in ((4000, torch.nan), (4300, torch.inf), (4700, -torch.inf)):
+        x[place : place + 1] = special
+    return x.to(dtype)
+
+
+def bits_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return the bits of a float tensor; all NaN are one."""
+    plain = torch.where(tensor.isnan(), torch.nan, tensor).cpu()
+    return plain.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16).numpy()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("start", [0, 1])
+def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.device) -> None:
+    for count, form in CASES:
+        x, stochastic = values(count, dtype), count != 257
+        expected = smaqblocks.encode(x, 3, form, SEED, stochastic)
+        behind = 3 * form.block_bytes
+        packed = placed(torch.full((behind + expected.numel(),), GUARD, dtype=torch.uint8), device, start)
+        cuda.encode_into(packed, placed(x, device, start), 3, form, SEED, stochastic)
+        assert torch.equal(packed[behind:].cpu(), expected), (count, form)
+        assert (packed[:behind] == GUARD).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("begin", [0, 1])
+def test_decode_is_the_reference(dtype: torch.dtype, begin: int, device: torch.device) -> None:
+    x = values(5003, dtype)
+    for form in FORMS:
+        packed = smaqblocks.encode(x, 0, form, SEED, True)
+        there = placed(packed, device, begin)
+        for first, count in ((0, 5003), (0, 0), (5, 1), (8, 256), (255, 258), (5002, 1)):
+            out = placed(torch.zeros(count, dtype=dtype), device, begin)
+            cuda.decode(there, first, form, out)
+
+            expected = smaqblocks.decode(packed, first, count, form, dtype)
+            assert np.array_equal(bits_of(out), bits_of(expected)), (form, first, count)
+
+
+@pytest.mark.parametrize("form", [USUAL, Format(3, 8, 5, 64), Format(5, 7, 1024, 1024)], ids=str)
+@pytest.mark.parametrize("start", [0, 1])
+def test_kernels_write_nothing_beyond_their_output(host_launch, form: Format, start: int) -> None:
+    macros = {"SCALAR": "Float16", "TILES": 1 if form.block <= 256 else 4}
+    parts = [np.int32(part) for part in form]
+    for count in (1, 257, 1100):
+        x = values(count, torch.float16)
+        expected = smaqblocks.encode(x, 0, form, SEED, True)
+        size = expected.numel()
+        packed = torch.full((start + size + 64,), GUARD, dtype=torch.uint8)
+        out = torch.full((start + count + 64,), GUARD, dtype=torch.float16)
+        noisy = np.uint64(noise.mixed(SEED)), np.uint32(1)
+        encoding = np.int64(count), np.int64(0), *parts, *noisy
+        host_launch("smaq", "smaq_encode", macros, 1024, x, packed[start:], *encoding)
+        decoding = np.int64(size), np.int64(form.room(size)), np.int64(0), np.int64(count), *parts
+        host_launch("smaq", "smaq_decode", macros, 1024, packed[start:], out[start:], *decoding)
+
+        assert torch.equal(packed[start : start + size], expected)
+        for buffer, last in ((packed, start + size), (out, start + count)):
+            assert (buffer[:start] == GUARD).all()
+            assert (buffer[last:] == GUARD).all()
+
+
+@pytest.mark.gpu
+def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
+    count, device, seed = 2**31 + 2**20 + 5, torch.device("cuda"), torch.tensor(SEED)
+    x = torch.randn(2**20, device=device).half().repeat(count // 2**20 + 1)[:count]
+
+    packed = smaq.encode(x, seed)
+
+    assert packed.numel() == smaq.packed_bytes(count)
+    for start in (0, 2**31 - 2**12, 2**31 + 2**19):
+        part, block = x[start : start + 2**13].cpu(), start // 256
+        expected = smaqblocks.encode(part, block, USUAL, SEED, True)
+        there = packed[block * USUAL.block_bytes :][: expected.numel()].cpu()
+        assert torch.equal(there, expected)
+        decoded = smaq.decode(packed, part.numel(), torch.float16, start).cpu()
+        assert torch.equal(decoded, smaqblocks.decode(expected, 0, part.numel(), USUAL, torch.float16))

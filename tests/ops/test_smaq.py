@@ -1,0 +1,275 @@
+"""What packed SmaQ is, whoever computes it: bytes, errors, bounds, outliers, and that the mean over seeds is exact."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from actbench.ops import smaq, smaqblocks
+from actbench.ops.arguments import DTYPES
+from actbench.ops.smaqformat import Format, format_of
+
+ops = torch.ops.actbench
+SEED = torch.tensor(7)
+USUAL = Format(6, 7, 64, 256)
+FORMS = (USUAL, Format(6, 8, 64, 256), Format(3, 8, 5, 64), Format(3, 3, 17, 96), Format(8, 8, 256, 256))
+FORMS += (Format(6, 7, 0, 256), Format(4, 6, 100, 288), Format(5, 7, 1024, 1024))
+
+
+def options(form):
+    share = form.outliers / form.block
+    return {"main_bits": form.main_bits, "outlier_bits": form.outlier_bits, "outliers": share, "block": form.block}
+
+
+def normal(count, dtype=torch.float32, seed=0):
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def whole(x, seed=SEED, stochastic=True, **form):
+    """Return x encoded and decoded in its own type, as float64."""
+    packed = smaq.encode(x, seed, stochastic=stochastic, **form)
+    return smaq.decode(packed, x.numel(), x.dtype, **form).double()
+
+
+def header_of(packed, block, form=USUAL):
+    """Return mean, main end, tail start and tail end of a block."""
+    return packed[block * form.block_bytes :][:8].clone().view(torch.bfloat16).double()
+
+
+def largest_error(x, packed, form=USUAL):
+    """Return the largest step of each element: of its block's main values and of its outliers."""
+    headers = torch.stack([header_of(packed, block, form) for block in range(-(-len(x) // form.block))])
+    main, tail = headers[:, 1] / form.main_steps, (headers[:, 3] - headers[:, 2]) / form.tail_steps
+    return torch.maximum(main, tail).repeat_interleave(form.block)[: len(x)]
+
+
+@pytest.mark.parametrize(
+    ("form", "bits", "decibels"),
+    [
+        ({}, 6 + 1 / 4 + 64 / 256, 33.6),
+        ({"outlier_bits": 8}, 6 + 2 / 4 + 64 / 256, 34.2),
+        ({"outliers": 1 / 8}, 6 + 1 / 8 + 64 / 256, 31.1),
+    ],
+)
+def test_bits_and_errors_of_a_normal_sample_are_those_of_the_study(form, bits, decibels):
+    x = normal(2**20)
+    packed = smaq.encode(x, SEED, stochastic=False, **form)
+    nearest, stochastic = (x - whole(x, stochastic=noisy, **form) for noisy in (False, True))
+
+    assert 8 * packed.numel() == bits * x.numel()
+    ratio = x.double().square().sum() / nearest.square().sum()
+    assert abs(10 * ratio.log10() - decibels) < 0.15
+    # Rounding up or down by chance doubles the mean square of an error that is spread over a step.
+    assert abs(stochastic.square().mean() / nearest.square().mean() - 2) < 0.02
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_bytes_have_a_closed_form_and_each_size_is_one_room(form):
+    extra = form.outlier_bits - form.main_bits
+    block_bytes = 8 + form.block * form.main_bits // 8 + -(-form.outliers * extra // 8)
+    for count in (0, 1, 7, 8, 9, 31, form.block - 1, form.block, form.block + 1, 5003):
+        blocks, left = divmod(count, form.block)
+        eights = -(-left // 8)
+        rest = 8 + eights * form.main_bits + -(-(8 * eights * form.outliers // form.block) * extra // 8)
+        expected = blocks * block_bytes + (rest if left else 0)
+
+        assert smaq.packed_bytes(count, **options(form)) == expected
+        assert smaq.encode(normal(count), SEED, **options(form)).shape == (expected,)
+        assert form.room(expected) == blocks * form.block + 8 * eights
+        for wrong in range(expected + 1, smaq.packed_bytes(8 * -(-count // 8) + 1, **options(form))):
+            with pytest.raises(ValueError, match="not those of any number of elements"):
+                form.room(wrong)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_operators_are_the_reference(form, dtype):
+    for count in (0, 1, 7, 257, 3001):
+        x = (3 * normal(count, dtype) + 1).relu()
+        for stochastic in (True, False):
+            packed = smaq.encode(x, SEED, stochastic=stochastic, **options(form))
+            assert torch.equal(packed, smaqblocks.encode(x, 0, form, 7, stochastic))
+        for other in DTYPES:
+            expected = smaqblocks.decode(packed, 0, count, form, other)
+            assert torch.equal(smaq.decode(packed, count, other, **options(form)), expected)
+
+
+def test_a_block_by_hand():
+    x = torch.zeros(64)
+    x[:4] = torch.tensor([1.0, -1.0, 8.0, -8.0])
+    x[10], x[20] = 0.5, -0.5
+    form = {"main_bits": 4, "outlier_bits": 5, "outliers": 2 / 64, "block": 64}
+    packed = smaq.encode(x, SEED, stochastic=False, **form)
+    codes = [3] * 64  # no step from the mean: 0 is in the middle of -3 .. 3
+    codes[:4] = [6, 0, 8 | 0, 8 | 0]  # 3 steps of 1/3 up and down, and two tags
+    codes[10], codes[20] = 5, 2  # 1.5 steps, and -1.5: the nearest, and upwards where two are as near
+    halves = [0x0000, 0x3F80, 0x4100, 0x4100]  # 0, 1, 8, 8 as bfloat16
+
+    expected = [byte for half in halves for byte in (half & 255, half >> 8)]
+    expected += [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
+    expected += [0b10]  # the second outlier's sign; the first code is 0 and positive
+    assert packed.tolist() == expected
+    assert smaq.decode(packed, 4, torch.float32, **form).tolist() == [1, -1, 8, -8]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_errors_are_at_most_a_step_and_nothing_is_clipped(dtype):
+    x = (normal(5003, dtype=torch.float64) ** 3 + 2).to(dtype)
+    for form in FORMS:
+        for stochastic, most in ((True, 1), (False, 0.5)):
+            packed = smaq.encode(x, SEED, stochastic=stochastic, **options(form))
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            out = smaq.decode(packed, x.numel(), wide, **options(form)).double()
+            # Three roundings in float32 of numbers below 128, and noise in steps of 2**-16.
+            bound = most * largest_error(x, packed, form) * (1 + 2**-14) + 2**-16
+            assert ((out - x.double()).abs() <= bound).all(), form
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(normal(4096), id="normal"),
+        pytest.param(normal(4096).relu(), id="half of it zero"),
+        pytest.param(normal(4096) ** 3, id="heavy tails"),
+        pytest.param(100 + normal(4096), id="far from zero"),
+        pytest.param(normal(4096, torch.bfloat16), id="bfloat16"),
+    ],
+)
+def test_the_mean_over_seeds_is_the_element(x):
+    seeds = 200
+    total, squares = torch.zeros(4096, dtype=torch.float64), torch.zeros(4096, dtype=torch.float64)
+    for seed in range(seeds):
+        packed = smaq.encode(x, torch.tensor(seed))
+        error = smaq.decode(packed, 4096, torch.float32).double() - x.double()
+        total, squares = total + error, squares + error.square()
+    steps, mean = largest_error(x, packed), total / seeds
+
+    assert abs(total.sum() / squares.sum().sqrt()) < 4.5
+    seen = squares / seeds > 1e-3 * steps.square()
+    scores = mean[seen] / (squares[seen] / seeds**2).sqrt()
+    assert abs(scores.square().mean() - 1) < 6 * (2 / scores.numel()) ** 0.5
+    nearest = whole(x.float(), stochastic=False) - x.double()
+    assert (nearest.abs() > 5 * (squares / seeds**2).sqrt()).double().mean() > 0.3  # whose bias would be seen
+
+
+@pytest.mark.parametrize("form", [USUAL, Format(6, 7, 0, 256), Format(6, 7, 256, 256)], ids=str)
+def test_exactly_so_many_are_outliers_and_among_equals_the_first(form):
+    cases = [normal(256), torch.full((256,), 3.0), torch.tensor([1.0, -1.0]).repeat(128), normal(256).relu()]
+    for x in (*cases, normal(200), torch.ones(3)):
+        packed = smaq.encode(x, SEED, **options(form))
+        codes = smaqblocks._unpacked(packed[None, 8 : form.rest_start(len(x))], 6, len(x))[0]
+        distance = (x - header_of(packed, 0)[0].float()).abs()
+        order = distance.sort(descending=True, stable=True).indices
+
+        expected = len(x) * form.outliers // 256
+        assert (codes >= 32).nonzero().flatten().tolist() == order[:expected].sort().values.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_block_with_a_value_that_is_not_finite_is_nan_and_no_other(dtype):
+    for special in (torch.nan, torch.inf, -torch.inf):
+        x = normal(1000, dtype)
+        x[300] = special
+        out = whole(x)
+        assert out[256:512].isnan().all()
+        assert out[:256].isfinite().all()
+        assert out[512:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_numbers_come_back_finite_or_as_nan_and_the_least_near(dtype):
+    largest = min(torch.finfo(dtype).max, 0.99 * smaqblocks.HUGE)
+    x = normal(512, dtype)
+    x[:4], x[300:] = torch.tensor([largest, -largest, largest, 0]), 0
+    out = whole(x)
+    assert out.isfinite().all()
+    assert (out[:3].abs() > 0.97 * largest).all()
+    if dtype in (torch.float32, torch.bfloat16):
+        x[0] = smaqblocks.HUGE
+        assert whole(x)[:256].isnan().all()
+        tiny = whole(normal(256, dtype) * 2.0**-120)
+        assert (tiny.abs() <= smaqblocks.LEAST / 15).all()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -2.5, 3.14159, 1e-3, 65504.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constant_blocks_are_what_their_mean_is_as_bfloat16_and_nearly_all_that_it_lacks(value, dtype):
+    x = torch.full((300,), value).to(dtype)
+    lacking = (x.double() - x.to(torch.bfloat16).double()).abs()
+    # The ends are bfloat16 too, of 8 bits, and the sum is rounded to float32.
+    assert ((whole(x, stochastic=False) - x.double()).abs() <= lacking * (2**-7 + 2**-14)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [USUAL, Format(4, 6, 100, 288)], ids=str)
+def test_any_part_is_the_part_of_the_whole(dtype, form):
+    packed = smaq.encode(normal(3001), SEED, **options(form))
+    everything = smaq.decode(packed, 3001, dtype, **options(form))
+    for start, count in ((0, 0), (3001, 0), (1, 1), (255, 2), (256, 256), (101, 2000), (3000, 1)):
+        expected = everything[start : start + count]
+        assert torch.equal(smaq.decode(packed, count, dtype, start, **options(form)), expected)
+        out = torch.empty(count + 1, dtype=dtype)[1:]
+        smaq.decode_(out, packed, start, **options(form))
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_are_replaced_in_place_and_parts_have_the_noise_of_the_whole(dtype):
+    x, y = normal(1000, dtype), normal(1000, dtype, seed=1)
+    packed, expected = smaq.encode(y, SEED), smaq.encode(x, SEED)
+    other = smaq.encode(x, torch.tensor(8))
+    for first, end in ((1, 2), (2, 4), (0, 1)):
+        smaq.encode_into(packed, x[256 * first : 256 * end], first, SEED)
+    assert torch.equal(packed, expected)
+    assert not torch.equal(packed, other)
+    assert packed.numel() == 3 * 208 + 8 + 29 * 6 + 8 * 29 // 32 + 1  # 232 elements: 58 outliers, a bit more each
+
+
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 300), (torch.bfloat16, 0), (torch.float64, 257)])
+def test_the_operators_are_well_formed(dtype, count):
+    x = normal(count, dtype)
+    packed = ops.smaq_encode(x, SEED, True, *USUAL)
+    torch.library.opcheck(ops.smaq_encode.default, (x, SEED, True, *USUAL))
+    torch.library.opcheck(ops.smaq_encode_.default, (packed.clone(), x, 0, SEED, True, *USUAL))
+    torch.library.opcheck(ops.smaq_decode.default, (packed, 0, count, dtype, *USUAL))
+    torch.library.opcheck(ops.smaq_decode_.default, (torch.empty_like(x), packed, 0, *USUAL))
+
+
+def test_a_compiled_function_may_encode_and_decode():
+    def halves(x, seed):
+        return smaq.decode(smaq.encode(x, seed), x.numel(), x.dtype)
+
+    x = normal(1000)
+    assert torch.equal(torch.compile(halves, fullgraph=True, backend="aot_eager")(x, SEED), halves(x, SEED))
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
+    x, packed = torch.ones(300), torch.zeros(208 + 8 + 36 + 2, dtype=torch.uint8)
+    encode, decode, into = smaq.encode, smaq.decode, smaq.encode_into
+    calls = [
+        (encode, (x, SEED), {"main_bits": 2}, "main_bits must be from 3 to outlier_bits"),
+        (encode, (x, SEED), {"outlier_bits": 9}, "found 6 and 9"),
+        (encode, (x, SEED), {"outlier_bits": 5}, "found 6 and 5"),
+        (encode, (x, SEED), {"block": 32}, "multiple of 32 from 64 to 1024, found 32"),
+        (encode, (x, SEED), {"outliers": 0.3}, "whole number of each block of 256, found 76.8"),
+        (encode, (x, SEED), {"outliers": 1.5}, "from none to all of a block, found 384 of 256"),
+        (encode, (x[::2], SEED), {}, "contiguous"),
+        (encode, (x.int(), SEED), {}, "int32"),
+        (encode, (x, torch.tensor([1])), {}, "0-d int64"),
+        (into, (packed, x, 1, SEED), {}, "bytes 208 to 462 of 254 are not there"),
+        (into, (packed, x[:44], 0, SEED), {}, "44 elements are no whole blocks of 256"),
+        (into, (packed, x[:1], -1, SEED), {}, "bytes -208 to"),
+        (decode, (packed, 305, torch.float32), {}, "elements 0 to 305 are not in 254 bytes"),
+        (decode, (packed, 1, torch.float32, -1), {}, "elements -1 to 0"),
+        (decode, (packed[:-1], 1, torch.float32), {}, "253 bytes are not those of any number"),
+        (decode, (packed.int(), 1, torch.float32), {}, "packed must be a contiguous torch.uint8 vector"),
+    ]
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.no_grad():
+        for function, arguments, form, message in calls:
+            with pytest.raises(ValueError, match=message):
+                function(*arguments, **form)
+
+
+def test_formats_are_of_shares():
+    assert format_of(6, 7, 1 / 4, 256) == USUAL
+    assert USUAL.block_bytes == 8 + 6 * 32 + 8
