@@ -38,7 +38,7 @@ ALLOWED = {
     "savedtensors": set(),
     "gradients": SETUP,
     "ops": WORDS | {"hostmemory", "kernels"},
-    "codecs": WORDS | {"ops"},
+    "codecs": WORDS | {"ops", "mistakes"},
     "nn": SETUP | {"ops", "codecs"},
     "schemes": SETUP | {"ops", "codecs", "nn"},
     "workloads": SETUP,

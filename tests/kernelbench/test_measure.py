@@ -19,6 +19,7 @@ def test_every_operator_is_measured_and_its_bytes_are_counted():
     count = 16 * 129
     codes, mask, size = -(-count * 3 // 8), -(-count // 8), 4 * count
     words = 4 * -(-count // 256)
+    smaq = 8 * (8 + 6 * 32 + 8) + 8 + 6 * 2 + 1  # 8 blocks and 16 elements, 4 of them outliers
     floors = {
         "layer:gelu": 4 * size + 2 * codes,
         "layer:silu": 4 * size + 2 * codes,
@@ -32,6 +33,8 @@ def test_every_operator_is_measured_and_its_bytes_are_counted():
         "unpack_codes": count + codes,
         "groupquant_encode": size + codes + words,
         "groupquant_decode": size + codes + words,
+        "smaq_encode": size + smaq,
+        "smaq_decode": size + smaq,
         "sketch_rademacher": size,
         "sketch_gaussian": size,
     }

@@ -41,12 +41,16 @@ OPERATORS = (
     "unpack_codes",
     "groupquant_encode",
     "groupquant_decode",
+    "smaq_encode",
+    "smaq_decode",
     "sketch_rademacher",
     "sketch_gaussian",
 )
 """What can be measured, by name, in the order of the table."""
 
-ONE_WIDTH = frozenset({"layer:relu", "relu_mask", "mask_select", "sketch_rademacher", "sketch_gaussian"})
+ONE_WIDTH = frozenset(
+    {"layer:relu", "relu_mask", "mask_select", "smaq_encode", "smaq_decode", "sketch_rademacher", "sketch_gaussian"}
+)
 """Operators without a choice of bits."""
 
 OF_BYTES = frozenset({"pack_codes", "unpack_codes"})

@@ -12,7 +12,7 @@ from actbench.codecs.tables import Table, table
 from actbench.nn import piecewise
 from actbench.nn.functions import function_of
 from actbench.nn.stepwise import Steps, StepwiseActivation
-from actbench.ops import bitpack, groupquant, mask, sketch, stepwise
+from actbench.ops import bitpack, groupquant, mask, sketch, smaq, stepwise
 from actbench.ops.activate import activate, one_pass
 from actbench.ops.bitpack import packed_bytes
 
@@ -165,6 +165,22 @@ def _grouped_decode(place: Place) -> Subject:
     return Subject(lambda: groupquant.decode_(x, codes, meta, place.bits, _GROUP_SIZE, 0), least, least, place.bits)
 
 
+_SMAQ_BITS = 6  # of main codes; outliers, a quarter of each 256, have one more
+
+
+def _smaq_encode(place: Place) -> Subject:
+    x, seed = place.normal(1), torch.tensor(1)
+    least = place.bytes + smaq.packed_bytes(place.count)
+    return Subject(lambda: smaq.encode(x, seed), least, least, _SMAQ_BITS)
+
+
+def _smaq_decode(place: Place) -> Subject:
+    x = place.normal(1)
+    packed = smaq.encode(x, torch.tensor(1))
+    least = place.bytes + smaq.packed_bytes(place.count)
+    return Subject(lambda: smaq.decode_(x, packed), least, least, _SMAQ_BITS)
+
+
 def _sketch(kind: sketch.Kind) -> Callable[[Place], Subject]:
     def subject(place: Place) -> Subject:
         seed = torch.tensor(1)
@@ -214,6 +230,8 @@ SUBJECTS: dict[str, Callable[[Place], Subject]] = {
     "unpack_codes": _unpack,
     "groupquant_encode": _grouped_encode,
     "groupquant_decode": _grouped_decode,
+    "smaq_encode": _smaq_encode,
+    "smaq_decode": _smaq_decode,
     "sketch_rademacher": _sketch("rademacher"),
     "sketch_gaussian": _sketch("gaussian"),
 }

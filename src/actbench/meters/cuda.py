@@ -118,7 +118,7 @@ class CudaMeter:
 def _set_allocator(setup: TrainingSetup) -> None:
     """Let the allocator grow its segments where a scheme asks for it; they stay so in this process."""
     if setup.expandable_segments:
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")  # type: ignore[no-untyped-call]
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
 def _read(step: TrainStep) -> MemoryReading:

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from actbench import hostmemory, savedtensors
-from actbench.errors import ConversionError
+from actbench.nn.eager import refuse_compiling
 from actbench.nn.layout import without_repeats
 from actbench.nn.rebound import ReboundForward
 from actbench.nn.sharing import SharingTable
@@ -82,11 +82,7 @@ class OffloadedForward(ReboundForward):
         Raises:
             ConversionError: Under ``torch.compile``, which cannot trace the hooks.
         """
-        if torch.compiler.is_compiling():
-            raise ConversionError(
-                "offload cannot be compiled: it works by saved-tensor hooks, which torch.compile does not trace; use "
-                "it without compile, or randomized or fewbit with it"
-            )
+        refuse_compiling("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
         module = self.module
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)

@@ -83,7 +83,7 @@ class Format(NamedTuple):
             ValueError: No number of elements takes so many bytes.
         """
         whole, left = size // self.block_bytes, size % self.block_bytes
-        count = max(0, left - HEADER_BYTES) * 8 // (8 * self.main_bits) * 8  # no fewer than there are
+        count = max(0, left - HEADER_BYTES) // self.main_bits * 8  # no fewer than there are
         while count > 0 and self.bytes_of(count) > left:
             count -= 8
         if left and (count == 0 or self.bytes_of(count) != left):

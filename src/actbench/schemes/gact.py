@@ -45,7 +45,8 @@ class Gact(Scheme):
     With ``auto_prec`` the bits are shared out by how much the gradient changes when a group of tensors is disturbed,
     every ``adapt_interval`` forward passes: one forward pass on ``samples`` rows and one backward pass for each of at
     most ``probes`` groups of tensors, in place of the authors' three passes for each tensor. A simulation has no values
-    to do so with, and gives each tensor the average.
+    to do so with, and gives each tensor the average. In a loop of one's own ``actbench.Controller`` does it by the loss
+    of that loop, and takes the hooks off again.
     The names of the levels are those of the authors' code; its L2 is the paper's L1, and its L3 the paper's L2. The
     paper's CB1 is ``gact:L2+checkpoint``, and CB2 the same with fused attention (``--attention sdpa``).
     Not reproduced: chunked attention of the authors' own.
@@ -56,7 +57,7 @@ class Gact(Scheme):
         auto_prec: Whether bits are shared out by sensitivity.
         adapt_interval: Forward passes in training from one sharing out to the next.
         samples: Rows of the batch that it looks at.
-        probes: Groups of tensors that it tries at most.
+        probes: Groups of tensors that it tries at most, but one of each kind in any case.
         group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
         stochastic: Whether rounding is stochastic, so that the gradient is not biased by it; else to the nearest.
         share: Whether a tensor that several operators save is kept once; false keeps it for each, as the authors do.

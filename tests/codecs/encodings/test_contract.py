@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.codecs.encodings import COMPARED, ENCODINGS, build, parts_bytes
+from actbench.codecs.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
 from actbench.codecs.encodings.encoding import FLOATS
 from actbench.ops import smaqblocks
 from actbench.ops.seeds import fresh_seed
@@ -143,3 +143,23 @@ def test_fake_tensors_tell_the_bytes(spec, dtype):
 def test_other_types_are_refused(spec):
     with pytest.raises(ValueError, match=r"found torch\.int32"):
         build(spec).encode(torch.zeros(8, dtype=torch.int32), SEED)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith(("nnwbdi", "s2fp8", "smaq_simulated"))])
+def test_bytes_on_cuda_are_those_on_the_cpu(spec):
+    # S2FP8 and the simulation go through logarithms, powers and sums, whose last bits differ between devices.
+    encoding, x = build(spec), normal(5003)
+    here, there = encoding.encode(x, SEED), encoding.encode(x.cuda(), SEED)
+
+    assert all(torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8)) for a, b in zip(here, there, strict=True))
+    assert torch.equal(encoding.decode(there, x.shape, x.dtype).cpu(), encoding.decode(here, x.shape, x.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith(("s2fp8", "smaq_simulated"))])
+def test_what_goes_through_logarithms_and_sums_is_as_good_on_cuda(spec):
+    encoding, x = build(spec), normal(2**16)
+    decibels = [snr_db(x, through(encoding, x.to(device)).cpu()) for device in ("cpu", "cuda")]
+
+    assert decibels[0] == pytest.approx(decibels[1], abs=0.05)

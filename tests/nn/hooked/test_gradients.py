@@ -70,7 +70,7 @@ def test_gradients_at_2_bits_are_unbiased(hook):
 
     assert z.square().mean() < 1 + 4 * (2 / 64) ** 0.5  # 64 numbers of mean square 1: each has noise of its own
     assert z.abs().max() < 4.5
-    assert deviations[False].norm() > 10 * deviations[True].norm()  # the nearest codes are biased
+    assert deviations[False].norm() > 5 * deviations[True].norm()  # biased, while noise shrinks with the runs
 
 
 def test_a_graph_that_changes_from_step_to_step(hook, step, near):

@@ -31,6 +31,8 @@ class Convolution(torch.autograd.Function):
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
         ctx.format = _channels_last(x)
         kept = keep(x, keeper, place, needed=ctx.needs_input_grad[1])
+        if place.watched:
+            place.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, kept, place, keeper, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):

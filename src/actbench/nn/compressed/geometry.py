@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,6 +96,17 @@ class Geometry:
             grad, padded, weight, [channels], *self._constants(), output_mask=list(wanted)
         )
 
+    def share_inside(self, size: Sequence[int], kernel: Sequence[int]) -> float:
+        """Return which share of the elements under all windows lies in the input and not in the zeros around it.
+
+        Of a transposed convolution, whose windows lie on the output, it is 1.
+
+        Args:
+            size: Of the input, ``x.shape[2:]``.
+            kernel: Its size, ``weight.shape[2:]``.
+        """
+        return 1.0 if self.transposed else _share_inside(self, tuple(size), tuple(kernel))
+
     def padded(self, x: Tensor) -> Tensor:
         """Return a batch as it is convolved."""
         return F.pad(x, self.pads, self.mode) if self.pads else x
@@ -111,6 +123,17 @@ class Geometry:
     def _constants(self) -> tuple[Any, ...]:
         output_padding = self.output_padding or (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, self.transposed, output_padding, self.groups
+
+
+@functools.cache
+def _share_inside(geometry: Geometry, size: tuple[int, ...], kernel: tuple[int, ...]) -> float:
+    share = 1.0
+    numbers = zip(size, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True)
+    for length, taps, stride, padding, dilation in numbers:
+        windows = 1 + (length + 2 * padding - dilation * (taps - 1) - 1) // stride
+        places = (window * stride - padding + tap * dilation for window in range(windows) for tap in range(taps))
+        share *= sum(0 <= place < length for place in places) / (windows * taps)
+    return share
 
 
 def _each(given: Numbers, kernel: Sequence[int]) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ class _Seen:
     def written(self) -> Any:
         """Return this as plain values and a tensor."""
         if self.copied is not None:
-            self.copied.synchronize()  # type: ignore[no-untyped-call]
+            self.copied.synchronize()
         return {
             "shares": [(share.place.path, share.rows, share.elements) for share in self.shares],
             "costs": self.costs,
@@ -161,13 +161,17 @@ def _sent(places: Iterable[Place]) -> _Seen | None:
     for place in places:
         cost, kept = variance(place), place.owner or place
         if cost is not None:
-            costs[kept] = costs[kept] + cost.to(costs[kept].device) if kept in costs else cost
+            costs[kept] = _added(costs[kept], cost.to(costs[kept].device)) if kept in costs else cost
     if not costs:
         return None
     shares = [_Share(place, cost.numel(), _elements(place)) for place, cost in costs.items()]
     device = next(iter(costs.values())).device
     together = torch.cat([cost.to(device, non_blocking=True).reshape(-1) for cost in costs.values()])
     return _Seen(shares, to_host(together), _recorded(device))
+
+
+def _added(one: Tensor, other: Tensor) -> Tensor:
+    return one + other if one.shape == other.shape else one.sum() + other.sum()
 
 
 def _elements(place: Place) -> int:
@@ -189,8 +193,8 @@ def variance(place: Place) -> Tensor | None:
         return None
     of_rows = None if place.history is None else place.history.expected(ranges.device)
     if of_rows is None or of_rows.shape != ranges.shape:
-        of_rows = gradients.sum() / ranges.numel()
-    return place.factor * ranges.double() * of_rows * (ranges.numel() / kept.elements)
+        ranges, of_rows = ranges.sum(), gradients.sum()
+    return place.factor * place.inside * ranges.double() * of_rows * (ranges.numel() / kept.elements)
 
 
 def _recorded(device: torch.device) -> torch.cuda.Event | None:

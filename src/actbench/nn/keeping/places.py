@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actbench.nn.keeping.history import History
 
-_OF_A_STEP = ("bits", "watched", "ranges", "gradients", "elements")
+_OF_A_STEP = ("bits", "inside", "watched", "ranges", "gradients", "elements")
 
 
 @dataclass(eq=False)
@@ -26,6 +26,7 @@ class Place:
             ``factor * (mean squared range) * (squared norm of the output's gradient)`` is the variance that 1 bit
             leaves in the gradient of the weight (ActNN, arXiv 2104.14129, section 4): for linear layers and
             convolutions a quarter of the fan-in, ``weight[0].numel() / 4``.
+        inside: Share of these elements that lie in the tensor and not in zeros around it.
         watched: Whether this step's ranges and gradients are to be noted.
         ranges: Sum over the groups of their squared ranges, float32: 0-d, or (rows,) with ``per_sample``; on the
             tensor's device. None before the watched forward.
@@ -41,6 +42,7 @@ class Place:
     bits: float
     per_sample: bool = False
     factor: float = 0.25
+    inside: float = 1.0
     watched: bool = False
     ranges: Tensor | None = None
     gradients: Tensor | None = None

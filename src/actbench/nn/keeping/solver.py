@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from actbench.nn.keeping.knapsack import most_gain
+
 WIDTHS = tuple(range(1, 9))
 RAW = 32
 """A width from which on a number is kept as it is, without any error."""
@@ -30,9 +32,9 @@ def error_of(bits: int) -> float:
 def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices: Sequence[int] = WIDTHS) -> list[int]:
     """Choose widths that minimise ``sum(costs / (2**bits - 1)**2)`` while ``sum(weights * bits) <= budget``.
 
-    Exact where all weights are equal and the choices follow each other. Otherwise a step that does not fit any more is
-    left out, and what remains goes to later ones; the sum is above the least one by less than that step's gain. All of
-    the budget is spent that can be: where all costs are 0 the widths are even.
+    Exact where all weights are equal and the choices follow each other, and within 1 % otherwise, but for weights that
+    are rounded up to a 4096th of the budget where few large items share it. All of the budget is spent that can be:
+    where all costs are 0 the widths are even.
 
     Args:
         costs: (n,) the variance that each item adds at 1 bit, from 0; one that is not finite counts as the largest.
@@ -47,29 +49,8 @@ def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices:
     elements = np.asarray(weights, np.float64)
     gains = _sane(np.asarray(costs, np.float64)) * -np.diff([error_of(width) for width in widths])[:, None]
     prices = elements * np.diff(widths)[:, None].astype(np.float64)
-    order = np.argsort(-(gains / prices), axis=None, kind="stable")  # by width first, so the steps of an item ascend
-    left = budget * (1 + 1e-12) - widths[0] * elements.sum()
-    steps = _taken(order % max(1, len(elements)), prices.flatten()[order], left, len(elements))
+    steps = most_gain(gains, prices, budget * (1 + 1e-12) - widths[0] * elements.sum())
     return [widths[step] for step in steps]
-
-
-def _taken(items: NDArray[np.int64], prices: Floats, left: float, count: int) -> NDArray[np.int64]:
-    """Return how many steps of each item are taken, in the order given, as far as the budget goes."""
-    spent = prices.cumsum()
-    first = int(np.searchsorted(spent, left, side="right"))
-    steps = np.bincount(items[:first], minlength=count)
-    left -= spent[first - 1] if first else 0.0
-    closed: set[int] = set()
-    cheapest = prices.min(initial=np.inf)
-    for item, price in zip(items[first:].tolist(), prices[first:].tolist(), strict=True):
-        if left < cheapest:
-            break
-        if price > left:
-            closed.add(item)
-        elif item not in closed:
-            steps[item] += 1
-            left -= price
-    return steps
 
 
 def _sane(costs: Floats) -> Floats:

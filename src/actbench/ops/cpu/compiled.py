@@ -113,7 +113,8 @@ def _parallel() -> bool:
         return False
     finally:
         _config.THREADING_LAYER = before
-        torch.set_num_threads(threads)  # the pool's number becomes that of torch, which has the same OpenMP library
+        if torch.get_num_threads() != threads:  # the pool's number became that of torch: one OpenMP library for both
+            torch.set_num_threads(threads)
 
 
 @functools.cache

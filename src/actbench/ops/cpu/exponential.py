@@ -2,8 +2,9 @@
 
 Torch computes exp in float32 as most vector libraries do, to within one unit in the last place: ``exp(v)`` is
 ``2**n * exp(r)`` with n the integer nearest to ``v / log(2)``, and with r found in two steps, since ``log(2)`` has more
-digits than a float32; ``exp(r)`` is a polynomial. Each step below rounds as there, so the result does; what torch does
-beyond the limits of float32 is not repeated where it cannot be seen in the result.
+digits than a float32; ``exp(r)`` is a polynomial. Its coefficients are those of SLEEF, which torch's vectors call: with
+others the last bits would differ. Each step below rounds as there, so the result does; what is done there beyond the
+limits of float32 is not repeated where it cannot be seen in the result.
 """
 
 from __future__ import annotations

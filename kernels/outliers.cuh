@@ -1,0 +1,209 @@
+// A block's elements, their mean, and which of them are outliers; what is computed is in actbench/ops/smaqblocks.py. After
+// groups.cuh, for one SCALAR and one number of TILES, all of which stay in registers. Distances from the mean are compared
+// as the bits of their floats, called keys, which are in the same order.
+
+constexpr int kInfinity = 0x7f800000;
+constexpr int kNear = 2 << 23, kMany = 12;  // a quarter, where the search begins; steps after which equals are likely
+constexpr unsigned kLeast = 37 << 7;        // 2^-90 as bfloat16
+
+// ---- What all lanes know of what each has.
+
+__device__ __forceinline__ int total(int mine) {
+#pragma unroll
+    for (int flip = kLanes / 2; flip > 0; flip /= 2) mine += __shfl_xor_sync(~0u, mine, flip);
+    return mine;
+}
+
+__device__ __forceinline__ int largest(int mine) {
+#pragma unroll
+    for (int flip = kLanes / 2; flip > 0; flip /= 2) {
+        const int other = __shfl_xor_sync(~0u, mine, flip);
+        mine = mine > other ? mine : other;
+    }
+    return mine;
+}
+
+// The sum of counts up to `most`, of the lanes that `lanes` names.
+template <int most>
+__device__ __forceinline__ int counted(int mine, unsigned lanes) {
+    int found = 0;
+#pragma unroll
+    for (int bit = 0; 1 << bit <= most; ++bit) found += __popc(__ballot_sync(~0u, mine >> bit & 1) & lanes) << bit;
+    return found;
+}
+
+__device__ __forceinline__ unsigned lanes_before() { return (1u << lane()) - 1; }
+
+// ---- A block's elements: eight a lane and tile, and zeros past its end.
+
+struct Elements {
+    float values[TILES][8];
+    unsigned there[TILES];  // which of a lane's eight are elements, one bit each
+
+    __device__ __forceinline__ int key(int tile, int i) const { return __float_as_uint(values[tile][i]) & 0x7fffffff; }
+
+    __device__ __forceinline__ Elements(const SCALAR* block, int count) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            const int first = tile * kTile + 8 * lane(), left = count - first;
+            there[tile] = left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0;
+            load8(block + first, left, aligned(block), values[tile]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) values[tile][i] = there[tile] >> i & 1 ? values[tile][i] : 0;
+        }
+    }
+
+    __device__ __forceinline__ int most() const {
+        int found = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) found = found > key(tile, i) ? found : key(tile, i);
+        }
+        return largest(found);
+    }
+
+    // The mean as the bits of a bfloat16.
+    __device__ __forceinline__ unsigned mean(int most, int count) const {
+        const int exponent = most >> 23 > 33 ? most >> 23 : 33;
+        const float scale = __uint_as_float((273 - exponent) << 23), inverse = __uint_as_float((exponent - 19) << 23);
+        int sum_of = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int whole = nearest_count(product(__uint_as_float(key(tile, i)), scale));
+                sum_of += __float_as_uint(values[tile][i]) >> 31 ? -whole : whole;
+            }
+        }
+        return BFloat16::nearest(product(quotient(float(total(sum_of)), float(count)), inverse)).bits;
+    }
+
+    __device__ __forceinline__ void subtract(float mean) {
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                values[tile][i] = there[tile] >> i & 1 ? difference(values[tile][i], mean) : 0;
+        }
+    }
+
+    __device__ __forceinline__ int not_below(int cut) const {
+        int found = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) found += key(tile, i) >= cut;
+        }
+        return counted<8 * TILES>(found, ~0u);
+    }
+
+    // The largest key below `cut`, or 0, and the least that is not, or infinity.
+    __device__ __forceinline__ void beside(int cut, int& below, int& least) const {
+        below = 0, least = kInfinity;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int mine = key(tile, i);
+                if (mine < cut) below = below > mine ? below : mine;
+                else least = least < mine ? least : mine;
+            }
+        }
+        below = largest(below);
+        least = -largest(-least);
+    }
+};
+
+// ---- Which elements are outliers, one bit each, and where main values and outliers end, as bfloat16.
+
+__device__ __forceinline__ unsigned end_above(int key) {
+    const unsigned half = (unsigned(key) + 0xffff) >> 16;
+    return half > kLeast ? half : kLeast;
+}
+
+struct Parted {
+    unsigned outliers[TILES], main_end, tail_start = 0, tail_end = kLeast;
+
+    __device__ __forceinline__ Parted(const Elements& elements, int most, int count, int wanted) {
+        int cut = most + 1, spare = 0;
+        if (wanted > 0) cut = search(elements, most, count, wanted, spare);
+        int above = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            outliers[tile] = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) outliers[tile] |= unsigned(elements.key(tile, i) >= cut) << i;
+            outliers[tile] &= elements.there[tile];
+        }
+        if (spare > 0) drop(elements, cut, spare);
+        ends(elements, most, wanted);
+    }
+
+    // A number that at least so many keys are not below, and how many too many these are; all of those equal it.
+    static __device__ __forceinline__ int search(const Elements& elements, int most, int count, int wanted, int& spare) {
+        int low = 0, high = most + 1, found = count;
+        int middle = most - kNear > most / 2 ? most - kNear : most / 2;
+        for (int steps = 1; found != wanted && high - low > 1; ++steps) {
+            middle = middle > low + 1 ? middle : low + 1;
+            middle = middle < high - 1 ? middle : high - 1;
+            const int here = elements.not_below(middle);
+            if (here >= wanted) low = middle, found = here;
+            else high = middle;
+            if (steps == kMany) {
+                int below, least, unused;
+                elements.beside(low, unused, least);
+                elements.beside(high, below, unused);
+                low = least, high = below + 1;
+            }
+            middle = low + (high - low) / 2;
+        }
+        spare = found - wanted;
+        return low;
+    }
+
+    // Of the keys equal to `cut`, all but the last `spare` stay outliers.
+    __device__ __forceinline__ void drop(const Elements& elements, int cut, int spare) {
+        unsigned equal[TILES];
+        int all = 0, before = 0;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            equal[tile] = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) equal[tile] |= unsigned(elements.key(tile, i) == cut) << i;
+            equal[tile] &= elements.there[tile];
+            all += counted<8>(__popc(equal[tile]), ~0u);
+        }
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+            const int mine = __popc(equal[tile]);
+            int place = before + counted<8>(mine, lanes_before());
+            before += counted<8>(mine, ~0u);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (!(equal[tile] >> i & 1)) continue;
+                if (place >= all - spare) outliers[tile] &= ~(1u << i);
+                ++place;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void ends(const Elements& elements, int most, int wanted) {
+        int main = 0, start = kInfinity;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int mine = elements.key(tile, i);
+                if (outliers[tile] >> i & 1) start = start < mine ? start : mine;
+                else main = main > mine ? main : mine;
+            }
+        }
+        main_end = end_above(largest(main));
+        if (wanted == 0) return;
+        tail_start = unsigned(-largest(-start)) >> 16;
+        tail_end = end_above(most);
+    }
+};
+
+__device__ __forceinline__ float wide(unsigned half) { return __uint_as_float(half << 16); }
