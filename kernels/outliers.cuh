@@ -38,9 +38,10 @@ __device__ __forceinline__ unsigned lanes_before() { return (1u << lane()) - 1; 
 
 struct Elements {
     float values[TILES][8];
-    unsigned there[TILES];  // which of a lane's eight are elements, one bit each
+    unsigned there[TILES], negative[TILES];  // which of a lane's eight are elements, and below the mean, one bit each
 
-    __device__ __forceinline__ int key(int tile, int i) const { return __float_as_uint(values[tile][i]) & 0x7fffffff; }
+    __device__ __forceinline__ int key(int tile, int i) const { return __float_as_uint(values[tile][i]); }
+    __device__ __forceinline__ int magnitude(int tile, int i) const { return key(tile, i) & 0x7fffffff; }
 
     __device__ __forceinline__ Elements(const SCALAR* block, int count) {
 #pragma unroll
@@ -58,7 +59,7 @@ struct Elements {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) found = found > key(tile, i) ? found : key(tile, i);
+            for (int i = 0; i < 8; ++i) found = found > magnitude(tile, i) ? found : magnitude(tile, i);
         }
         return largest(found);
     }
@@ -72,19 +73,24 @@ struct Elements {
         for (int tile = 0; tile < TILES; ++tile) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                const int whole = nearest_count(product(__uint_as_float(key(tile, i)), scale));
-                sum_of += __float_as_uint(values[tile][i]) >> 31 ? -whole : whole;
+                const int whole = nearest_count(product(__uint_as_float(magnitude(tile, i)), scale));
+                sum_of += key(tile, i) < 0 ? -whole : whole;
             }
         }
         return BFloat16::nearest(product(quotient(float(total(sum_of)), float(count)), inverse)).bits;
     }
 
+    // Makes the values distances from the mean.
     __device__ __forceinline__ void subtract(float mean) {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
+            negative[tile] = 0;
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
+            for (int i = 0; i < 8; ++i) {
                 values[tile][i] = there[tile] >> i & 1 ? difference(values[tile][i], mean) : 0;
+                negative[tile] |= unsigned(key(tile, i) < 0 && magnitude(tile, i) != 0) << i;
+                values[tile][i] = __uint_as_float(magnitude(tile, i));
+            }
         }
     }
 

@@ -62,9 +62,7 @@ struct Slopes {
         tail = above(span, 0) ? quotient(float(last), span) : 0;
     }
     // A code of all its bits; an outlier's are without the tag.
-    __device__ __forceinline__ unsigned code(float d, bool outlier, unsigned noise, int sign_bit) const {
-        const float distance = __uint_as_float(__float_as_uint(d) & 0x7fffffff);
-        const bool negative = int(__float_as_uint(d)) < 0 && (__float_as_uint(d) & 0x7fffffff) != 0;
+    __device__ __forceinline__ unsigned code(float distance, bool negative, bool outlier, unsigned noise, int sign_bit) const {
         const unsigned most = outlier ? last : top;
         const unsigned place = nearest_count(product(outlier ? difference(distance, start) : distance, outlier ? tail : main));
         const unsigned cut = place < most ? place : most;
@@ -95,7 +93,8 @@ __device__ __forceinline__ void store_codes_of(
         for (int i = 0; i < 8; ++i) {
             const bool outlier = parted.outliers[tile] >> i & 1;
             const unsigned lanes = unsigned(noise[i / 4] >> (16 * (i % 4)) & 0xffff);
-            const unsigned code = slopes.code(elements.values[tile][i], outlier, lanes, form.outlier_bits - 2);
+            const bool negative = elements.negative[tile] >> i & 1;
+            const unsigned code = slopes.code(elements.values[tile][i], negative, outlier, lanes, form.outlier_bits - 2);
             codes[i] = elements.there[tile] >> i & 1 ? outlier ? tag | (code & (tag - 1)) : code : 0;
             if (outlier) shared.rests[rank++] = static_cast<unsigned char>(code >> (form.main_bits - 1));
         }

@@ -145,7 +145,9 @@ class Measurement(Data):
         sketch_variance_predicted: Variance that sketches give to the gradient of the sketched weights, as their formula
             says, relative to its exact squared length.
         sketch_variance_observed: The same as seen over a few sketches.
-        sgd_variance: The variance that this gradient has from the choice of the batch's rows, relative to the same.
+        quantization_variance_observed: Variance that rounding gives to the gradient of all parameters, as seen over a
+            few draws, relative to its exact squared length.
+        sgd_variance: The variance that the same gradient has from the choice of the batch's rows, relative to the same.
         loss: Loss of the measured step.
     """
 
@@ -166,6 +168,7 @@ class Measurement(Data):
     gradient_cosine: float | None = None
     sketch_variance_predicted: float | None = None
     sketch_variance_observed: float | None = None
+    quantization_variance_observed: float | None = None
     sgd_variance: float | None = None
     loss: float | None = None
     weights_origin: str = "random"

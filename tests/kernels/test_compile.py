@@ -37,7 +37,7 @@ KERNELS = {
 MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 64}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_TURING = 64
-MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 168}
+MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 160}
 # The full square is slow: by default all of it for one architecture, and of the others the ends and an odd width.
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
 QUICK = {"stepwise", "mask", "sketch", "groupquant", "smaq"}

@@ -3,10 +3,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from actbench import schemes
 from actbench.codecs.sketch import Sketching, batch_variance, variance
+from actbench.nn.hooked import HookedForward
 from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import sketched
-from actbench.nn.variance import sketch_variance
+from actbench.nn.variance import rounding_variance, sketch_variance
 from actbench.training import TrainingSetup
 
 
@@ -100,3 +102,53 @@ def test_frozen_weights_have_no_variance(batch):
     net.first.weight.requires_grad = net.last.weight.requires_grad = False
 
     assert sketch_variance(setup_of(net), batch, seed=0) is None
+
+
+def few_bits(spec, net):
+    torch.manual_seed(0)
+    return schemes.build(spec).apply(setup_of(net))
+
+
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+
+
+@pytest.mark.parametrize("spec", ["actnn:L2", "gact:L1"])
+def test_rounding_to_one_bit_less_has_five_times_the_variance(spec, batch, one_thread):
+    found = [rounding_variance(few_bits(f"{spec},bits={bits}", layers()), batch, 0, 50).observed for bits in (2, 3)]
+
+    assert found[0] / found[1] == pytest.approx((2**3 - 1) ** 2 / (2**2 - 1) ** 2, rel=0.15)
+
+
+def test_the_variance_of_the_batch_is_that_of_a_mean_over_its_rows(one_thread):
+    """Of rows that are drawn from one distribution, and cut into parts at random."""
+    rows = torch.randn(400, 5, generator=torch.Generator().manual_seed(0))
+    net = nn.Sequential(nn.Linear(5, 40, bias=False), nn.Linear(40, 1, bias=False))
+    setup = TrainingSetup(net, loss=lambda model, batch: model(batch["x"]).square().mean())
+    each = []
+    for row in rows:
+        grads = torch.autograd.grad(setup.forward({"x": row[None]}), list(net.parameters()))
+        each.append(torch.cat([grad.flatten() for grad in grads]).double())
+    exact = torch.stack(each)
+    expected = exact.var(0).sum() / 400 / exact.mean(0).square().sum()
+    found = rounding_variance(schemes.build("actnn:L2").apply(setup), {"x": rows}, 0, repeats=1, parts=40)
+
+    assert found.batch == pytest.approx(float(expected), rel=0.5)
+    assert found.fields() == {"quantization_variance_observed": found.observed, "sgd_variance": found.batch}
+
+
+def test_rounding_leaves_the_model_as_it_was_and_needs_rows_to_cut(batch):
+    setup = few_bits("gact:L2", layers())
+    found = rounding_variance(setup, batch, seed=0, parts=20)
+
+    assert found.observed > 0
+    assert found.batch is None
+    assert found.fields() == {"quantization_variance_observed": found.observed}
+    assert HookedForward.of(setup.module).hooks.keeper.compress
+    assert all(parameter.grad is None for parameter in setup.module.parameters())
+
+
+@pytest.mark.parametrize("spec", ["actnn:L0", "gact:swap"])
+def test_nothing_rounded_has_no_variance(spec, batch):
+    assert rounding_variance(few_bits(spec, layers()), batch, seed=0) is None

@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench import savedtensors
 from actbench.nn.caches import copied, is_cache, is_empty
-from actbench.nn.hooked.hooks import Hooks, active
+from actbench.nn.hooked.hooks import Hooks
+from actbench.nn.hooked.running import active
 from actbench.nn.offloaded import own_tensors
 from actbench.nn.rebound import ReboundForward
 from actbench.nn.statistics import counting_norms, statistics_kept

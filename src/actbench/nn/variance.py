@@ -1,17 +1,22 @@
-"""The variance that sketches add to a model's weight gradients: as their formula says, and as it is seen."""
+"""The variance that schemes add to a model's gradients: that of sketches by their formula too, and that of rounding."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, batch_variance, variance
+from actbench.nn.compressed.layer import Compressed
+from actbench.nn.hooked import HookedForward
+from actbench.nn.keeping import Keeper
+from actbench.nn.rebound import ReboundForward
 from actbench.nn.sketched import Sketched
 from actbench.ops.seeds import diverge
 from actbench.training import Batch, TrainingSetup
@@ -62,6 +67,107 @@ def sketch_variance(setup: TrainingSetup, batch: Batch, seed: int, repeats: int 
     return SketchVariance(formulas.predicted / length, observed / repeats / length, formulas.batch / length)
 
 
+@dataclass(frozen=True)
+class RoundingVariance:
+    """Variances of the gradient of all parameters, relative to its exact squared length.
+
+    Attributes:
+        observed: Mean squared distance from the exact gradient over a few draws of the rounding noise.
+        batch: What the choice of the batch's rows adds anyway, from the gradients of a few parts of the batch; None
+            where it cannot be cut into parts. For a loss that is a mean over rows.
+    """
+
+    observed: float
+    batch: float | None
+
+    def fields(self) -> dict[str, float]:
+        """Return what is known as fields of :class:`~actbench.records.Measurement`."""
+        known = {"quantization_variance_observed": self.observed, "sgd_variance": self.batch}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+def rounding_variance(
+    setup: TrainingSetup, batch: Batch, seed: int, repeats: int = 3, parts: int = 4
+) -> RoundingVariance | None:
+    """Measure on one batch what keeping tensors in few bits adds to the gradient, other noise being the same.
+
+    Runs forward and backward once for the scheme to adapt to the batch, once with all tensors kept whole, holding what
+    the exact model would, and so on each part of the batch, and ``repeats`` times with them packed; gradients that the
+    parameters had are dropped.
+
+    Args:
+        setup: With a loss and a model that ActNN or GACT converted.
+        batch: On the model's device.
+        seed: Of the dropout masks, and with the number of the repeat of the rounding.
+        repeats: Over how many draws the observed variance is a mean.
+        parts: Into how many the batch is cut.
+
+    Returns:
+        The variances, or None where all gradients are zero or nothing is packed.
+    """
+    keepers = {keeper for keeper in _keepers(setup.module) if keeper.compress}
+    weights = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
+    if not keepers:
+        return None
+    _gradients(setup, batch, weights, seed, 0)
+    with _whole(keepers):
+        exact = _gradients(setup, batch, weights, seed, 0)
+        length = sum(_square(gradient) for gradient in exact.values())
+        if not length:
+            return None
+        of_batch = _variance_of_parts([_gradients(setup, part, weights, seed, 0) for part in _cut(batch, parts)])
+    observed = 0.0
+    for repeat in range(repeats):
+        found = _gradients(setup, batch, weights, seed, repeat)
+        observed += sum(_square(found[weight] - gradient) for weight, gradient in exact.items())
+    return RoundingVariance(observed / repeats / length, None if of_batch is None else of_batch / length)
+
+
+def _keepers(module: nn.Module) -> Iterator[Keeper]:
+    for child in module.modules():
+        if isinstance(child, Compressed):
+            yield child.keeper
+        for forward in ReboundForward.all_of(child):
+            if isinstance(forward, HookedForward):
+                yield forward.hooks.keeper
+
+
+@contextmanager
+def _whole(keepers: Iterable[Keeper]) -> Iterator[None]:
+    """Let keepers keep tensors whole."""
+    for keeper in keepers:
+        keeper.compress = False
+    try:
+        yield
+    finally:
+        for keeper in keepers:
+            keeper.compress = True
+
+
+def _cut(batch: Batch, parts: int) -> list[Batch]:
+    """Return parts of the rows of a batch, or none where its tensors are not of the same rows, or too few."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+    heights = {len(value) if value.dim() else 0 for value in tensors.values()}
+    rows = next(iter(heights)) if len(heights) == 1 else 0
+    if rows < 2 * parts:
+        return []
+    cuts = [rows * part // parts for part in range(parts + 1)]
+    pairs = itertools.pairwise(cuts)
+    return [{**batch, **{name: value[a:b] for name, value in tensors.items()}} for a, b in pairs]
+
+
+def _variance_of_parts(found: list[dict[Tensor, Tensor]]) -> float | None:
+    """Return the variance of the mean of some gradients, from how they differ."""
+    count = len(found)
+    if count < 2:
+        return None
+    squares = 0.0
+    for weight in found[0]:
+        each = torch.stack([gradients[weight] for gradients in found])
+        squares += _square(each - each.mean(0))
+    return squares / (count * (count - 1))
+
+
 class _Formulas:
     """Sums over sketched layers, while they run exactly, of the variances that their sketches would have."""
 
@@ -100,7 +206,7 @@ class _Formulas:
 
 
 def _gradients(
-    setup: TrainingSetup, batch: Batch, weights: list[Tensor], seed: int, repeat: int
+    setup: TrainingSetup, batch: Batch, weights: Sequence[Tensor], seed: int, repeat: int
 ) -> dict[Tensor, Tensor]:
     """Return the gradients of the weights that get one; of one seed all repeats have the same dropout masks."""
     torch.manual_seed(seed)

@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from actbench.errors import KernelError
 from actbench.ops import noise
@@ -69,7 +69,10 @@ def _check_layout() -> None:
 
 def _fresh_seed() -> Tensor:
     _check_layout()
-    return torch.tensor(noise.signed(draw(torch.default_generator)), dtype=torch.int64)
+    seed = draw(torch.default_generator)
+    if distributed.is_available() and distributed.is_initialized():
+        seed = noise.mixed(seed ^ distributed.get_rank())  # ranks are often seeded alike; their errors must not be
+    return torch.tensor(noise.signed(seed), dtype=torch.int64)
 
 
 def _fake() -> Tensor:

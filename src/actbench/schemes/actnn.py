@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,9 +20,10 @@ from actbench.nn.keeping import Keeper, Place
 from actbench.nn.keeping.allocation import Allocation
 from actbench.nn.keeping.history import History
 from actbench.nn.swap import swap
+from actbench.nn.variance import rounding_variance
 from actbench.records import Site
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.training import Batch, TrainingSetup
 from actbench.units import GIB
 
 Level = Literal["L0", "L1", "L2", "L3", "L3.1", "L4", "L5", "swap"]
@@ -146,6 +148,11 @@ class ActNN(Scheme):
         CompressedForward(model, keeper, self._allocation(places), self.setting("empty_cache_threshold")).bind()
         changed = setup.changed(model, tuple(sites))
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
+
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+        """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
+        found = rounding_variance(setup, batch, seed)
+        return {} if found is None else found.fields()
 
     def _swapped(self, module: nn.Module, keeper: Keeper) -> tuple[nn.Module, list[Place], list[Site]]:
         places: list[Place] = []  # those that the bits are shared out among; a norm goes with the one before it

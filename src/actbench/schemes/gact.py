@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,9 +12,10 @@ from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.probing import Probing
 from actbench.nn.keeping import Keeper
 from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.variance import rounding_variance
 from actbench.records import Published, Site
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.training import Batch, TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
 
@@ -111,6 +113,11 @@ class Gact(Scheme):
         HookedForward(module, self._hooks(), self._probing()).bind()
         changed = setup.changed(module, (Site(path="", was=kind, becomes=self._becomes()),))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
+
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+        """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
+        found = rounding_variance(setup, batch, seed)
+        return {} if found is None else found.fields()
 
     def _hooks(self) -> Hooks:
         keeper = Keeper(

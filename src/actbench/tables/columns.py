@@ -148,6 +148,13 @@ RESULTS: tuple[Column[Entry], ...] = (
         "sketch_variance_predicted", "Variance, predicted", "number", _measured("sketch_variance_predicted"), detail=3
     ),
     Column("sketch_variance_observed", "Variance, observed", "number", _measured("sketch_variance_observed"), detail=3),
+    Column(
+        "quantization_variance_observed",
+        "Variance, rounding",
+        "number",
+        _measured("quantization_variance_observed"),
+        detail=3,
+    ),
     Column("sgd_variance", "Variance, SGD", "number", _measured("sgd_variance"), detail=3),
     Column("estimate_error", "Estimate off by", "change", _estimate_error("peak_bytes"), detail=2),
     Column("pareto", "Pareto", "flag", lambda entry: entry.pareto or None, detail=3),

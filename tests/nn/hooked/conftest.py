@@ -7,7 +7,7 @@ import torch
 
 from actbench.nn.compressed.small import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.hooks import active
+from actbench.nn.hooked.running import active
 from actbench.nn.keeping import Keeper
 
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from actbench.nn.hooked.hooks import Held
 from actbench.nn.offloaded import StaysHere
@@ -50,27 +49,6 @@ def test_a_large_batch_norm_keeps_its_statistics(hook, packed):
 
     assert all(isinstance(held, StaysHere) for held in found.of(80))
     assert any(isinstance(held, Held) for held in found.of(4, 80, 8, 8))
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_what_fused_attention_sums_is_whole_and_the_rest_is_packed(hook, packed, named):
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv = nn.Linear(64, 192)
-
-        def forward(self, x):
-            q, k, v = (part.view(4, 32, 4, 16).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            if named:
-                return F.scaled_dot_product_attention(key=k, value=v, query=q)
-            return F.scaled_dot_product_attention(q, k, v)
-
-    model = hook(Attention())
-    found = packed(model)
-    model(torch.randn(4, 32, 64)).sum().backward()
-
-    assert [type(held) for held in found.of(4, 4, 32)] == [StaysHere]
-    assert [type(held) for held in found.of(4, 4, 32, 16)] == [Held] * 4
 
 
 def test_statistics_of_compressed_layers_inside_of_hooks_are_whole():

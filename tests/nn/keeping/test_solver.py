@@ -60,6 +60,28 @@ def test_any_weights_are_within_one_step_of_the_optimum(seed, choices):
     assert left(costs, found) - best <= max(next_gains)
 
 
+@pytest.mark.parametrize("choices", [GACT, WIDTHS])
+@pytest.mark.parametrize("seed", range(5))
+def test_few_large_items_are_within_a_hundredth_of_the_optimum(seed, choices):
+    """But for weights that are rounded up to a 4096th of the budget."""
+    random = np.random.default_rng(seed)
+    costs, weights = random.lognormal(0, 2, 5), random.integers(1, 10, 5)
+    budget = 2.2 * weights.sum()
+    found = least_variance(costs, weights, budget, choices)
+
+    assert np.dot(weights, found) <= budget
+    assert left(costs, found) <= 1.01 * by_trying_all(costs, weights, budget * (1 - 5 / 4096), choices)
+
+
+@pytest.mark.parametrize("average", [2, 3, 4.5])
+def test_a_few_large_items_are_never_worse_off_than_with_even_widths(average):
+    """By gain per bit alone the smallest items would have 8 bits each, and one of the largest would lose one."""
+    costs, weights = [0.18, 0.35, 0.38, 0.51, 0.67, 0.36, 0.13], [131, 131, 131, 65, 65, 33, 4]
+    found = least_variance(costs, weights, average * sum(weights))
+
+    assert left(costs, found) <= left(costs, [int(average)] * 7)
+
+
 def test_what_does_not_fit_is_left_out_and_later_items_are_still_served():
     found = least_variance([1e6, 1, 1], [1000, 1, 1], 1002 + 14)
 

@@ -26,5 +26,7 @@ class Compressed:
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
-    """Return whether a gradient is wanted of any of the tensors."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+    """Return whether a gradient is wanted of any of the tensors, which are real ones: others are left to torch."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    return wanted and not any(tensor.is_complex() for tensor in given)

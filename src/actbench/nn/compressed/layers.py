@@ -41,8 +41,11 @@ def compressed(layer: nn.Module, keeper: Keeper, place: Place) -> nn.Module | No
         place: The layer's input.
 
     Returns:
-        A layer of a subclass (another layer for rectifiers other than ReLU), or None for a class that has no such form.
+        A layer of a subclass (another layer for rectifiers other than ReLU), or None for a class that has no such
+        form, and for a layer on which another forward is bound.
     """
+    if "forward" in vars(layer):
+        return None
     kind: type[Any] = type(layer)
     cls = compressed_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
     if cls is None:

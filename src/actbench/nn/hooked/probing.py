@@ -71,9 +71,19 @@ class Probing:
             args: What it is about to be called with.
             kwargs: The same.
         """
-        if self.is_due() and not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-            args, kwargs = _rows((args, kwargs), self.samples)
+        if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
+            return
+        if not any(parameter.requires_grad for parameter in module.parameters()) or not self.is_due():
+            return
+        args, kwargs = _rows((args, kwargs), self.samples)
+        try:
             self.allocate(hooks, module, lambda: _scalar(run(module, *args, **kwargs)))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            warnings.warn(
+                f"gact gives its tensors the bits they had: the pass that shares them out failed ({error}); "
+                "use auto_prec=false, or actbench.Controller with a loss of your own",
+                stacklevel=2,
+            )
 
     def allocate(self, hooks: Hooks, module: nn.Module, loss_of: Callable[[], Tensor]) -> None:
         """Share the bits out; nothing but them is changed, neither gradients nor statistics nor random numbers.

@@ -25,7 +25,7 @@ def statistic(tensor: Tensor) -> str | None:
     is_of_operator = _is_of_operator.get()
     one_each_row = tensor.dim() > 1 and tensor.shape[-1] == 1 and not tensor.requires_grad
     if one_each_row or (is_of_operator is not None and is_of_operator(tensor)):
-        return "a statistic"
+        return "a statistic, or goes with one"
     return None
 
 
@@ -40,7 +40,7 @@ def keeping_statistics() -> dict[Callable[..., Any], Callable[..., Any]]:
         torch.layer_norm,
         torch.batch_norm,
     )
-    tests = dict.fromkeys(norms, _of_norm) | {F.scaled_dot_product_attention: _of_attention}
+    tests = dict.fromkeys(norms, _of_norm) | {F.multi_head_attention_forward: _of_attention}
     return {function: functools.partial(_under, test, function) for function, test in tests.items()}
 
 
@@ -50,9 +50,12 @@ def _of_norm(x: Tensor) -> Test:
     return lambda tensor: tensor.numel() < elements
 
 
-def _of_attention(query: Tensor) -> Test:
-    dims = query.dim()
-    return lambda tensor: tensor.dim() < dims and not tensor.requires_grad
+def _of_attention(_: Tensor) -> Test:
+    """Return what is true of all that fused attention saves inside of torch's own attention, where no rule sees it.
+
+    Packed, its inputs would not go with its statistics (:mod:`actbench.nn.hooked.attention`).
+    """
+    return lambda tensor: tensor.dim() >= 4 or not tensor.requires_grad
 
 
 def _under(test_for: Callable[[Tensor], Test], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _python_dispatch
 
 from actbench import savedtensors
 from actbench.nn.keeping.forms import (
@@ -86,10 +87,12 @@ class Keeper:
         """Return why a tensor is kept as it is, or None where it is packed or moved."""
         if x.layout != torch.strided:
             return f"layout {x.layout}"
+        if _wraps_others(x):
+            return f"a {type(x).__name__}"
         if x.untyped_storage() in self._given:
             return "a parameter, a buffer or a part of the batch"
         if not self.compress:
-            return None if self.swap else "nothing is packed and nothing moved"
+            return None if self.swap and is_elsewhere(x) else "nothing is packed and nothing moved"
         if x.dtype not in (*FLOATS, torch.bool):
             return f"{x.dtype} is not a floating-point type"
         if x.numel() < SMALLEST:
@@ -198,6 +201,12 @@ class Keeper:
             pipeline_threshold=self.pipeline_threshold,
         )
         return anew, ()
+
+
+def _wraps_others(x: Tensor) -> bool:
+    """Return whether a tensor has no memory of its own, but tensors inside."""
+    wraps: bool = _python_dispatch.is_traceable_wrapper_subclass(x)
+    return wraps
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""Fused attention whose query, key and value are packed.
+
+Its own backward pass recomputes the probabilities from query and key, and scales them by the logarithm of a sum that
+belongs to the exact ones: with the scores of packed ones they grow without bound. So what is kept here is the three
+inputs alone, and the backward pass runs the whole operator again on what they have become. The mask stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from actbench.nn.firstorder import first_order
+from actbench.nn.hooked.running import active
+
+if TYPE_CHECKING:
+    from actbench.nn.hooked.hooks import Hooks
+
+Options = dict[str, Any]
+
+
+class FusedAttention(torch.autograd.Function):
+    """``F.scaled_dot_product_attention``, run a second time in its backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, hooks: Hooks, options: Options
+    ) -> Tensor:
+        """Return what the operator returns."""
+        held = [hooks.held(tensor) for tensor in (query, key, value)]
+        if mask is not None:
+            hooks.keeper.leave([mask])
+        ctx.hooks, ctx.options, ctx.around = hooks, options, _Surroundings(query, options["dropout_p"])
+        ctx.places = [(one.kept.form, one.place, len(one.kept.parts)) for one in held]
+        ctx.save_for_backward(mask, *(part for one in held for part in one.kept.parts))
+        with saved_tensors_hooks(_nothing, _nothing), torch.enable_grad():  # the operator that is chosen with a graph
+            return _attend(_inputs([query, key, value, mask], ctx.needs_input_grad), options).detach()
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of the operator on what the inputs have become."""
+        mask, *parts = ctx.saved_tensors
+        restored: list[Tensor | None] = []
+        for form, place, count in ctx.places:
+            restored.append(ctx.hooks.restored(form, tuple(parts[:count]), place))
+            parts = parts[count:]
+        inputs = _inputs([*restored, mask], ctx.needs_input_grad)
+        with torch.enable_grad(), ctx.around.again():
+            output = _attend(inputs, ctx.options)
+        wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+        found = iter(torch.autograd.grad(output, wanted, grad))
+        return *(next(found) if x is not None and x.requires_grad else None for x in inputs), None, None
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor:
+    """Return ``F.scaled_dot_product_attention`` of the same arguments; of its inputs only packed forms are kept."""
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, **more}
+    hooks = active()
+    graph = any(tensor is not None and tensor.requires_grad for tensor in (query, key, value, attn_mask))
+    if hooks is None or not (graph and torch.is_grad_enabled()):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    output: Tensor = FusedAttention.apply(query, key, value, attn_mask, hooks, options)
+    return output
+
+
+def _inputs(tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Return the tensors without their graphs, those that a gradient is wanted of as leaves."""
+    return [
+        None if tensor is None else tensor.detach().requires_grad_(want)
+        for tensor, want in zip(tensors, wanted, strict=False)
+    ]
+
+
+def _attend(inputs: Sequence[Any], options: Options) -> Tensor:
+    return F.scaled_dot_product_attention(*inputs, **options)
+
+
+def _nothing(_: Any) -> Any:
+    """Keep nothing of a tensor that autograd would save for a graph that nobody runs back through."""
+
+
+class _Surroundings:
+    """Autocast and the random numbers of dropout, as they are when the operator runs first.
+
+    Args:
+        tensor: One of its inputs.
+        dropout: The share of probabilities that are dropped.
+    """
+
+    def __init__(self, tensor: Tensor, dropout: float) -> None:
+        self._device = tensor.device
+        self._autocast = self._current_autocast()
+        self._states: tuple[Tensor, Tensor | None] | None = None
+        if dropout and not isinstance(tensor, FakeTensor):
+            self._states = (torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if tensor.is_cuda else None)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Bring both back for the time of the with-block."""
+        with ExitStack() as stack:
+            stack.enter_context(self._autocast)
+            if self._states is not None:
+                host, device = self._states
+                stack.enter_context(torch.random.fork_rng([self._device] if device is not None else []))
+                torch.set_rng_state(host)
+                if device is not None:
+                    torch.cuda.set_rng_state(device, self._device)
+            yield
+
+    def _current_autocast(self) -> AbstractContextManager[Any]:
+        kind = self._device.type
+        if not torch.amp.is_autocast_available(kind):
+            return nullcontext()
+        return torch.autocast(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))

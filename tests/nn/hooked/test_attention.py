@@ -1,0 +1,136 @@
+"""Fused attention under hooks: of its inputs packed forms are kept, and its backward pass goes with them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from actbench.ops import groupquant
+
+BATCH, ROWS, HEADS, WIDTH = 4, 32, 4, 16
+SHAPE = (BATCH, HEADS, ROWS, WIDTH)
+
+
+class Attention(nn.Module):
+    def __init__(self, scale=1.0, mask=None, dropout=0.0, named=False):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.scale, self.mask, self.dropout, self.named = scale, mask, dropout, named
+
+    def forward(self, x):
+        parts = self.qkv(x).view(BATCH, ROWS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4)
+        q, k, v = parts[0] * self.scale, parts[1], parts[2]
+        if self.named:
+            return F.scaled_dot_product_attention(key=k, value=v, query=q)
+        return F.scaled_dot_product_attention(q, k, v, self.mask, self.dropout)
+
+
+def gradient(model, x):
+    torch.manual_seed(3)
+    output = model(x)
+    model.zero_grad()
+    (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+    return output.detach(), model.qkv.weight.grad.clone()
+
+
+def error_of(model, hook, bits):
+    x = torch.randn(BATCH, ROWS, 64)
+    exact, wanted = gradient(model, x)
+    output, found = gradient(hook(copy.deepcopy(model), bits=bits), x)
+    assert torch.equal(output, exact)
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_query_key_and_value_are_packed_and_nothing_else_is_kept(hook, named):
+    model = hook(Attention(named=named), bits=4)
+
+    output = model(torch.randn(BATCH, ROWS, 64))
+    kept = output.grad_fn.saved_tensors
+
+    one = groupquant.packed_bytes(BATCH * ROWS * 64, 4, 256)
+    assert sum(part.nbytes for part in kept if part is not None) == 3 * one
+
+
+@pytest.mark.parametrize("scale", [1.0, 8.0, 30.0])
+def test_the_gradient_does_not_grow_with_the_scores(hook, scale):
+    assert error_of(Attention(scale), hook, bits=4) < 1.5
+
+
+def test_the_gradient_at_eight_bits_is_close(hook):
+    assert error_of(Attention(), hook, bits=8) < 0.02
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.float32])
+def test_masked_scores_leave_the_gradient_finite(hook, kind):
+    seen = torch.ones(ROWS, ROWS).tril().bool()
+    mask = seen if kind == torch.bool else torch.zeros(ROWS, ROWS).masked_fill(~seen, -torch.inf)
+
+    assert error_of(Attention(mask=mask), hook, bits=8) < 0.02
+
+
+def test_dropout_drops_the_same_in_both_passes(hook):
+    assert error_of(Attention(dropout=0.5), hook, bits=8) < 0.02
+
+
+def test_a_mask_that_is_learnt_has_its_gradient(hook):
+    mask = nn.Parameter(torch.randn(ROWS, ROWS))
+    x = torch.randn(BATCH, ROWS, 64)
+    model = Attention(mask=mask)
+    gradient(model, x)
+    wanted = mask.grad.clone()
+
+    gradient(hook(model), x)
+
+    assert torch.norm(mask.grad - wanted) < 0.02 * torch.norm(wanted)
+
+
+def test_a_parameter_in_autocasts_type_stays_whole(hook, packed):
+    model = hook(nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 32)))
+    found = packed(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(8, 64, requires_grad=True)).sum().backward()
+
+    weights = [held for shape, held in found if set(shape) in ({64, 96}, {96, 32})]
+    assert weights
+    assert not any(hasattr(held, "kept") for held in weights)
+
+
+def test_truth_values_are_no_part_of_what_is_shared_out(hook):
+    from actbench.nn.hooked.probing import Probing
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(64, 64), nn.Linear(64, 8)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            return self.last(hidden.masked_fill(hidden > 1, 0.0).tanh())
+
+    model = hook(Masked(), bits=4, probing=Probing(4.0, 1000))
+    model(torch.randn(32, 64)).sum().backward()
+
+    assert torch.isfinite(model.first.weight.grad).all()
+
+
+def test_a_pass_that_cannot_be_probed_trains_with_the_bits_there_are(hook):
+    from actbench.nn.hooked.probing import Probing
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 8)
+
+        def forward(self, x, adjacency):
+            return adjacency @ self.layer(x)
+
+    model = hook(Graph(), bits=4, probing=Probing(4.0, 1000))
+    with pytest.warns(UserWarning, match=r"pass that shares them out failed.*auto_prec=false"):
+        model(torch.randn(32, 64), torch.randn(32, 32)).sum().backward()
+
+    assert torch.isfinite(model.layer.weight.grad).all()
