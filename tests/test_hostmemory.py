@@ -12,14 +12,15 @@ def test_a_marked_storage_is_known_by_every_view_of_it():
 
 
 def test_a_mark_dies_with_its_storage_even_where_the_address_comes_back():
-    tensor = torch.ones(1000)
-    address = tensor.data_ptr()
-    hostmemory.mark(tensor.untyped_storage())
-    del tensor
+    held = []  # what would be given the address before the next try
+    for _ in range(1000):
+        tensor = torch.ones(1000)
+        address = tensor.data_ptr()
+        hostmemory.mark(tensor.untyped_storage())
+        del tensor
+        held.append(torch.ones(1000))
+        if held[-1].data_ptr() == address:
+            break
 
-    later = []
-    while not any(other.data_ptr() == address for other in later) and len(later) < 1000:
-        later.append(torch.ones(1000))
-
-    assert any(other.data_ptr() == address for other in later)
-    assert not any(hostmemory.is_host(other.untyped_storage()) for other in later)
+    assert held[-1].data_ptr() == address
+    assert not any(hostmemory.is_host(other.untyped_storage()) for other in held)

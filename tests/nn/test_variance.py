@@ -111,7 +111,7 @@ def few_bits(spec, net):
 
 def layers():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 40), nn.ReLU(), nn.Linear(40, 40), nn.Dropout(0.5), nn.Linear(40, 3))
+    return nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 40), nn.Dropout(0.5), nn.Linear(40, 3))
 
 
 @pytest.mark.parametrize("spec", ["actnn:L2", "gact:L1"])

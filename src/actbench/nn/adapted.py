@@ -14,7 +14,7 @@ class Adapted(Protocol):
     """A bound forward whose scheme adapts while the model trains."""
 
     def adapted(self) -> Any:
-        """Return all that the next step depends on: dicts, lists and tuples of plain values and tensors."""
+        """Return all that the next step depends on: dicts, lists and tuples of plain values and tensors, not copied."""
         ...
 
     def adapt(self, state: Any) -> None:

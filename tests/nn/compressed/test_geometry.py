@@ -18,7 +18,7 @@ LAYERS = [
 def test_the_share_inside_is_the_mean_of_ones_convolved_with_ones(layer, size):
     nn.init.ones_(layer.weight)
     nn.init.zeros_(layer.bias)
-    mean = layer(torch.ones(1, 1, *size)).mean() / layer.weight.numel()
+    mean = layer(torch.ones(1, 1, *size)).detach().mean() / layer.weight.numel()
 
     assert Geometry.of(layer).share_inside(size, layer.kernel_size) == pytest.approx(float(mean), rel=1e-6)
 
