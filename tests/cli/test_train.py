@@ -108,19 +108,21 @@ def test_two_processes_on_one_file_are_refused(cli: Any, recipe: Path, tmp_path:
 
 
 def test_a_killed_run_goes_on_and_its_curve_is_the_same_bit_for_bit(recipe: Path, tmp_path: Path) -> None:
-    steps = ["--steps", "60", "-s", "actnn:L3,adapt_interval=7"]  # which adapts, and must remember that too
+    # The exact run comes first and is stored; the other one is killed, which must remember what it adapted.
+    steps = ["--steps", "60", "-s", "actnn:L3,adapt_interval=7"]
     _train(recipe, tmp_path / "whole", *steps).wait()
     killed = _train(recipe, tmp_path / "killed", *steps, "--checkpoint-seconds", "0")
-    while not list((tmp_path / "killed").rglob("step-0000002*.safetensors")):
+    folder = tmp_path / "killed"
+    while not (list(folder.rglob("*.runs.jsonl")) and list(folder.rglob("step-0000002*.safetensors"))):
         assert killed.poll() is None
         time.sleep(0.005)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    assert not list((tmp_path / "killed").rglob("*.runs.jsonl"))
+    assert [run.case.scheme for run in runs_below(tmp_path / "killed")] == ["exact"]
 
     assert _train(recipe, tmp_path / "killed", *steps).wait() == 0
 
-    (whole,), (resumed,) = runs_below(tmp_path / "whole"), runs_below(tmp_path / "killed")
+    (_, whole), (_, resumed) = runs_below(tmp_path / "whole"), runs_below(tmp_path / "killed")
     assert isinstance(whole.outcome, Trained)
     assert isinstance(resumed.outcome, Trained)
     assert 19 <= resumed.outcome.resumed_at[0] < 60  # tensors of step 20 whose JSON was not there yet do not count
