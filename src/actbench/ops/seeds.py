@@ -70,8 +70,9 @@ def _check_layout() -> None:
 def _fresh_seed() -> Tensor:
     _check_layout()
     seed = draw(torch.default_generator)
-    if distributed.is_available() and distributed.is_initialized():
-        seed = noise.mixed(seed ^ distributed.get_rank())  # ranks are often seeded alike; their errors must not be
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    if rank:  # ranks are often seeded alike; their errors must not be. Rank 0 draws what a single process draws
+        seed = noise.mixed(seed ^ rank)
     return torch.tensor(noise.signed(seed), dtype=torch.int64)
 
 
