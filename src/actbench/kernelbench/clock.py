@@ -11,6 +11,7 @@ Call = Callable[[], object]
 
 LEAST_ROUNDS = 5
 _WARM_UP = 3
+_WARM_UP_SHARE = 4
 
 
 def interleaved(calls: Sequence[Call], seconds: float, device: torch.device) -> list[tuple[float, ...]]:
@@ -18,12 +19,14 @@ def interleaved(calls: Sequence[Call], seconds: float, device: torch.device) -> 
 
     Args:
         calls: Run in turn, each round in the opposite order of the one before.
-        seconds: Rounds are begun until so much time has passed, and at least 5.
+        seconds: Rounds are begun until so much time has passed, and at least 5, after a quarter of it to warm up.
         device: What computes; on CUDA, the time between two events.
     """
-    for call in calls:
-        for _ in range(_WARM_UP):
-            call()
+    warm = time.perf_counter() + seconds / _WARM_UP_SHARE
+    for _ in range(_WARM_UP):
+        _each_once(calls)
+    while time.perf_counter() < warm:
+        _each_once(calls)
     timed = _timed_cuda if device.type == "cuda" else _timed
     found: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
@@ -32,6 +35,11 @@ def interleaved(calls: Sequence[Call], seconds: float, device: torch.device) -> 
         for place in order:
             found[place].append(timed(calls[place]))
     return [tuple(runs) for runs in found]
+
+
+def _each_once(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def _timed(call: Call) -> float:
