@@ -54,6 +54,14 @@ struct Elements {
         }
     }
 
+    // Of one tile, from registers.
+    __device__ __forceinline__ Elements(const float (&given)[8], int count) {
+        const int left = count - 8 * lane();
+        there[0] = left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) values[0][i] = there[0] >> i & 1 ? given[i] : 0;
+    }
+
     __device__ __forceinline__ int most() const {
         int found = 0;
 #pragma unroll

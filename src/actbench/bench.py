@@ -76,7 +76,7 @@ class Session:
             weights_origin=self.workload.weights_origin,
             sites=self.sites,
             unreached=self.unreached,
-            warnings=self.workload.warnings + self._warnings + warnings,
+            warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings,
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:

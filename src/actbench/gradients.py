@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from actbench.training import Batch, TrainingSetup, TrainStep
 
-Gradients = Mapping[nn.Parameter, Tensor]
+Gradients = Mapping[Tensor, Tensor]
 
 
 def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
@@ -23,8 +23,9 @@ def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
     step = TrainStep(setup, batch)
     try:
         step.backward(step.forward())
-        return {p: p.grad for p in setup.module.parameters() if p.grad is not None}
+        return step.gradients()
     finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
+        step.optimizer.zero_grad(set_to_none=True)
         setup.module.zero_grad(set_to_none=True)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,19 @@ from actbench.records import Site, Unreached
 Batch = Mapping[str, Any]
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@runtime_checkable
+class HoldsGradients(Protocol):
+    """An optimizer that holds gradients itself, in a form of its own, while they wait for its step."""
+
+    def gradients(self) -> Mapping[Tensor, Tensor]:
+        """Return the gradients by parameter, as the step is given them."""
+        ...
+
+    def gradient_parts(self) -> Iterable[Tensor]:
+        """Return the tensors that hold them, but those on the parameters themselves."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class TrainingSetup:
         expandable_segments: Whether torch's CUDA allocator is to grow its segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
+        warnings: What has to be said beside every figure of it: that something is only simulated, say.
     """
 
     module: nn.Module
@@ -39,6 +53,7 @@ class TrainingSetup:
     expandable_segments: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def changed(
         self, module: nn.Module, sites: tuple[Site, ...], unreached: tuple[Unreached, ...] = ()
@@ -85,6 +100,12 @@ class TrainStep:
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss to the parameters."""
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def gradients(self) -> Mapping[Tensor, Tensor]:
+        """Return the gradients that wait for the update, by parameter."""
+        if isinstance(self.optimizer, HoldsGradients):
+            return self.optimizer.gradients()
+        return {p: p.grad for p in self.setup.module.parameters() if p.grad is not None}
 
     def update(self) -> None:
         """Step the optimizer and free the gradients."""

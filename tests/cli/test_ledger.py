@@ -43,15 +43,15 @@ def test_exports_have_all_rows(cli, tmp_path):
     assert sum(row["module"] == "transformer.h.0.ln_1" for row in rows if row["scheme"] == "exact") == 5
     for kind in ("markdown", "html"):
         text = files[kind].read_text()
-        assert "Saved by exact on tiny-gpt2, batch 2" in text
-        assert "Saved by checkpoint on tiny-gpt2, batch 2" in text
+        assert "Kept for backward by exact on tiny-gpt2, batch 2" in text
+        assert "Kept for backward by checkpoint on tiny-gpt2, batch 2" in text
         assert "Kept by operator" in text
     assert "more are not saved but recomputed" in ended.out
 
 
 def test_without_a_scheme_the_exact_model_is_listed_and_with_one_only_that(cli):
-    assert "Saved by exact" in cli("measure", "tiny-gpt2", "--ledger", *SIZES).out
-    assert "Saved by exact" not in cli("measure", "tiny-gpt2", "-s", "checkpoint", "--ledger", *SIZES).out
+    assert "Kept for backward by exact" in cli("measure", "tiny-gpt2", "--ledger", *SIZES).out
+    assert "Kept for backward by exact" not in cli("measure", "tiny-gpt2", "-s", "checkpoint", "--ledger", *SIZES).out
 
 
 def test_any_meter_will_do(cli):

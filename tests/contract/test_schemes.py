@@ -16,7 +16,7 @@ from actbench.records import Case
 from actbench.training import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
-EXAMPLES = {"fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
 
 LAST_WORDS = 4 + 4  # bytes: codes are rounded up to a word at most, and the last group has metadata of its own

@@ -17,7 +17,7 @@ from actbench.training import Batch, TrainingSetup
 
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)
-EXAMPLES = {"fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": f"{CASE.model},activation_function=silu"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
 IS_RANDOM = ("randomized",)

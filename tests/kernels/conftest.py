@@ -27,6 +27,7 @@ MACROS = {
     "sketch": {"SCALAR": rawkernel.SCALARS.values()},
     "groupquant": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1, 4)},
     "smaq": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1, 4)},
+    "smaqstep": {"SCALAR": rawkernel.SCALARS.values(), "TILES": (1,)},
     "probe": {},
 }
 BLOCKS = 3  # so few that threads stride; host.h runs odd and even ones in opposite orders

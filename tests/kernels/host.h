@@ -208,3 +208,7 @@ inline unsigned nearest_count(float x) {
     if (!(x > 0)) return 0;
     return x < 0x1p32f ? static_cast<unsigned>(std::rint(x)) : ~0u;
 }
+
+// ---- What kernels/smaqstep.cu writes as an instruction.
+
+inline float root(float x) { return std::sqrt(x); }

@@ -21,6 +21,7 @@ MACROS = {
     "sketch": [{"SCALAR": scalar} for scalar in SCALARS],
     "groupquant": [{"SCALAR": scalar, "TILES": tiles} for scalar, tiles in product(SCALARS, (1, 4))],
     "smaq": [{"SCALAR": scalar, "TILES": tiles} for scalar, tiles in product(SCALARS, (1, 4))],
+    "smaqstep": [{"SCALAR": scalar, "TILES": 1} for scalar in SCALARS],
 }
 KERNELS = {
     "stepwise": {"stepwise_encode", "stepwise_decode"},
@@ -30,19 +31,23 @@ KERNELS = {
     "sketch": {"sketch_rademacher", "sketch_gaussian"},
     "groupquant": {f"groupquant_{name}" for name in ("encode", "encode_rows", "words", "decode", "decode_rows")},
     "smaq": {"smaq_encode", "smaq_decode"},
+    "smaqstep": {"smaqstep_adam", "smaqstep_sgd"},
 }
 # Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp, or holds a group's elements and
 # noise at once, needs more: 5 blocks, and 4 where the group has several tiles. SmaQ looks at a block's elements many
-# times: 4 blocks, and 1 or 2 where all elements of several tiles stay in registers.
-MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 64}
+# times: 4 blocks, and 1 or 2 where all elements of several tiles stay in registers. A step of an optimizer holds two such
+# blocks and the parameter: 2 blocks.
+MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 64, "smaqstep": 120}
 MOST_REGISTERS_OF_OTHERS = 40
-MOST_REGISTERS_OF_TURING = 64
+MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
+MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
 MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 160}
 # The full square is slow: by default all of it for one architecture, and of the others the ends and an odd width.
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
-QUICK = {"stepwise", "mask", "sketch", "groupquant", "smaq"}
+QUICK = {"stepwise", "mask", "sketch", "groupquant", "smaq", "smaqstep"}
 SOME = [(s, m, a) for s, m, a in EVERYTHING if (a == 90 and s in QUICK) or m.get("BITS", m.get("TILES", 3)) == 3]
 SOME += [(s, m, a) for s in ("groupquant", "smaq") for m in MACROS[s][2:4] for a in (75, 120)]
+SOME += [("smaqstep", MACROS["smaqstep"][0], a) for a in (75, 120)]
 CUPY_ADDS = "-ftz=true"  # after ours, and the last one counts
 
 
@@ -90,7 +95,7 @@ def most_registers(stem: str, macros: dict[str, str | int], architecture: int) -
     if macros.get("TILES", 1) != 1:
         return MOST_REGISTERS_OF_TILES[stem]
     if architecture == 75:
-        return MOST_REGISTERS_OF_TURING
+        return MOST_REGISTERS_OF_TURING.get(stem, MOST_REGISTERS_OF_OTHERS_OF_TURING)
     return MOST_REGISTERS.get(stem, MOST_REGISTERS_OF_OTHERS)
 
 
@@ -121,7 +126,7 @@ def test_stack_would_be_seen() -> None:
     assert needs(log)["greedy"][0] == 512 * 4
 
 
-EXACT = [(stem, macros) for stem in ("stepwise", "groupquant", "smaq") for macros in MACROS[stem]]
+EXACT = [(stem, macros) for stem in ("stepwise", "groupquant", "smaq", "smaqstep") for macros in MACROS[stem]]
 
 
 @pytest.mark.parametrize(("stem", "macros"), EXACT, ids=name)
@@ -149,9 +154,11 @@ def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: i
         "groupquant_words": [vectors, 0],
         "smaq_encode": [vectors, 1],
         "smaq_decode": [1, vectors],
+        "smaqstep_adam": [2 * vectors + 2, vectors + 2],  # two moments
+        "smaqstep_sgd": [2 * vectors + 1, vectors + 1],
     }
 
-    stems = ("stepwise", "activate", "mask", "groupquant", "smaq")
+    stems = ("stepwise", "activate", "mask", "groupquant", "smaq", "smaqstep")
     assert {k: v for stem in stems for k, v in accesses(stem, scalar).items()} == expected
 
 

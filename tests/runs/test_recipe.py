@@ -83,6 +83,28 @@ def test_a_recipe_of_a_sweep_is_sent_there(tmp_path: Path) -> None:
         runs.load(written(tmp_path, 'title = "x"\n[workload]\nmodel = "resnet18"\nbatch_size = 1\n'))
 
 
+@pytest.mark.parametrize(("written_as", "means"), [("bf16", "bfloat16"), ("fp16", "float16"), ("float16", "float16")])
+def test_autocast_has_short_names(tmp_path: Path, written_as: str, means: str) -> None:
+    keys = f'autocast = "{written_as}"\nmax_grad_norm = 1\ngradient_accumulation = 4\nsteps = 4'
+    case = runs.load(written(tmp_path, GOOD.replace("steps = 4", keys))).runs("cpu")[0].case
+
+    assert (case.autocast, case.max_grad_norm, case.gradient_accumulation) == (means, 1.0, 4)
+    assert (case.processes, case.strategy) == (1, "single")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('autocast = "fp8"', "autocast"),
+        ("max_grad_norm = 0", "max_grad_norm"),
+        ("gradient_accumulation = 9", "a batch of 8 has fewer parts"),
+    ],
+)
+def test_values_that_cannot_be_are_told(tmp_path: Path, line: str, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        runs.load(written(tmp_path, GOOD.replace("steps = 4", f"steps = 4\n{line}")))
+
+
 def test_seeds_are_read_as_lists_and_ranges() -> None:
     assert parse_seeds("0-2,7") == (0, 1, 2, 7)
     with pytest.raises(UsageError, match="twice"):

@@ -7,6 +7,7 @@ import pytest
 
 from actbench import render
 from actbench.runs.curves import charts
+from actbench.runs.records import Evaluation
 from actbench.runs.table import accuracy_table
 
 MakeRun = Any
@@ -33,6 +34,34 @@ def test_differences_are_of_seeds_that_both_have(make_run: MakeRun) -> None:
 
     assert row["accuracy_difference"] == pytest.approx(-0.1)
     assert "accuracy_difference_deviation" not in row
+
+
+def test_ratings_have_a_correlation_and_no_accuracy(make_run: MakeRun) -> None:
+    def rated(scheme: str, correlation: float) -> Any:
+        run = make_run(scheme)
+        judged = Evaluation(step=2, loss=1.0, correlation=correlation)
+        return run.model_copy(
+            update={"outcome": run.outcome.model_copy(update={"metric": "correlation", "evaluations": (judged,)})}
+        )
+
+    runs = [rated("exact", 0.9), rated("smaq", 0.7)]
+    table = accuracy_table(runs, "Which?")
+
+    assert {"accuracy", "f1"}.isdisjoint(column.key for column in table.columns)
+    assert table.rows[1]["correlation"] == 0.7
+    assert table.rows[1]["correlation_difference"] == pytest.approx(-0.2)
+    assert charts(runs)[1].y == "correlation"
+
+
+def test_what_several_processes_did_is_told(make_run: MakeRun) -> None:
+    run = make_run()
+    together = {"processes": 2, "strategy": "fsdp2", "gradient_accumulation": 4, "max_grad_norm": 0.5}
+
+    notes = accuracy_table([run.model_copy(update={"case": run.case.model_copy(update=together)})], "Which?").notes
+
+    assert "2 processes (fsdp2)" in notes[1]
+    assert "cut into 4 parts" in notes[1]
+    assert "max grad norm 0.5" in notes[1]
 
 
 def test_failed_and_diverged_runs_are_told(make_run: MakeRun) -> None:

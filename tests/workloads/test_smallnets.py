@@ -25,7 +25,11 @@ def test_depth_counts_the_layers_with_weights_on_the_main_path() -> None:
 
 @pytest.mark.parametrize(
     ("model", "shape"),
-    [("resnet-cifar@depth=8,width=4,channels=1,num_classes=3", (2, 1, 8, 8)), ("resnet18-cifar@width=4", (2, 3, 8, 8))],
+    [
+        ("resnet-cifar@depth=8,width=4,channels=1,num_classes=3", (2, 1, 8, 8)),
+        ("resnet18-cifar@width=4", (2, 3, 8, 8)),
+        ("inception-cifar@channels=1,num_classes=3", (2, 1, 8, 8)),
+    ],
 )
 def test_a_step_trains_every_parameter(model: str, shape: tuple[int, ...]) -> None:
     workload = load(model, image_size=8)
@@ -35,6 +39,19 @@ def test_a_step_trains_every_parameter(model: str, shape: tuple[int, ...]) -> No
 
     assert batch["images"].shape == shape
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in setup.module.parameters())
+
+
+def test_inception_sees_small_pictures_whole() -> None:
+    module = load("inception-cifar").setup(materialize=True, seed=0).module.eval()
+    sizes: list[tuple[int, ...]] = []
+    for name in ("Mixed_5b", "Mixed_6b", "Mixed_7b"):
+        module.get_submodule(name).register_forward_pre_hook(lambda _, args: sizes.append(tuple(args[0].shape[1:])))
+
+    with torch.no_grad():
+        scores = module(torch.randn(1, 3, 32, 32))
+
+    assert sizes == [(192, 32, 32), (768, 15, 15), (1280, 7, 7)]  # 299 px give 35, 17 and 8 in torchvision's
+    assert scores.shape == (1, 10)
 
 
 def test_weights_follow_the_seed() -> None:
@@ -53,6 +70,7 @@ def test_weights_follow_the_seed() -> None:
         ("resnet-cifar@widht=9", "did you mean width"),
         ("resnet18-cifar@depth=8", "has no key 'depth'"),
         ("resnet-cifar@width=0", "whole number from 1"),
+        ("inception-cifar@width=8", "has no key 'width'"),
         ("resnet-cifa", "did you mean resnet-cifar"),
     ],
 )

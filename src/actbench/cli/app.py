@@ -157,7 +157,8 @@ MarkdownOption = Annotated[
     Path | None, typer.Option("--export-markdown", metavar="FILE", help="Write the table as Markdown.")
 ]
 CsvOption = Annotated[
-    Path | None, typer.Option("--export-csv", metavar="FILE", help="Write the table as CSV, in bytes and seconds.")
+    Path | None,
+    typer.Option("--export-csv", metavar="FILE", help="Write the table as CSV, numbers in full and without units."),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--export-json", metavar="FILE", help="Write the records as JSON.")]
 HtmlOption = Annotated[Path | None, typer.Option("--export-html", metavar="FILE", help="Write the table as HTML.")]

@@ -52,7 +52,7 @@ def list_saved(recipe: Recipe, exports: ExportFlags, *, exact: bool) -> None:
 def _tables(case: Case, ledger: Ledger) -> tuple[Table, Table]:
     from actbench.tables import ledger_table, operators_table
 
-    title = f"Saved by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
+    title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
     return ledger_table(ledger, title), operators_table(ledger)
 
 

@@ -55,7 +55,8 @@ def _explained(scheme: type[Scheme]) -> dict[str, str]:
 
 
 def _claims(scheme: type[Scheme]) -> dict[str, str]:
-    forward = "not bit for bit that of the exact model" if scheme.lossy_forward else "exact, bit for bit"
+    lossy = scheme.model_construct().lossy_forward  # as it is by default, also where a value is needed
+    forward = "not bit for bit that of the exact model" if lossy else "exact, bit for bit"
     needed = any(field.is_required() for field in scheme.model_fields.values())
     usual = None if needed else scheme()
     if usual is None or usual.claimed_bits is None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +23,7 @@ from actbench.cli.printing import command_line, export_table, remark, show
 if TYPE_CHECKING:
     from actbench import runs
     from actbench.learning.comparison import TrainingComparison
+    from actbench.learning.team import Team
 
 RecipeArgument = Annotated[
     str | None, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.")
@@ -65,27 +69,66 @@ def train(
     actbench train digits --seeds 0-4 --export-curves curves.svg
 
     actbench train mine.toml --steps 300 -s exact -s fewbit:2
+
+    accelerate launch --multi_gpu --num_processes 4 -m actbench train mine.toml
     """
-    from actbench.render import pictures
     from actbench.runs import load
 
-    read = load(recipe or "digits")
-    chosen = read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
-    if export_curves:
-        pictures.check([path.suffix.removeprefix(".") for path in export_curves])  # before an hour of training
-    comparison = _run_shown(chosen, output or Path("results"), force=force, checkpoint_seconds=checkpoint_seconds)
-    _export(comparison, chosen.title, export_markdown, export_csv, export_json, export_curves or [])
-    _finish(comparison, chosen.title)
+    def chosen() -> runs.TrainingRecipe:
+        read = load(recipe or "digits")
+        _check_pictures(export_curves or [])  # before an hour of training
+        return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
+
+    def compared(recipe: runs.TrainingRecipe, team: Team) -> TrainingComparison:
+        return _run_shown(recipe, output or Path("results"), team, force=force, checkpoint_seconds=checkpoint_seconds)
+
+    title, comparison = _together(chosen, compared)
+    _export(comparison, title, export_markdown, export_csv, export_json, export_curves or [])
+    _finish(comparison, title)
+
+
+def _together(
+    chosen: Callable[[], runs.TrainingRecipe], compared: Callable[[runs.TrainingRecipe, Team], TrainingComparison]
+) -> tuple[str, TrainingComparison]:
+    """Run a comparison with the other processes, if there are any; of these the first one returns from it."""
+    from actbench.errors import UsageError
+    from actbench.runs import launch
+
+    try:
+        place = launch.read(os.environ)
+    except UsageError:
+        if launch.leads(os.environ):
+            raise
+        raise Exit(2) from None
+    early = chosen() if place.size == 1 else None  # before torch is imported, which takes seconds
+    from actbench.learning.team import StoppedError, joined
+
+    try:
+        with joined(place) as team:
+            recipe = early or team.agreed(chosen)
+            comparison = compared(recipe, team)
+    except StoppedError:
+        raise Exit(2) from None
+    if not place.leads:
+        raise Exit(0)
+    return recipe.title, comparison
+
+
+def _check_pictures(curves: list[Path]) -> None:
+    from actbench.render import pictures
+
+    if curves:
+        pictures.check([path.suffix.removeprefix(".") for path in curves])
 
 
 def _run_shown(
-    recipe: runs.TrainingRecipe, output: Path, *, force: bool, checkpoint_seconds: float
+    recipe: runs.TrainingRecipe, output: Path, team: Team, *, force: bool, checkpoint_seconds: float
 ) -> TrainingComparison:
     from actbench.cli.watching import shown
     from actbench.learning import comparison
 
     try:
-        with shown() as watcher:
+        with shown() if team.leads else nullcontext() as watcher:
             return comparison.run(
                 recipe,
                 output,
@@ -93,9 +136,11 @@ def _run_shown(
                 force=force,
                 checkpoint_seconds=checkpoint_seconds,
                 watcher=watcher,
+                team=team,
             )
     except KeyboardInterrupt:
-        remark("actbench: interrupted; what ended is stored, and the same command goes on from the last checkpoint")
+        if team.leads:
+            remark("actbench: interrupted; what ended is stored, and the same command goes on from the last checkpoint")
         raise Exit(130) from None
 
 

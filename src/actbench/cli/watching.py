@@ -59,7 +59,13 @@ class Bars:
         if isinstance(outcome, Failure):
             ending = f"failed, {outcome.reason}"
         else:
-            ending = f"accuracy {100 * outcome.final.accuracy:.1f} %, loss {outcome.final.loss:.4g}"
+            final = outcome.final
+            score = (
+                f"correlation {outcome.score:.3f}"
+                if final.accuracy is None
+                else f"accuracy {100 * final.accuracy:.1f} %"
+            )
+            ending = f"{score}, loss {final.loss:.4g}"
             ending += "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"
         self._console.print(Text(f"[{self._ended}/{self._runs}] {_name(run.case)}: {ending}"), soft_wrap=True)
 

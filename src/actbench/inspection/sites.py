@@ -73,13 +73,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0]
     order = {path: place for place, path in enumerate(after.calls)}
     sites = tuple(
-        site.model_copy(
-            update={
-                "bytes_before": before.bytes_under(site.path),
-                "bytes_after": after.bytes_under(site.path),
-                "calls": after.calls.get(site.path),
-            }
-        )
+        _read(site, before, after)
         for site in sorted(setup.sites, key=lambda site: order.get(site.path, len(order)))
         if site not in idle
     )
@@ -90,6 +84,14 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
         )
     unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after)) for site in idle)
     return sites, setup.unreached + unreached
+
+
+def _read(site: Site, before: Trace, after: Trace) -> Site:
+    """Return a site with what it keeps; one of no module, such as the optimizer's state, is as its scheme has it."""
+    if site.path not in after.calls:
+        return site
+    read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}
+    return site.model_copy(update={**read, "calls": after.calls[site.path]})
 
 
 def _why_idle(path: str, after: Trace) -> str:

@@ -13,20 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from actbench.errors import StoreError
-from actbench.learning.trees import put_together, take_apart
-from actbench.nn.adapted import adapt, adapted_states
 from actbench.records import Data
 from actbench.runs.records import Evaluation, TrainingCase
 
 FILE_NAME = "checkpoint.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Progress(Data):
@@ -38,7 +35,8 @@ class Progress(Data):
         torch: Version that wrote it.
         threads: Threads of the processor that it used: sums may differ in their last bits with others.
         optimizer: What the optimizer's ``state_dict`` says, tensors by their names.
-        adapted: What the scheme has learned while it trained, likewise; see :mod:`actbench.nn.adapted`.
+        scaler: What scales the loss.
+        adapted: What the scheme has learned in each process; see :mod:`actbench.nn.adapted`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -52,7 +50,8 @@ class Progress(Data):
     diverged_at: int | None
     resumed_at: tuple[int, ...]
     optimizer: Any
-    adapted: Any
+    scaler: Any
+    adapted: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -122,49 +121,6 @@ class CheckpointFolder:
             shutil.rmtree(self.path)
             if not any(self.path.parent.iterdir()):
                 self.path.parent.rmdir()
-
-
-def state_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Any, dict[str, Tensor]]:
-    """Return everything that the next step depends on: the optimizer's tree, the scheme's, and all tensors by name.
-
-    Of the model these are parameters and buffers, those that its ``state_dict`` leaves out too, and what its scheme
-    has adapted. Random numbers, those of sketches included, come of torch's generators.
-
-    Raises:
-        StoreError: The state of the optimizer or of the scheme holds more than tensors and plain values.
-    """
-    tensors = {f"model.{name}": tensor for name, tensor in _named(module).items()}
-    tree = take_apart(optimizer.state_dict(), tensors, "optimizer")
-    adapted = take_apart(adapted_states(module), tensors, "adapted")
-    tensors["random.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
-    # Cloned, because safetensors refuses tensors that share a storage.
-    return tree, adapted, {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-
-
-def restore(checkpoint: Checkpoint, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Bring a freshly built model, its optimizer and torch's generators to where a checkpoint was written.
-
-    Raises:
-        StoreError: The checkpoint does not fit the model.
-    """
-    tensors = checkpoint.tensors
-    try:
-        with torch.no_grad():
-            for name, tensor in _named(module).items():
-                tensor.copy_(tensors[f"model.{name}"])
-        optimizer.load_state_dict(put_together(checkpoint.progress.optimizer, tensors))
-        adapt(module, put_together(checkpoint.progress.adapted, tensors))
-        torch.set_rng_state(tensors["random.cpu"])
-        if "random.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random.cuda"])
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise StoreError(f"the checkpoint does not fit the model: {error}; run again with --force") from error
-
-
-def _named(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _synced(path: Path) -> None:

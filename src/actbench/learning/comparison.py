@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
-
-import torch
+from typing import Any, Protocol
 
 from actbench import bench, render, runs, schemes
 from actbench.errors import RecipeError, SpecError, StoreError, UsageError
 from actbench.learning.checkpoint import CheckpointFolder
 from actbench.learning.loop import TrainingLoop
+from actbench.learning.team import ALONE, LostError, StoppedError, Team
 from actbench.machine import machine, versions
 from actbench.records import Failure
 from actbench.render import exports
@@ -81,22 +81,27 @@ class TrainingComparison:
     notice: str | None = None
 
 
-def plan(recipe: runs.TrainingRecipe) -> tuple[PlannedRun, ...]:
+def plan(recipe: runs.TrainingRecipe, team: Team = ALONE) -> tuple[PlannedRun, ...]:
     """Return the runs of a recipe, every name in it checked and the schemes in their one canonical form.
+
+    Args:
+        recipe: What to compare.
+        team: The processes that each run is trained by.
 
     Raises:
         UsageError: A model, data set or scheme does not exist, or they do not go together.
         MeasurementError: The device is not there.
     """
-    written = recipe.runs("cuda" if torch.cuda.is_available() else "cpu")
-    planned = tuple(replace(run, case=_canonical(run.case, recipe.name)) for run in written)
+    together = {"processes": team.size, "strategy": team.launch.strategy}
+    written = recipe.runs(team.device)
+    planned = tuple(replace(run, case=_canonical(run.case, recipe.name, together)) for run in written)
     keys = [run.case.key() for run in planned]
     for place, key in enumerate(keys):
         if key in keys[:place]:
             first, second = written[keys.index(key)].case.scheme, written[place].case.scheme
             raise RecipeError(f"{recipe.name}: {first!r} and {second!r} are the same scheme; keep one")
     for case in dict.fromkeys(run.case.model_copy(update={"scheme": "exact", "seed": 0}) for run in planned):
-        TrainingLoop(case).check()
+        TrainingLoop(case, team).check()
     return planned
 
 
@@ -108,6 +113,7 @@ def run(
     force: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watcher: Watcher | None = None,
+    team: Team = ALONE,
 ) -> TrainingComparison:
     """Train the runs of a recipe that the file does not hold yet, one behind the other in this process.
 
@@ -122,22 +128,28 @@ def run(
         force: Train again what the file holds, from the beginning.
         checkpoint_seconds: Time between checkpoints.
         watcher: Told what happens.
+        team: The processes that each run is trained by, all of which call this; the first one alone reads and writes
+            files, and returns what they hold.
 
     Raises:
         UsageError: The recipe names something that does not exist.
         StoreError: The file is in use, broken or cannot be written.
     """
-    with _opened(recipe, output) as store:
-        planned = plan(recipe)
-        todo = [entry for entry in planned if force or store.done(entry.case.key()) is None]
-        training = _Training(recipe.name, command, store, checkpoint_seconds, watcher or Unwatched())
-        training.watcher.planned(len(todo), len(planned) - len(todo))
-        for entry in todo:
+    with ExitStack() as stack:
+        store = team.agreed(lambda: stack.enter_context(_opened(recipe, output)) if team.leads else None)
+        planned = team.agreed(lambda: plan(recipe, team))
+        todo = team.told([force or (store is not None and store.done(run.case.key()) is None) for run in planned])
+        path = team.told(Path() if store is None else store.path)
+        training = _Training(recipe.name, command, store, path, checkpoint_seconds, watcher or Unwatched(), team)
+        training.watcher.planned(sum(todo), len(planned) - sum(todo))
+        for entry in itertools.compress(planned, todo):
             training.run(entry, force)
+        if store is None:
+            return TrainingComparison((), sum(todo), None)
         found = tuple(run for entry in planned if (run := store.done(entry.case.key())) is not None)
         if output is not None:
             exports.export(texts(found, recipe.title, store.path))
-    return TrainingComparison(found, len(todo), store.path if output is not None else None, store.notice)
+        return TrainingComparison(found, sum(todo), store.path if output is not None else None, store.notice)
 
 
 def texts(found: tuple[TrainingRun, ...], title: str, path: Path) -> dict[Path, str | bytes]:
@@ -150,19 +162,24 @@ def texts(found: tuple[TrainingRun, ...], title: str, path: Path) -> dict[Path, 
 class _Training:
     recipe: str
     command: str
-    store: RunStore
+    store: RunStore | None
+    path: Path
     checkpoint_seconds: float
     watcher: Watcher
+    team: Team
 
     def run(self, entry: PlannedRun, force: bool) -> None:
-        """Train one run and store what came of it."""
-        folder = CheckpointFolder(self.store.path.with_suffix(".checkpoints") / entry.case.key())
-        if force:
+        """Train one run, and in the first process store what came of it."""
+        folder = CheckpointFolder(self.path.with_suffix(".checkpoints") / entry.case.key())
+        if self.store is not None and force:
             folder.remove()
+        outcome = self._outcome(entry.case, folder)
+        if self.store is None:
+            return
         run = TrainingRun(
             recipe=self.recipe,
             case=entry.case,
-            outcome=self._outcome(entry.case, folder),
+            outcome=outcome,
             machine=machine(),
             versions=versions(),
             command=self.command,
@@ -176,28 +193,37 @@ class _Training:
 
     def _outcome(self, case: TrainingCase, folder: CheckpointFolder) -> Trained | Failure:
         try:
-            loop = TrainingLoop(case)
-            loop.resume(folder)
-            self._train(loop, folder)
-            return loop.result()
-        except StoreError:
-            raise  # no fault of the run: the disk is full, or a checkpoint is broken
+            loop = self.team.agreed(lambda: TrainingLoop(case, self.team))
+        except LostError:
+            raise
         except Exception as error:
             return bench.failure_of(error)
+        failure: Exception | None = None
+        try:
+            loop.resume(folder)
+            self._train(loop, folder)
+            result = loop.result()
+        except (StoreError, StoppedError, LostError):
+            raise  # no fault of the run: the disk is full, a checkpoint is broken, or another process is gone
+        except Exception as error:
+            failure = error
+        failure = self.team.ending(failure)
+        return result if failure is None else bench.failure_of(failure)
 
     def _train(self, loop: TrainingLoop, folder: CheckpointFolder) -> None:
         self.watcher.started(loop.case, loop.steps, loop.done)
         saved = time.monotonic()
         for loss in loop:
             self.watcher.stepped(loop.done, loss)
-            if time.monotonic() - saved >= self.checkpoint_seconds and not loop.finished:
+            due = time.monotonic() - saved >= self.checkpoint_seconds and not loop.finished
+            if self.team.told(due):
                 loop.save(folder)
                 saved = time.monotonic()
 
 
-def _canonical(case: TrainingCase, recipe: str) -> TrainingCase:
+def _canonical(case: TrainingCase, recipe: str, together: dict[str, Any]) -> TrainingCase:
     try:
-        return case.model_copy(update={"scheme": schemes.build(case.scheme).spec})
+        return case.model_copy(update={"scheme": schemes.build(case.scheme).spec, **together})
     except SpecError as error:
         raise RecipeError(f"{recipe}: {error}") from None
 

@@ -2,13 +2,55 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.runs.records import Evaluation
+from actbench.learning.metrics import correlation, f1
+from actbench.learning.team import Team
+from actbench.runs.records import Evaluation, Metric
 from actbench.training import Batch
+
+
+@dataclass
+class Tally:
+    """What a model said of the samples that one process has looked at.
+
+    Attributes:
+        metric: Decides what is kept of them.
+        predicted: For metrics that need all of them at once, what it said of each.
+    """
+
+    metric: Metric
+    loss: float = 0.0
+    hits: int = 0
+    count: int = 0
+    predicted: list[Tensor] = field(default_factory=list)
+    labels: list[Tensor] = field(default_factory=list)
+
+    def add(self, scores: Tensor, labels: Tensor) -> None:
+        """Take in some samples.
+
+        Args:
+            scores: Of classes ``(n, classes)``, of the next token ``(n, length, tokens)``, or numbers ``(n, 1)``.
+            labels: Classes ``(n,)``, tokens ``(n, length)``, or numbers ``(n,)``.
+        """
+        scores = scores.float()
+        if labels.is_floating_point():
+            predicted = scores.squeeze(1)
+            self.loss += float(F.mse_loss(predicted, labels, reduction="sum"))
+        else:
+            if scores.dim() == 3:
+                scores, labels = scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            self.loss += float(F.cross_entropy(scores, labels, reduction="sum"))
+            predicted = scores.argmax(1)
+            self.hits += int((predicted == labels).sum())
+        self.count += len(labels)
+        if self.metric in ("f1", "correlation"):
+            self.predicted.append(predicted.cpu())
+            self.labels.append(labels.cpu())
 
 
 def scores_of(module: nn.Module, batch: Batch) -> Tensor:
@@ -21,22 +63,38 @@ def scores_of(module: nn.Module, batch: Batch) -> Tensor:
     return logits
 
 
-def evaluated(module: nn.Module, batches: Iterable[Batch], step: int) -> Evaluation:
-    """Return the mean loss and the accuracy over all samples; for language, over all tokens but each first.
+def evaluated(
+    module: nn.Module, batches: Iterable[tuple[Batch, int]], step: int, metric: Metric, team: Team
+) -> Evaluation:
+    """Return how good a model is on all samples; for language, on all tokens but each first.
 
     The model is put back into training mode; its gradients and the training's random numbers are left alone.
+
+    Args:
+        module: The model.
+        batches: This process's share of the samples, and how many rows of each batch count.
+        step: Steps that the model has taken.
+        metric: What it is scored by, beside loss and accuracy.
+        team: Whose shares make up the whole.
     """
-    loss = hits = 0.0
-    count = 0
+    mine = Tally(metric)
     with evaluating(module):
-        for batch in batches:
-            scores, labels = scores_of(module, batch).float(), batch["labels"]
-            if scores.dim() == 3:
-                scores, labels = scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-            loss += float(F.cross_entropy(scores, labels, reduction="sum"))
-            hits += int((scores.argmax(1) == labels).sum())
-            count += len(labels)
-    return Evaluation(step=step, loss=loss / count, accuracy=hits / count)
+        for batch, rows in batches:
+            scores = scores_of(module, batch)
+            mine.add(scores[:rows], batch["labels"][:rows])
+    return _judged(team.gathered(mine), step, metric)
+
+
+def _judged(tallies: list[Tally], step: int, metric: Metric) -> Evaluation:
+    count = sum(tally.count for tally in tallies)
+    found: dict[str, float] = {"loss": sum(tally.loss for tally in tallies) / count}
+    if metric != "correlation":
+        found["accuracy"] = sum(tally.hits for tally in tallies) / count
+    if metric in ("f1", "correlation"):
+        predicted = torch.cat([part for tally in tallies for part in tally.predicted])
+        labels = torch.cat([part for tally in tallies for part in tally.labels])
+        found[metric] = f1(predicted, labels) if metric == "f1" else correlation(predicted, labels)
+    return Evaluation(step=step, **found)
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from actbench.errors import UsageError
 from actbench.learning import data
-from actbench.learning.data import DataSet, Kind
+from actbench.learning.data import DataSet, Kind, Samples
+from actbench.learning.team import Team
 from actbench.runs.records import TrainingCase
 from actbench.training import Batch
 from actbench.workloads.base import Workload
@@ -22,6 +23,7 @@ _MODELS: dict[Kind, str] = {
     "pictures": "an image-classification model",
     "language": "a causal-lm model (see task)",
     "sentences": "a sequence-classification model (see task)",
+    "ratings": "a sequence-classification model with num_labels=1",
 }
 
 
@@ -29,13 +31,17 @@ _MODELS: dict[Kind, str] = {
 class Feed:
     """Batches of a data set for a model; which samples a step sees depends on seed and step alone.
 
+    Of several processes each has its share of a batch, which together is the batch of one process.
+
     Attributes:
         data: The samples.
         inputs: What the model calls its inputs.
         shape: Shape of one input.
         dtype: Type of pictures.
-        batch_size: Samples of a training step.
+        batch_size: Samples of a training step, over all processes.
         seed: Of the order of the samples and of what changes them.
+        rank: Of this process, from 0.
+        ranks: How many processes there are.
     """
 
     data: DataSet
@@ -44,6 +50,8 @@ class Feed:
     dtype: torch.dtype
     batch_size: int
     seed: int
+    rank: int = 0
+    ranks: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
@@ -51,30 +59,45 @@ class Feed:
         return len(self.data.train) // self.batch_size
 
     def chosen(self, step: int) -> Tensor:
-        """Return which samples of the training set the batch of a step holds, int64 (batch_size,)."""
+        """Return which samples of the training set this process's share of a step's batch holds, int64 (rows,)."""
+        return self._mine(self._of_all(step))
+
+    def batch(self, step: int) -> Batch:
+        """Return this process's share of the batch of a training step, from 0."""
+        chosen, augment = self._of_all(step), self.data.augment
+        train, mine = self.data.train, self._mine(chosen)
+        if augment is None:
+            return self._named(train, mine, train.inputs[mine])
+        changed = augment(train.inputs[chosen], _generator("augment", self.seed, step))
+        return self._named(train, mine, self._mine(changed))
+
+    def validation(self) -> Iterator[tuple[Batch, int]]:
+        """Yield this process's share of the validation set in order, and how many rows of each batch count.
+
+        All processes are given as many batches: one that has no rows left is given one that does not count, because
+        under FSDP2 a forward pass takes all of them.
+        """
+        held_back = self.data.validation
+        for start in range(0, len(held_back), self.batch_size):
+            rows = torch.arange(start, min(start + self.batch_size, len(held_back)))
+            mine = rows.tensor_split(self.ranks)[self.rank]
+            shown = mine if len(mine) else rows[:1]
+            yield self._named(held_back, shown, held_back.inputs[shown]), len(mine)
+
+    def _of_all(self, step: int) -> Tensor:
         epoch, place = divmod(step, self.steps_per_epoch)
         order = torch.randperm(len(self.data.train), generator=_generator("order", self.seed, epoch))
         return order[place * self.batch_size :][: self.batch_size]
 
-    def batch(self, step: int) -> Batch:
-        """Return the batch of a training step, from 0."""
-        chosen = self.chosen(step)
-        inputs = self.data.train.inputs[chosen]
-        if self.data.augment is not None:
-            inputs = self.data.augment(inputs, _generator("augment", self.seed, step))
-        return self._named(inputs, self.data.train.labels[chosen])
+    def _mine(self, rows: Tensor) -> Tensor:
+        share = self.batch_size // self.ranks
+        return rows[self.rank * share :][:share]
 
-    def validation(self) -> Iterator[Batch]:
-        """Yield the validation set in order, the last batch as small as it is."""
-        held_back = self.data.validation
-        for start in range(0, len(held_back), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            yield self._named(held_back.inputs[part], held_back.labels[part])
-
-    def _named(self, inputs: Tensor, labels: Tensor) -> Batch:
+    def _named(self, samples: Samples, rows: Tensor, inputs: Tensor) -> Batch:
         if self.data.kind == "pictures":
             inputs = self._fitted(inputs).to(self.dtype)
-        return {self.inputs: inputs, "labels": labels}
+        beside = {name: tensor[rows] for name, tensor in samples.beside.items()}
+        return {self.inputs: inputs, **beside, "labels": samples.labels[rows]}
 
     def _fitted(self, images: Tensor) -> Tensor:
         channels, *size = self.shape
@@ -92,7 +115,7 @@ def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
-def feed(case: TrainingCase, workload: Workload) -> Feed:
+def feed(case: TrainingCase, workload: Workload, team: Team) -> Feed:
     """Load a run's data set for its model.
 
     Raises:
@@ -104,11 +127,11 @@ def feed(case: TrainingCase, workload: Workload) -> Feed:
         raise UsageError(f"{case.model} cannot be trained on data sets: its batches hold {', '.join(example)}")
     shape = tuple(example[inputs].shape[1:])
     _check_kind(case, data.kind_of(case.data), inputs, example)
-    found = data.load(case.data, shape[0] if inputs == "input_ids" else 0)
+    found = data.load(case, shape[0] if inputs == "input_ids" else 0)
     _check_shape(case, found, shape)
-    if len(found.train) < case.batch_size:
-        raise UsageError(f"batch_size {case.batch_size}: {case.data} has {len(found.train)} training samples")
-    return Feed(found, inputs, shape, getattr(torch, case.dtype), case.batch_size, case.seed)
+    _check_size(case, found)
+    dtype = getattr(torch, case.dtype)
+    return Feed(found, inputs, shape, dtype, case.batch_size, case.seed, team.rank, team.size)
 
 
 def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> None:
@@ -146,7 +169,9 @@ def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
 def _check_kind(case: TrainingCase, wanted: Kind, inputs: str, example: Batch) -> None:
     labels: Tensor = example["labels"]
     kind = "pictures" if inputs != "input_ids" else "language" if labels.dim() > 1 else "sentences"
-    if "decoder_input_ids" in example or labels.is_floating_point():
+    if labels.is_floating_point():
+        kind = "ratings" if kind == "sentences" and labels.dim() == 1 else "other"
+    if "decoder_input_ids" in example:
         kind = "other"
     if kind == "language" and case.task == "masked-lm":
         kind = "other"
@@ -160,6 +185,17 @@ def _check_shape(case: TrainingCase, found: DataSet, shape: tuple[int, ...]) -> 
     channels = found.train.inputs.shape[1]
     if channels not in (1, shape[0]):
         raise UsageError(f"{case.data} has pictures of {channels} channels; {case.model} takes {shape[0]}")
+
+
+def _check_size(case: TrainingCase, found: DataSet) -> None:
+    parts = case.processes * case.gradient_accumulation
+    if len(found.train) < case.batch_size:
+        raise UsageError(f"batch_size {case.batch_size}: {case.data} has {len(found.train)} training samples")
+    if case.batch_size % parts:
+        raise UsageError(
+            f"batch_size {case.batch_size} cannot be cut into {parts} equal parts: {case.processes} processes with "
+            f"gradient_accumulation {case.gradient_accumulation} each; make it a multiple of {parts}"
+        )
 
 
 def total_steps(case: TrainingCase, feed: Feed) -> int:

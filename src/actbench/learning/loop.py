@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import time
 from collections.abc import Iterator
@@ -10,14 +12,17 @@ from dataclasses import replace
 import torch
 
 from actbench import meters, schemes, workloads
-from actbench.learning.checkpoint import CheckpointFolder, Progress, restore, state_of
+from actbench.learning.checkpoint import CheckpointFolder, Progress
 from actbench.learning.evaluation import evaluated, evaluating, scores_of
 from actbench.learning.feeding import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.learning.optimizers import make_optimizer, rate_factor
-from actbench.nn.keeping.history import samples
+from actbench.learning.spreading import Spread, spread
+from actbench.learning.state import restore, state_of
+from actbench.learning.step import LearningStep
+from actbench.learning.team import ALONE, Team
 from actbench.records import Case
 from actbench.runs.records import Evaluation, Trained, TrainingCase
-from actbench.training import Batch, TrainStep
+from actbench.training import Batch
 
 
 class TrainingLoop:
@@ -28,24 +33,23 @@ class TrainingLoop:
 
     Args:
         case: The run.
+        team: The processes that train it together; building it waits for none of them, all else does.
 
     Raises:
         ActbenchError: The model, data or scheme cannot be had here, or do not go together.
     """
 
-    def __init__(self, case: TrainingCase) -> None:
-        self.case = case
+    def __init__(self, case: TrainingCase, team: Team = ALONE) -> None:
+        self.case, self.team = case, team
         scheme = schemes.build(case.scheme)
         described = _model_case(case)
         self._meter = meters.open_meter(described)
         self._workload = workloads.load(described)
-        self._feed = feed(case, self._workload)
+        self._feed = feed(case, self._workload, team)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         exact = self._meter.adopt(replace(exact, make_optimizer=make_optimizer(case)))
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
-        self._step = TrainStep(self._setup, self._batch(0))
-        self._rates = [group["lr"] for group in self._step.optimizer.param_groups]
         self.steps = total_steps(case, self._feed)
         self._interval = evaluation_interval(case, self._feed, self.steps)
         self._losses: list[float] = []
@@ -54,7 +58,15 @@ class TrainingLoop:
         self._diverged_at: int | None = None
         self._resumed_at: list[int] = []
         self._warnings = tuple(self._workload.warnings)
-        torch.manual_seed(case.seed)  # after the scheme was applied, so that dropout does not depend on it
+        torch.manual_seed(seed_of(case.seed, team.rank))  # after the scheme, on which dropout must not depend
+
+    @functools.cached_property
+    def _spread(self) -> Spread:
+        return spread(self._setup, self.team)
+
+    @functools.cached_property
+    def _step(self) -> LearningStep:
+        return LearningStep(self._spread, self.case, self._batch(0), self._feed.chosen(0))
 
     @property
     def done(self) -> int:
@@ -88,7 +100,7 @@ class TrainingLoop:
         Raises:
             StoreError: It cannot be written.
         """
-        optimizer, adapted, tensors = state_of(self._setup.module, self._step.optimizer)
+        state = state_of(self._step, self.team)
         progress = Progress(
             tensors=f"step-{self.done:08d}.safetensors",
             case=self.case,
@@ -99,10 +111,11 @@ class TrainingLoop:
             evaluations=tuple(self._evaluations),
             diverged_at=self._diverged_at,
             resumed_at=tuple(self._resumed_at),
-            optimizer=optimizer,
-            adapted=adapted,
+            optimizer=state.optimizer,
+            scaler=state.scaler,
+            adapted=state.adapted,
         )
-        folder.write(progress, tensors)
+        self.team.agreed(lambda: folder.write(progress, state.tensors) if self.team.leads else None)
 
     def resume(self, folder: CheckpointFolder) -> None:
         """Go on from a checkpoint where there is one.
@@ -110,10 +123,11 @@ class TrainingLoop:
         Raises:
             StoreError: It is broken or of another run.
         """
-        checkpoint = folder.read(self.case)
+        found = self.team.agreed(lambda: folder.read(self.case) if self.team.leads else None)
+        checkpoint = self.team.told(found)
         if checkpoint is None:
             return
-        restore(checkpoint, self._setup.module, self._step.optimizer)
+        restore(checkpoint, self._step, self.team)
         progress = checkpoint.progress
         self._losses, self._seconds = list(progress.losses), list(progress.step_seconds)
         self._evaluations, self._diverged_at = list(progress.evaluations), progress.diverged_at
@@ -131,9 +145,10 @@ class TrainingLoop:
             OutOfMemoryError: The step does not fit where its memory is read.
         """
         evaluations = tuple(self._evaluations)  # before the weights are moved on
-        self._step.batch = self._batch(0)
-        with samples(self._feed.chosen(0)):
-            reading = self._meter.memory(self._step)
+        self._show(0)
+        reading = self._reading()
+        ranks = self.team.gathered((reading.activation_bytes, reading.peak_bytes))
+        activation_bytes, peak_bytes = zip(*ranks, strict=True)
         return Trained(
             metric=self._feed.data.metric,
             steps=self.steps,
@@ -143,8 +158,10 @@ class TrainingLoop:
             diverged_at=self._diverged_at,
             weights_bytes=reading.weights_bytes,
             optimizer_bytes=reading.optimizer_bytes,
-            activation_bytes=reading.activation_bytes,
-            peak_bytes=reading.peak_bytes,
+            activation_bytes=max(activation_bytes),
+            peak_bytes=max(peak_bytes),
+            rank_activation_bytes=activation_bytes if self.team.size > 1 else (),
+            rank_peak_bytes=peak_bytes if self.team.size > 1 else (),
             sites=len(self._setup.sites),
             resumed_at=tuple(self._resumed_at),
             weights_origin=self._workload.weights_origin,
@@ -154,13 +171,13 @@ class TrainingLoop:
     def _advance(self) -> float:
         step = self._step
         factor = rate_factor(self.case, self.done, self.steps)
-        for group, rate in zip(step.optimizer.param_groups, self._rates, strict=True):
+        for group, rate in zip(step.optimizer.param_groups, step.rates, strict=True):
             group["lr"] = rate * factor
-        step.batch = self._batch(self.done)
+        self._show(self.done)
         started = time.perf_counter()
-        with samples(self._feed.chosen(self.done)):
-            loss = step().item()  # waits for the device, so that the time is the step's
+        mine = step().item()  # waits for the device, so that the time is the step's
         self._seconds.append(time.perf_counter() - started)
+        loss = self.team.mean(mine)
         self._losses.append(loss)
         if not math.isfinite(loss):
             self._diverged_at = self.done
@@ -168,12 +185,36 @@ class TrainingLoop:
             self._evaluate()
         return loss
 
+    def _show(self, step: int) -> None:
+        self._step.batch, self._step.chosen = self._batch(step), self._feed.chosen(step)
+
+    def _reading(self) -> meters.MemoryReading:
+        """Read the bytes of a step, those included in which gradients are averaged."""
+        if self.team.launch.strategy != "ddp":
+            return self._meter.memory(self._step)
+        self._step()  # torch lays the gradients out anew behind the first step, and then no more
+        reading = self._meter.memory(self._step)
+        if self.case.device != "cpu":
+            return reading
+        # The gradients lie in the space that they are averaged in, which was there before the meter looked.
+        return replace(reading, peak_bytes=reading.peak_bytes + (reading.gradients_bytes or 0))
+
     def _evaluate(self) -> None:
-        batches = (self._meter.place(batch) for batch in self._feed.validation())
-        self._evaluations.append(evaluated(self._setup.module, batches, self.done))
+        self._spread.agree()
+        batches = ((self._meter.place(batch), rows) for batch, rows in self._feed.validation())
+        metric = self._feed.data.metric
+        self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.team))
+        self._spread.part()
 
     def _batch(self, step: int) -> Batch:
         return self._meter.place(self._feed.batch(step))
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """Return what torch is seeded with in a process: the run's seed in the first, others in the others."""
+    if not rank:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"rank {seed} {rank}".encode()).digest()[:4])
 
 
 def _model_case(case: TrainingCase) -> Case:

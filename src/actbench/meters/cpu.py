@@ -70,7 +70,7 @@ class CpuMeter:
             loss = step.forward()
             trace.mark("forward")
             step.backward(loss)
-            gradients_bytes = holdings.stored_bytes(holdings.gradients(step.setup.module))
+            gradients_bytes = holdings.stored_bytes(holdings.gradients(step))
             step.update()
             trace.mark("end")
         reading = MemoryReading(

@@ -126,7 +126,7 @@ def _read(step: TrainStep) -> MemoryReading:
     loss = step.forward()
     after = torch.cuda.memory_allocated()
     step.backward(loss)
-    gradients_bytes = holdings.stored_bytes(holdings.gradients(step.setup.module))
+    gradients_bytes = holdings.stored_bytes(holdings.gradients(step))
     step.update()
     torch.cuda.synchronize()
     state = [tensor for tensor in holdings.optimizer_state(step.optimizer) if tensor.is_cuda]

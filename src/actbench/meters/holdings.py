@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from actbench.training import TrainStep
+from actbench.training import HoldsGradients, TrainStep
 
 
 def weights(module: nn.Module) -> list[Tensor]:
@@ -17,9 +17,10 @@ def weights(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def gradients(module: nn.Module) -> list[Tensor]:
-    """Return the gradients that the parameters of a module have now."""
-    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+def gradients(step: TrainStep) -> list[Tensor]:
+    """Return the gradients that parameters have now, and what others are held in by the optimizer."""
+    found = [parameter.grad for parameter in step.setup.module.parameters() if parameter.grad is not None]
+    return [*found, *step.optimizer.gradient_parts()] if isinstance(step.optimizer, HoldsGradients) else found
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -38,6 +39,11 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def stored_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the distinct storages behind tensors."""
-    storages = {id(storage): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    """Return the bytes of the distinct storages behind tensors; of those shared out over processes, of this one's."""
+    storages = {id(storage): storage for storage in (_here(tensor).untyped_storage() for tensor in tensors)}
     return sum(storage.nbytes() for storage in storages.values())
+
+
+def _here(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor, whose import takes long
+    return local

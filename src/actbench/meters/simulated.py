@@ -136,7 +136,7 @@ def _read(step: TrainStep, ledger: Ledger) -> tuple[MemoryReading, list[list[Eve
     loss = step.forward()
     after = ledger.live_bytes
     step.backward(loss)
-    gradients_bytes = holdings.stored_bytes(holdings.gradients(step.setup.module))
+    gradients_bytes = holdings.stored_bytes(holdings.gradients(step))
     del loss
     peak_until_update, updating = ledger.peak_bytes, len(ledger.events)
     peak_until_update += _make_optimizer_state(step, ledger)

@@ -1,12 +1,13 @@
-"""Running statistics of norms, for passes that must not count."""
+"""Running statistics and other buffers, for passes that must not count."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 
 def counting_norms(module: nn.Module) -> list[_NormBase]:
@@ -29,3 +30,25 @@ def statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
     finally:
         for norm, momentum, counted in before:
             norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Let what runs inside of the block have copies of a module's buffers, which are thrown away with what it wrote.
+
+    The buffers themselves are not touched, so that graphs of earlier passes find them unchanged. One that is made
+    inside of the block stays; one that has a graph, or no memory yet, is not copied.
+    """
+    before = [(part, dict(part._buffers)) for part in module.modules()]
+    copies: dict[Tensor, Tensor] = {}
+    for part, buffers in before:
+        for name, buffer in buffers.items():
+            if buffer is not None and not buffer.requires_grad and not is_lazy(buffer):
+                if buffer not in copies:
+                    copies[buffer] = buffer.clone()
+                part._buffers[name] = copies[buffer]
+    try:
+        yield
+    finally:
+        for part, buffers in before:
+            part._buffers.update(buffers)

@@ -14,8 +14,12 @@ SCHEMA_VERSION: Final = 1
 OptimizerName = Literal["adamw", "adam", "sgd"]
 Schedule = Literal["constant", "cosine", "multi_step"]
 DeviceName = Literal["cpu", "cuda"]
-Metric = Literal["accuracy", "loss"]
+Metric = Literal["accuracy", "f1", "correlation", "loss"]
+Strategy = Literal["single", "ddp", "fsdp2"]
 Share = Annotated[float, Field(gt=0, lt=1)]
+
+# Fields that came after the first files were written: where they say nothing, keys are what they were.
+_LATER = ("tokenizer", "max_grad_norm", "gradient_accumulation", "processes", "strategy")
 
 
 class TrainingCase(Data):
@@ -30,6 +34,11 @@ class TrainingCase(Data):
         milestones: Shares of the run.
         warmup_steps: Steps in which the learning rate rises from zero.
         evaluate_every: Steps between evaluations; None for one an epoch, and 20 at most. One more ends the run.
+        tokenizer: Folder or name on the hub of what makes tokens of written sentences; None for the model's own.
+        max_grad_norm: Length to which the gradient of all parameters together is cut; None for none.
+        gradient_accumulation: Parts that a batch is cut into, whose gradients are added up before a step.
+        processes: How many train together; each has its share of every batch.
+        strategy: How the model is spread over them.
         seed: Of weights, order of the data, dropout and sketches.
     """
 
@@ -54,21 +63,36 @@ class TrainingCase(Data):
     image_size: PositiveInt | None = None
     attention: Attention = "sdpa"
     dtype: FloatType = "float32"
-    autocast: Literal["bfloat16"] | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
     weights: WeightsChoice = "random"
     seed: NonNegativeInt = 0
+    tokenizer: str | None = None
+    max_grad_norm: PositiveFloat | None = None
+    gradient_accumulation: PositiveInt = 1
+    processes: PositiveInt = 1
+    strategy: Strategy = "single"
 
     def key(self) -> str:
         """Return the identity of the run: equal cases, and only those, have equal keys."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        fields = type(self).model_fields
+        usual = {name for name in _LATER if getattr(self, name) == fields[name].default}
+        return hashlib.sha256(self.model_dump_json(exclude=usual).encode()).hexdigest()[:16]
 
 
 class Evaluation(Data):
-    """How good the model was on the whole validation set after so many steps; accuracy is a share of 1."""
+    """How good the model was on the whole validation set after so many steps.
+
+    Attributes:
+        accuracy: A share of 1; None where labels are no classes.
+        f1: Of class 1, where the data set is scored by it.
+        correlation: Mean of Pearson's and Spearman's with the labels, where the data set is scored by it.
+    """
 
     step: NonNegativeInt
     loss: float
-    accuracy: float
+    accuracy: float | None = None
+    f1: float | None = None
+    correlation: float | None = None
 
 
 class Trained(Data):
@@ -77,14 +101,17 @@ class Trained(Data):
     Attributes:
         metric: What the data set is scored by.
         steps: How many the whole run has.
-        losses: Training loss of each step.
+        losses: Training loss of each step, over all processes.
         step_seconds: Wall time of each training step, reading its loss included, evaluations left out.
         evaluations: In the order of their steps; the last is that of the finished model.
         diverged_at: The step, from 1, whose loss was no finite number; None where all were.
-        weights_bytes: Parameters and buffers.
-        optimizer_bytes: Optimizer state.
-        activation_bytes: Live after forward minus before, of one more step behind the last evaluation.
-        peak_bytes: Peak allocated in that step, everything included.
+        weights_bytes: Parameters and buffers, of the first process where there are several.
+        optimizer_bytes: Optimizer state, likewise.
+        activation_bytes: Live after forward minus before, of one more step behind the last evaluation; with gradients
+            accumulated, of one part of its batch. Of several processes the largest.
+        peak_bytes: Peak allocated in that step, everything included; likewise.
+        rank_activation_bytes: Those of each process, by rank; empty for one process.
+        rank_peak_bytes: Peaks, in the same way.
         sites: Places of the model that the scheme changed.
         resumed_at: Steps after which a later process went on from a checkpoint.
     """
@@ -100,6 +127,8 @@ class Trained(Data):
     optimizer_bytes: NonNegativeInt | None = None
     activation_bytes: int
     peak_bytes: NonNegativeInt
+    rank_activation_bytes: tuple[int, ...] = ()
+    rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
     sites: NonNegativeInt = 0
     resumed_at: tuple[PositiveInt, ...] = ()
     weights_origin: str = "random"

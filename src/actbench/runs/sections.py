@@ -48,10 +48,15 @@ def _as_seeds(value: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
+def _whole_name(value: Any) -> Any:
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(value, value) if isinstance(value, str) else value
+
+
 class TrainSection(Data):
     """What is trained and how; each field is as in :class:`~actbench.runs.records.TrainingCase`.
 
-    ``seeds`` gives one run of every scheme for each; ``device`` is ``auto`` for a GPU where there is one.
+    ``seeds`` gives one run of every scheme for each; ``device`` is ``auto`` for a GPU where there is one; ``autocast``
+    may be written ``bf16`` or ``fp16``.
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -73,8 +78,11 @@ class TrainSection(Data):
     image_size: Count | None = None
     attention: Attention | None = None
     dtype: FloatType | None = None
-    autocast: Literal["none", "bfloat16"] | None = None
+    autocast: Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(_whole_name)] | None = None
     weights: WeightsChoice | None = None
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
+    max_grad_norm: Positive | None = None
+    gradient_accumulation: Count | None = None
     device: DeviceName | Literal["auto"] = "auto"
     seeds: Annotated[Axis[Steps], BeforeValidator(_as_seeds)] = (0,)
 
@@ -88,6 +96,10 @@ class TrainSection(Data):
     def _options_are_used(self) -> TrainSection:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum is an option of sgd; {self.optimizer} has none")
+        if (self.gradient_accumulation or 1) > self.batch_size:
+            raise ValueError(
+                f"gradient_accumulation {self.gradient_accumulation}: a batch of {self.batch_size} has fewer parts"
+            )
         for name in ("milestones", "gamma"):
             if getattr(self, name) is not None and self.schedule != "multi_step":
                 raise ValueError(f"{name} is an option of the schedule multi_step")

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from actbench.records import Failure
 from actbench.runs.records import Trained, TrainingCase, TrainingRun
@@ -17,6 +18,9 @@ from actbench.tables import Table, fill
 from actbench.tables.columns import Column
 from actbench.tables.notes import published_note
 from actbench.tables.timing import Spread, ratio, step_time
+from actbench.tables.values import Unit
+
+Score = Callable[[Trained], float | None]
 
 
 @dataclass(frozen=True)
@@ -52,15 +56,14 @@ def mean_and_deviation(values: Sequence[float]) -> Spread | None:
     return Spread(statistics.fmean(values), statistics.stdev(values))
 
 
-def difference(row: Row, of: Callable[[Trained], float]) -> Spread | None:
+def difference(row: Row, of: Score) -> Spread | None:
     """Return how much more the scheme has than the exact model, paired by seed; None for the exact model itself."""
     if row.case.scheme == "exact":
         return None
     exact = {run.case.seed: run.outcome for run in row.exact}
     pairs = [(run.outcome, exact.get(run.case.seed)) for run in row.runs]
-    return mean_and_deviation(
-        [of(one) - of(other) for one, other in pairs if isinstance(one, Trained) and isinstance(other, Trained)]
-    )
+    scores = [(of(one), of(other)) for one, other in pairs if isinstance(one, Trained) and isinstance(other, Trained)]
+    return mean_and_deviation([one - other for one, other in scores if one is not None and other is not None])
 
 
 def _rows(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
@@ -74,19 +77,16 @@ def _rows(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _accuracy(outcome: Trained) -> float:
-    return outcome.final.accuracy
+def _final(name: str) -> Score:
+    """Return what gives a field of the evaluation of the finished model."""
+    return lambda outcome: getattr(outcome.final, name)
 
 
-def _loss(outcome: Trained) -> float:
-    return outcome.final.loss
+def _scores(of: Score) -> Callable[[Row], Spread | None]:
+    return lambda row: mean_and_deviation([score for outcome in row.trained if (score := of(outcome)) is not None])
 
 
-def _scores(of: Callable[[Trained], float]) -> Callable[[Row], Spread | None]:
-    return lambda row: mean_and_deviation([of(outcome) for outcome in row.trained])
-
-
-def _against(of: Callable[[Trained], float]) -> Callable[[Row], Spread | None]:
+def _against(of: Score) -> Callable[[Row], Spread | None]:
     return lambda row: difference(row, of)
 
 
@@ -126,8 +126,22 @@ def _dirty(row: Row) -> bool | None:
     return any(run.versions.dirty for run in row.runs) or None
 
 
-_ACCURACY, _LOSS = _scores(_accuracy), _scores(_loss)
-_MORE_ACCURATE, _MORE_LOSS = _against(_accuracy), _against(_loss)
+def _metric(
+    key: str, title: str, unit: Unit, better: Literal["lower", "higher"], *, changes: Unit, detail: int = 0
+) -> tuple[Column[Row], ...]:
+    """Return the columns of a metric: its mean, and by how much it differs from the exact model's, each with a spread.
+
+    ``changes`` is the unit of the difference, of which the columns of the highest ``detail`` are left out first.
+    """
+    score, more = _scores(_final(key)), _against(_final(key))
+    difference = f"{key}_difference"
+    return (
+        Column(key, title, unit, _value(score), better),
+        Column(f"{key}_deviation", "±", unit, _spread(score), spread_of=key),
+        Column(difference, f"{title}, minus exact", changes, _value(more), better, detail=detail),
+        Column(f"{difference}_deviation", "±", unit, _spread(more), spread_of=difference),
+    )
+
 
 COLUMNS: tuple[Column[Row], ...] = (
     Column("model", "Model", "text", lambda row: row.case.model),
@@ -135,14 +149,10 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("scheme", "Scheme", "text", lambda row: row.case.scheme),
     Column("label", "Label", "text", lambda row: row.runs[0].label, detail=2),
     Column("seeds", "Seeds", "count", lambda row: len(row.trained)),
-    Column("accuracy", "Accuracy", "share", _value(_ACCURACY), "higher"),
-    Column("accuracy_deviation", "±", "share", _spread(_ACCURACY), spread_of="accuracy"),
-    Column("accuracy_difference", "Accuracy, minus exact", "change", _value(_MORE_ACCURATE), "higher"),
-    Column("accuracy_difference_deviation", "±", "share", _spread(_MORE_ACCURATE), spread_of="accuracy_difference"),
-    Column("loss", "Loss", "number", _value(_LOSS), "lower"),
-    Column("loss_deviation", "±", "number", _spread(_LOSS), spread_of="loss"),
-    Column("loss_difference", "Loss, minus exact", "number", _value(_MORE_LOSS), "lower", detail=1),
-    Column("loss_difference_deviation", "±", "number", _spread(_MORE_LOSS), spread_of="loss_difference"),
+    *_metric("accuracy", "Accuracy", "share", "higher", changes="change"),
+    *_metric("f1", "F1", "share", "higher", changes="change"),
+    *_metric("correlation", "Correlation", "number", "higher", changes="number"),
+    *_metric("loss", "Loss", "number", "lower", changes="number", detail=1),
     Column("peak_bytes", "Peak", "bytes", _largest("peak_bytes"), "lower"),
     Column("peak_saving", "Saved", "share", _saved, "higher"),
     Column("activation_bytes", "Activations", "bytes", _largest("activation_bytes"), "lower", detail=1),
@@ -155,6 +165,10 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
+_TOLD = (
+    *("optimizer", "learning_rate", "weight_decay", "momentum", "schedule", "max_grad_norm", "batch_size"),
+    *("autocast", "tokenizer"),
+)
 _HOW = (
     "Of the finished models on the validation set: mean ± sample standard deviation over the seeds; differences are "
     "paired by seed, those of accuracy in points. Peak and activations: of one training step at the end of a run. "
@@ -173,10 +187,14 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 def _settings(row: Row) -> list[str]:
     case, described = row.case, []
-    for name in ("optimizer", "learning_rate", "weight_decay", "momentum", "schedule", "batch_size", "autocast"):
+    for name in _TOLD:
         value = getattr(case, name)
         if value not in (None, 0, 0.0):
             described.append(f"{name.replace('_', ' ')} {value}")
+    if case.gradient_accumulation > 1:
+        described.append(f"cut into {case.gradient_accumulation} parts")
+    if case.processes > 1:
+        described.append(f"{case.processes} processes ({case.strategy}), of whose peaks the largest counts")
     length = f"{case.epochs} epochs" if case.epochs else f"{case.steps} steps"
     seeds = ", ".join(str(run.case.seed) for run in row.runs)
     return [f"{case.model} on {case.data}: {length}, {', '.join(described)}, seeds {seeds}, device {case.device}."]

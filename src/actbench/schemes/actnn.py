@@ -144,9 +144,10 @@ class ActNN(Scheme):
         model, places, sites = self._swapped(setup.module, keeper)
         if not sites:
             raise ConversionError(f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}")
-        sites += self._hooked(model, keeper)
-        CompressedForward(model, keeper, self._allocation(places), self.setting("empty_cache_threshold")).bind()
-        changed = setup.changed(model, tuple(sites))
+        hooked = self._hooked(model, keeper)
+        threshold = self.setting("empty_cache_threshold")
+        CompressedForward(model, keeper, self._allocation(places), threshold, bool(hooked)).bind()
+        changed = setup.changed(model, (*sites, *hooked))
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:

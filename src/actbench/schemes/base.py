@@ -17,7 +17,6 @@ class Scheme(Data):
         positional: The field that the value after the colon fills; None when it takes none.
         rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
-        lossy_forward: True when the forward pass is not bit for bit that of the exact model.
         published: Figures its authors published.
     """
 
@@ -26,7 +25,6 @@ class Scheme(Data):
     paper: ClassVar[str] = ""
     positional: ClassVar[str | None] = None
     rank: ClassVar[int] = 10
-    lossy_forward: ClassVar[bool] = False
     published: ClassVar[tuple[Published, ...]] = ()
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
@@ -54,6 +52,11 @@ class Scheme(Data):
     def claimed_bits(self) -> float | None:
         """Bits kept per element of what the scheme packs, or None where that is no fixed number."""
         return None
+
+    @property
+    def lossy_forward(self) -> bool:
+        """Whether the forward pass is not bit for bit that of the exact model."""
+        return False
 
     @property
     def runs_files(self) -> tuple[str, ...]:

@@ -102,9 +102,10 @@ def _sum(name: str, entries: Sequence[SavedTensor], total_bytes: int) -> _Sum:
 def _notes(ledger: Ledger) -> list[str]:
     counted = [entry for entry in ledger.entries if entry.kept_bytes]
     shared = [entry for entry in ledger.entries if entry.shared_with and not entry.kept_bytes]
+    verb = "shares" if len(shared) == 1 else "share"
     summary = (
         f"Kept for backward: {format_bytes(ledger.total_bytes)} in {len(counted)} of {len(ledger.entries)} saved "
-        f"tensors; {len(shared)} share the storage of an earlier row and are not counted again."
+        f"tensors; {len(shared)} {verb} the storage of an earlier row, not counted again."
     )
     more = f"{ledger.recomputed} more are not saved but recomputed in the backward pass."
     return [summary, more] if ledger.recomputed else [summary]

@@ -27,7 +27,7 @@ from actbench.workloads.graphs import NETWORKS
 
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
 
-SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar")
+SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar", "inception-cifar")
 
 _FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")

@@ -1,10 +1,11 @@
-"""Residual networks for small pictures, written here: torchvision's begin by shrinking a picture four times.
+"""Networks for small pictures: torchvision's begin by shrinking a picture four times or more.
 
 ``resnet-cifar@depth=8,width=16``   three stages, depth 6n + 2 (He et al. 2015, arXiv 1512.03385, section 4.2)
 ``resnet18-cifar``, ``resnet34-cifar``   the four stages of ResNet-18 and -34
+``inception-cifar``                    torchvision's Inception v3 behind another stem
 
-All begin with a 3 x 3 convolution of stride 1 and no pooling. Keys after the @: ``width`` of the first stage,
-``channels`` of the pictures, ``num_classes``; and ``depth`` of ``resnet-cifar``.
+All begin with 3 x 3 convolutions of stride 1 and no pooling. Keys after the @: ``channels`` of the pictures,
+``num_classes``; of residual networks ``width`` of the first stage; and ``depth`` of ``resnet-cifar``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _DEFAULTS = {
     "resnet-cifar": {"depth": 20, "width": 16, "channels": 3, "num_classes": 10},
     "resnet18-cifar": {"width": 64, "channels": 3, "num_classes": 10},
     "resnet34-cifar": {"width": 64, "channels": 3, "num_classes": 10},
+    "inception-cifar": {"channels": 3, "num_classes": 10},
 }
+_SMALLEST = {"inception-cifar": 7}  # px: below, its later blocks have nothing left to convolve
 assert tuple(_DEFAULTS) == SMALL_NETS
 
 
@@ -96,7 +99,7 @@ class SmallResNet(nn.Module):
 
 
 class SmallNetWorkload:
-    """A residual network for small pictures on random ones, with cross-entropy.
+    """A network for small pictures on random ones, with cross-entropy.
 
     Args:
         name: One of ``names.SMALL_NETS``.
@@ -104,7 +107,8 @@ class SmallNetWorkload:
         case: Gives the image size (32 px unless asked otherwise), the types and the optimizer.
 
     Raises:
-        ModelError: A key or value cannot be used, or another task or published weights are asked for.
+        ModelError: A key or value cannot be used, pictures are too small, or another task or published weights are
+            asked for.
     """
 
     weights_origin = "random"
@@ -118,13 +122,14 @@ class SmallNetWorkload:
         self.case = case
         self.spec = case.model
         self._options = _checked({**_DEFAULTS[name], **changes}, _DEFAULTS[name], case.model)
-        self._stages = _STAGES.get(name) or _three_stages(self._options["depth"], case.model)
+        self._stages = _stages(name, self._options, case.model)
         self._size = case.image_size or USUAL_SIZE
+        if self._size < _SMALLEST.get(name, 1):
+            raise ModelError(f"--image-size {self._size}: {case.model} needs images of {_SMALLEST[name]} px at least")
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
-        options = {name: self._options[name] for name in ("width", "channels", "num_classes")}
-        module = construct(lambda: SmallResNet(self._stages, **options), materialize=materialize, seed=seed)
+        module = construct(self._make, materialize=materialize, seed=seed)
         return TrainingSetup(
             module=module.to(getattr(torch, self.case.dtype)),
             loss=_loss,
@@ -141,6 +146,14 @@ class SmallNetWorkload:
             "labels": inputs.classes(batch_size, self._options["num_classes"], random),
         }
 
+    def _make(self) -> nn.Module:
+        options = {name: value for name, value in self._options.items() if name != "depth"}
+        if self._stages is not None:
+            return SmallResNet(self._stages, **options)
+        from actbench.workloads.torchvision import small_inception
+
+        return small_inception(**options)
+
 
 def _loss(module: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(module(batch["images"]), batch["labels"])
@@ -155,6 +168,13 @@ def _checked(options: dict[str, Any], keys: Mapping[str, int], spec: str) -> dic
         if type(value) is not int or value < 1:
             raise ModelError(f"model {spec!r}: {key}={value} must be a whole number from 1")
     return options
+
+
+def _stages(name: str, options: Mapping[str, int], spec: str) -> tuple[int, ...] | None:
+    """Return the blocks of each stage of a residual network, or None for another one."""
+    if name == "inception-cifar":
+        return None
+    return _STAGES.get(name) or _three_stages(options["depth"], spec)
 
 
 def _three_stages(depth: int, spec: str) -> tuple[int, int, int]:

@@ -181,6 +181,26 @@ class TorchvisionWorkload:
         return "random"
 
 
+def small_inception(channels: int, num_classes: int) -> nn.Module:
+    """Make an Inception v3 (Szegedy et al. 2015, arXiv 1512.00567) whose stem keeps the size of a small picture.
+
+    The convolutions of the stem have stride 1 and padding, and nothing is pooled before the first Inception block, so
+    that pictures of 32 px reach it as they are, where torchvision's stem would leave 1 px. Of pictures that small
+    nothing is left for the auxiliary classifier.
+
+    Args:
+        channels: Of the pictures ``(batch, channels, height, width)``.
+        num_classes: Scores of a picture.
+    """
+    module = models.Inception3(num_classes=num_classes, aux_logits=False, init_weights=False)
+    convolution = models.inception.BasicConv2d
+    module.Conv2d_1a_3x3 = convolution(channels, 32, kernel_size=3, padding=1)
+    module.Conv2d_2a_3x3 = convolution(32, 32, kernel_size=3, padding=1)
+    module.Conv2d_4a_3x3 = convolution(80, 192, kernel_size=3, padding=1)
+    module.maxpool1 = module.maxpool2 = nn.Identity()
+    return module  # type: ignore[no-any-return]
+
+
 def fetch_archive(url: str, folder: Path, md5: str) -> None:
     """Fetch an archive into a folder, check it and unpack it there.
 

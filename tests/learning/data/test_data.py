@@ -9,6 +9,11 @@ import torch
 from actbench.errors import UsageError
 from actbench.learning import data
 from actbench.learning.data import cifar, digits, reviews, text
+from actbench.runs.records import TrainingCase
+
+
+def loaded(name: str, length: int) -> data.DataSet:
+    return data.load(TrainingCase(model="any", data=name, batch_size=1, steps=1, learning_rate=0.1), length)
 
 
 def test_digits_are_split_once_and_for_all() -> None:
@@ -79,7 +84,7 @@ def test_cifar_is_read_from_its_binary_files(
     for file in (*train, *test):
         rows.tofile(tmp_path / folder / file)
 
-    found = data.load(f"cifar{classes}", 0)
+    found = loaded(f"cifar{classes}", 0)
 
     assert found.train.labels.tolist() == [7 if classes == 10 else 99] * (4 * len(train))
     assert found.train.inputs.shape == (4 * len(train), 3, 32, 32)
@@ -94,11 +99,11 @@ def test_files_that_are_not_cifars_are_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / folder).mkdir()
     monkeypatch.setenv("ACTBENCH_DATA", str(tmp_path))
     with pytest.raises(UsageError, match=r"data_batch_1.bin cannot be read"):
-        data.load("cifar10", 0)
+        loaded("cifar10", 0)
     for file in (*train, *test):
         (tmp_path / folder / file).write_bytes(b"x" * 100)
     with pytest.raises(UsageError, match="no multiple of 3073"):
-        data.load("cifar10", 0)
+        loaded("cifar10", 0)
 
 
 def test_moving_and_mirroring_keeps_the_pixels_inside() -> None:
@@ -115,6 +120,6 @@ def test_moving_and_mirroring_keeps_the_pixels_inside() -> None:
 
 def test_an_unknown_data_set_is_refused() -> None:
     with pytest.raises(UsageError, match="did you mean 'digits'"):
-        data.load("digit", 0)
+        loaded("digit", 0)
     with pytest.raises(UsageError, match="16 words at least"):
-        data.load("reviews", 8)
+        loaded("reviews", 8)

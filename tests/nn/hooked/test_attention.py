@@ -77,6 +77,54 @@ def test_dropout_drops_the_same_in_both_passes(hook):
     assert error_of(Attention(dropout=0.5), hook, bits=8) < 0.02
 
 
+class Layer(nn.Module):
+    def __init__(self, dropout=0.0, **options):
+        super().__init__()
+        self.layer, self.options = nn.MultiheadAttention(64, HEADS, dropout, batch_first=True), options
+
+    def forward(self, x):
+        x = x * 2
+        return self.layer(x, x, x, **self.options)[0]
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+def test_torchs_own_layers_are_as_close_as_the_function(hook, near, need_weights, masked, dropout):
+    mask = torch.zeros(ROWS, ROWS).masked_fill(torch.ones(ROWS, ROWS).triu(1).bool(), -torch.inf) if masked else None
+    exact = Layer(dropout, need_weights=need_weights, attn_mask=mask)
+    model, x, found = hook(copy.deepcopy(exact)), torch.randn(BATCH, ROWS, 64), []
+    for each in (exact, model):
+        torch.manual_seed(3)
+        output = each(x)
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+        found.append([output.detach(), each.layer.in_proj_weight.grad, each.layer.out_proj.weight.grad])
+
+    assert torch.equal(found[0][0], found[1][0])
+    assert near(found[1][1:], found[0][1:])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_of_torchs_own_layers_nothing_but_masks_and_packed_forms_is_kept(hook, packed, need_weights, dropout):
+    """Four inputs of layers or products with weights, and four more and the probabilities; no scores are kept."""
+    model = hook(Layer(dropout, need_weights=need_weights), bits=4)
+    found = packed(model)
+    model(torch.randn(BATCH, ROWS, 64))
+    storages = {part.untyped_storage() for _, held in found if hasattr(held, "kept") for part in held.kept.parts}
+    whole = [held.tensor for _, held in found if not hasattr(held, "kept") and held.tensor.is_floating_point()]
+    one, scores = BATCH * ROWS * 64, BATCH * HEADS * ROWS * ROWS
+
+    inputs = 2 * groupquant.packed_bytes(one, 4, 256)  # of the two projections
+    if need_weights:  # scaled queries, keys, values; probabilities before dropout, and after it
+        products = 3 * groupquant.packed_bytes(one, 4, 256)
+        products += (2 if dropout else 1) * groupquant.packed_bytes(scores, 4, 256)
+        assert sum(storage.nbytes() for storage in storages) == inputs + products
+    else:
+        assert sum(storage.nbytes() for storage in storages) == inputs
+    assert {tensor.shape for tensor in whole} <= {(192, 64), (64, 192), (64, 64)}
+
+
 def test_a_mask_that_is_learnt_has_its_gradient(hook):
     mask = nn.Parameter(torch.randn(ROWS, ROWS))
     x = torch.randn(BATCH, ROWS, 64)
@@ -134,3 +182,31 @@ def test_a_pass_that_cannot_be_probed_trains_with_the_bits_there_are(hook):
         model(torch.randn(32, 64), torch.randn(32, 32)).sum().backward()
 
     assert torch.isfinite(model.layer.weight.grad).all()
+
+
+def test_fused_attention_in_a_recomputed_block(hook):
+    """Its second run is packed as the first would be: saved as they are, packed scores would not go with their sums."""
+    from actbench.nn.recomputed import RecomputedForward
+
+    class Around(nn.Module):
+        def __init__(self, scale):
+            super().__init__()
+            self.block = Attention(scale)
+
+        def forward(self, x):
+            return self.block(x * 1)
+
+        @property
+        def qkv(self):
+            return self.block.qkv
+
+    x, errors = torch.randn(BATCH, ROWS, 64), []
+    exact = Around(30.0)
+    _, wanted = gradient(exact, x)
+    model = hook(copy.deepcopy(exact), bits=4)
+    RecomputedForward(model.block, "block").bind()
+    for _ in range(3):
+        _, found = gradient(model, x)
+        errors.append(float((found - wanted).norm() / wanted.norm()))
+
+    assert max(errors) < 2

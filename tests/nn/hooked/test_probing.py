@@ -1,8 +1,10 @@
 """Sharing bits out by sensitivity: it finds what matters, costs what it says, and leaves no trace."""
 
 import copy
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,6 +109,64 @@ def test_running_statistics_count_a_batch_once(hook, momentum):
 
     assert model.norm.momentum == momentum
     assert all(torch.equal(a, b) for a, b in zip(exact.buffers(), model.buffers(), strict=True))
+
+
+class Remembering(nn.Module):
+    """Writes into its buffers, puts others in their place, and draws from all that has random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64))
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("seen", None)
+        self.alias = nn.Module()
+        self.alias.register_buffer("mean", self.mean)
+
+    def forward(self, x):
+        x = self.first(x) * self.mean.add(1)
+        with torch.no_grad():
+            self.alias.mean.lerp_(x.mean(0), 0.1)
+            self.count = self.count + 1
+            self.seen = x[:1].clone()
+        return self.second(x + random.random() + np.random.rand() + torch.rand(()))
+
+
+def test_buffers_and_random_numbers_are_as_if_it_had_not_been(hook):
+    exact = Remembering()
+    plain, model = hook(copy.deepcopy(exact)), hook(copy.deepcopy(exact), probing=Probing(8, 2))
+    x, results = torch.randn(32, 64), []
+    mean = model.mean
+    for each in (plain, model):
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        outputs = [each(x) for _ in range(3)]
+        results.append([*outputs, *each.buffers(), torch.rand(3), random.random(), np.random.rand()])
+
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*results, strict=True))
+    assert model.mean is mean
+    assert model.alias.mean is mean
+
+
+def test_a_buffer_that_an_earlier_graph_needs_is_not_touched(hook):
+    """It would count as changed in place, and the backward pass of the earlier step would be refused."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Linear(64, 64), nn.BatchNorm1d(64)
+            self.register_buffer("scale", torch.rand(64))
+
+        def forward(self, x):
+            return self.norm(self.first(x)) * self.scale
+
+    model = hook(Scaled(), probing=Probing(8, 1))
+    x = torch.randn(32, 64)
+    losses = [model(x).sum() for _ in range(2)]
+    torch.stack(losses).sum().backward()
+
+    assert model.first.weight.grad.isfinite().all()
 
 
 def test_it_is_due_before_the_first_pass_and_then_every_so_often(hook):

@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from actbench.nn.hooked.hooks import Held
+from actbench.nn.keeping.forms import Repeated
+from actbench.nn.layout import without_repeats
 from actbench.nn.offloaded import StaysHere
 
 
@@ -71,3 +74,97 @@ def test_statistics_of_compressed_layers_inside_of_hooks_are_whole():
     assert (16, 64) in dict(left)  # the group norm's
     assert {kind for shape, kind in left if shape in ((128,), (16, 64))} == {StaysHere}
     assert (((16, 128)), Held) in left  # what softmax saves
+
+
+class Written(nn.Module):
+    """A norm written out, behind a layer."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.norm = nn.Linear(64, 64), norm
+
+    def forward(self, x):
+        return self.norm(self.first(x))
+
+
+def centred(x, dims):
+    away = x - x.mean(dims, keepdim=True)
+    return away / torch.sqrt(away.square().mean(dims, keepdim=True) + 1e-5)
+
+
+WRITTEN = {  # and how many numbers the statistic has, of so many rows
+    "root mean square": (lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6), lambda rows: rows * 16),
+    "with a cast": (lambda x: x * x.square().mean(-1, keepdim=True).rsqrt().bfloat16(), lambda rows: rows * 16),
+    "layer": (lambda x: centred(x, -1), lambda rows: rows * 16),
+    "channels first": (lambda x: centred(x, 1), lambda rows: rows * 64),
+    "batch": (lambda x: centred(x, (0, 1)), lambda rows: 64),
+    "without its dimension": (lambda x: x / (x.norm(dim=(0, 1)) + 1e-6), lambda rows: 64),
+    "of torch, expanded": (lambda x: F.normalize(x, dim=-1), lambda rows: rows * 16),
+    "by its deviation": (
+        lambda x: x / torch.var_mean(x, -1, keepdim=True)[0].clamp(1e-6).sqrt(), lambda rows: rows * 16,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_statistics_of_norms_that_are_written_out_are_whole(hook, packed, kind, rows):
+    norm, numbers = WRITTEN[kind]
+    model = hook(Written(norm))
+    found = packed(model)
+    model(torch.randn(rows, 16, 64)).sum().backward()
+    forms = [held.kept.form for _, held in found if isinstance(held, Held)]
+    left = [without_repeats(held.tensor).numel() for _, held in found if isinstance(held, StaysHere)]
+
+    assert numbers(rows) in left
+    assert {form.shape.numel() for form in forms} == {rows * 16 * 64}
+    assert not any(isinstance(form, Repeated) for form in forms)
+
+
+def test_activations_with_a_dimension_of_one_are_packed(hook, packed):
+    """As of a batch of one, of a pooled picture's gate behind a layer, or of a view that is to be repeated."""
+
+    class Gate(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(64, 512), nn.Linear(512, 512)
+
+        def forward(self, x):
+            x = self.first(x)
+            scale = x.square().mean(-1, keepdim=True).rsqrt()
+            return ((scale * x).tanh() * self.second(x)[:, None].sigmoid().unsqueeze(-1)[..., 0]).sum()
+
+    model = hook(Gate())
+    found = packed(model)
+    model(torch.randn(1, 64))
+    kept = {shape for shape, held in found if isinstance(held, Held)}
+
+    assert kept >= {(1, 512), (1, 1, 512)}
+
+
+def test_statistics_of_a_function_of_ones_own_are_whole(hook, packed):
+    """As torch's ``SyncBatchNorm`` saves a mean and a deviation for each channel, where no rule sees it."""
+
+    class Synchronized(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            mean, invstd = x.mean(0), x.var(0).rsqrt()
+            ctx.save_for_backward(x, mean, invstd)
+            return (x - mean) * invstd
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, mean, invstd = ctx.saved_tensors
+            normal = (x - mean) * invstd
+            return invstd * (grad - grad.mean(0) - normal * (grad * normal).mean(0))
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            return Synchronized.apply(x)
+
+    model = hook(nn.Sequential(nn.Linear(64, 128), Norm()))
+    found = packed(model)
+    model(torch.randn(256, 64)).sum().backward()
+
+    assert [type(held) for held in found.of(128)] == [StaysHere] * 2
+    assert [type(held) for held in found.of(256, 128)] == [Held]

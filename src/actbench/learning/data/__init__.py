@@ -1,4 +1,4 @@
-"""Data sets to train on: pictures, text to go on with, and sentences to tell apart."""
+"""Data sets to train on: pictures, text to go on with, and sentences to tell apart or to rate."""
 
 from __future__ import annotations
 
@@ -7,30 +7,34 @@ from collections.abc import Callable
 
 from actbench.errors import UsageError
 from actbench.learning.data.samples import DataSet, Kind, Samples
+from actbench.runs.records import TrainingCase
 
 __all__ = ["DataSet", "Kind", "Samples", "kind_of", "load", "names"]
 
 
-def _digits(length: int) -> DataSet:
+Load = Callable[[TrainingCase, int], DataSet]
+
+
+def _digits(case: TrainingCase, length: int) -> DataSet:
     from actbench.learning.data import digits
 
     return digits.load()
 
 
-def _text(length: int) -> DataSet:
+def _text(case: TrainingCase, length: int) -> DataSet:
     from actbench.learning.data import text
 
     return text.load(length)
 
 
-def _reviews(length: int) -> DataSet:
+def _reviews(case: TrainingCase, length: int) -> DataSet:
     from actbench.learning.data import reviews
 
     return reviews.load(length)
 
 
-def _cifar(classes: int) -> Callable[[int], DataSet]:
-    def load(length: int) -> DataSet:
+def _cifar(classes: int) -> Load:
+    def load(case: TrainingCase, length: int) -> DataSet:
         from actbench.learning.data import cifar
 
         return cifar.load(classes)
@@ -38,12 +42,23 @@ def _cifar(classes: int) -> Callable[[int], DataSet]:
     return load
 
 
-_LOADERS: dict[str, tuple[Kind, Callable[[int], DataSet]]] = {
+def _sentences(case: TrainingCase, length: int) -> DataSet:
+    from actbench.learning.data import sentences
+
+    return sentences.load(case, length)
+
+
+_LOADERS: dict[str, tuple[Kind, Load]] = {
     "digits": ("pictures", _digits),
     "text": ("language", _text),
     "reviews": ("sentences", _reviews),
     "cifar10": ("pictures", _cifar(10)),
     "cifar100": ("pictures", _cifar(100)),
+    "sst2": ("sentences", _sentences),
+    "mrpc": ("sentences", _sentences),
+    "rte": ("sentences", _sentences),
+    "stsb": ("ratings", _sentences),
+    "imdb": ("sentences", _sentences),
 }
 
 
@@ -61,20 +76,20 @@ def kind_of(name: str) -> Kind:
     return _known(name)[0]
 
 
-def load(name: str, length: int) -> DataSet:
-    """Load a data set.
+def load(case: TrainingCase, length: int) -> DataSet:
+    """Load the data set of a run.
 
     Args:
-        name: One of :func:`names`.
+        case: Names one of :func:`names`, and what makes tokens of sentences.
         length: Tokens of a sample; pictures have none.
 
     Raises:
         UsageError: There is no such data set, a library that reads it is missing, or its files are.
     """
-    return _known(name)[1](length)
+    return _known(case.data)[1](case, length)
 
 
-def _known(name: str) -> tuple[Kind, Callable[[int], DataSet]]:
+def _known(name: str) -> tuple[Kind, Load]:
     if name not in _LOADERS:
         close = difflib.get_close_matches(name, _LOADERS, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""

@@ -126,6 +126,7 @@ def layer_norm(
         keeper: Keeps x; cuts dimension 0 into ``keeper.pieces`` pieces in the backward pass, if it is not normalised.
         place: Whom x is kept for.
     """
+    place.row = math.prod(normalized)
     output: Tensor = LayerNormalization.apply(x, weight, bias, normalized, eps, keeper, place)
     return output
 
@@ -144,6 +145,7 @@ def group_norm(
         keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
         place: Whom x is kept for.
     """
+    place.row = x.numel() // (x.shape[0] * groups)
     output: Tensor = GroupNormalization.apply(x, weight, bias, groups, eps, keeper, place)
     return output
 

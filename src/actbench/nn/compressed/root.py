@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -10,6 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from actbench.nn.compressed.layer import Compressed
 from actbench.nn.eager import refuse_compiling
+from actbench.nn.hooked import running
+from actbench.nn.hooked.hooks import OwnHooks
 from actbench.nn.keeping import Keeper, Place
 from actbench.nn.keeping.allocation import Allocation
 from actbench.nn.rebound import ReboundForward
@@ -24,6 +28,8 @@ class CompressedForward(ReboundForward):
         allocation: What shares the bits out among them; None leaves them as they are.
         empty_cache_threshold: Share of the memory that torch has reserved on a CUDA device below which what is not in
             use is given back before each pass; None for never.
+        hooked: Whether parts of the model have hooks of their own. Blocks around these are then recomputed in the form
+            in which the hooks pack what the second run saves, and nothing is kept of the first.
     """
 
     def __init__(
@@ -32,8 +38,10 @@ class CompressedForward(ReboundForward):
         keeper: Keeper,
         allocation: Allocation | None = None,
         empty_cache_threshold: float | None = None,
+        hooked: bool = False,
     ) -> None:
         super().__init__(module)
+        self.hooked = hooked
         self.keeper, self.allocation, self.empty_cache_threshold = keeper, allocation, empty_cache_threshold
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,9 +58,17 @@ class CompressedForward(ReboundForward):
                 self.allocation.begin()
             if self.empty_cache_threshold is not None:
                 _give_back(self.empty_cache_threshold)
-        try:
+        with self._around():
             return self.inner(module, *args, **kwargs)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        token = running.begin(OwnHooks(self.keeper)) if self.hooked and torch.is_grad_enabled() else None
+        try:
+            yield
         finally:
+            if token is not None:
+                running.end(token)
             self.keeper.transfer.settle()
 
     def adapted(self) -> Any:
@@ -77,7 +93,7 @@ class CompressedForward(ReboundForward):
         return {layer.place.path: layer.place for layer in layers}
 
     def _on(self, module: nn.Module) -> Self:
-        twin = type(self)(module, self.keeper, self.allocation, self.empty_cache_threshold)
+        twin = type(self)(module, self.keeper, self.allocation, self.empty_cache_threshold, self.hooked)
         twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
         return twin
 

@@ -7,8 +7,10 @@ inputs alone, and the backward pass runs the whole operator again on what they h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from actbench.nn.firstorder import first_order
-from actbench.nn.hooked.running import active
+from actbench.nn.intercepted import Rules
 
 if TYPE_CHECKING:
     from actbench.nn.hooked.hooks import Hooks
@@ -60,7 +62,22 @@ class FusedAttention(torch.autograd.Function):
         return *(next(found) if x is not None and x.requires_grad else None for x in inputs), None, None
 
 
+def attention_rules(hooks: Hooks) -> Rules:
+    """Return rules, as for :class:`~actbench.nn.intercepted.Intercepted`, under which hooks pack fused attention.
+
+    Of torch's own attention layers the operators are seen too: their function runs with other names for these.
+    """
+    attend: Any = F.scaled_dot_product_attention
+    layers = F.multi_head_attention_forward
+    rule = partial(fused_attention, hooks)
+    inside = {**vars(F), attend.__name__: rule, "dropout": hooks.rules.get(F.dropout, F.dropout)}
+    seen = types.FunctionType(layers.__code__, inside, layers.__name__, layers.__defaults__, layers.__closure__)
+    rules: dict[Callable[..., Any], Callable[..., Any]] = {attend: rule, layers: seen}
+    return rules
+
+
 def fused_attention(
+    hooks: Hooks,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -69,11 +86,10 @@ def fused_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> Tensor:
-    """Return ``F.scaled_dot_product_attention`` of the same arguments; of its inputs only packed forms are kept."""
+    """Return ``F.scaled_dot_product_attention`` of the other arguments; of its inputs only packed forms are kept."""
     options = {"dropout_p": dropout_p, "is_causal": is_causal, **more}
-    hooks = active()
     graph = any(tensor is not None and tensor.requires_grad for tensor in (query, key, value, attn_mask))
-    if hooks is None or not (graph and torch.is_grad_enabled()):
+    if not (graph and torch.is_grad_enabled()):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
     output: Tensor = FusedAttention.apply(query, key, value, attn_mask, hooks, options)
     return output

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from actbench import savedtensors
 from actbench.nn.hooked import running
-from actbench.nn.hooked.attention import fused_attention
+from actbench.nn.hooked.attention import attention_rules
+from actbench.nn.hooked.logarithms import Logarithms, logarithms
+from actbench.nn.hooked.makers import is_cast_of_parameter, may_be_infinite
 from actbench.nn.hooked.occurrences import Occurrences
-from actbench.nn.hooked.statistics import keeping_statistics, statistic
+from actbench.nn.hooked.operators import telling, told
+from actbench.nn.hooked.statistics import statistic
 from actbench.nn.intercepted import Intercepted, Rules
-from actbench.nn.keeping import Form, Keeper, Kept, Parts, Place
+from actbench.nn.keeping import Form, Keeper, Kept, Parts, Place, history
+from actbench.nn.keeping.forms import AsItIs
 from actbench.nn.offloaded import StaysHere, own_tensors
-from actbench.ops import groupquant
-from actbench.ops.seeds import fresh_seed
 
 PROBE_BITS = 2
 """Width at which a tensor is packed once more to see what its error does to the gradient."""
@@ -67,15 +68,14 @@ class Hooks:
             inputs: What the module is called with, in any nesting.
         """
         self.keeper.leave(own_tensors(module))
+        given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         if self._whole_model:
-            self.keeper.leave(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
-        self.places.begin()
-        token = running.begin(self)
+            self.keeper.leave(given)
+        self.places.begin(tuple(leaf.shape[1:]) for leaf in given)
         try:
             with self._packing():
                 yield
         finally:
-            running.end(token)
             self.keeper.transfer.settle()
 
     @contextmanager
@@ -87,9 +87,13 @@ class Hooks:
     @contextmanager
     def _packing(self) -> Iterator[None]:
         pack = self.pack
-        rules = {**self.rules, **keeping_statistics(), **_attention()}
-        with Intercepted(rules, only_if=lambda: _innermost() is pack), saved_tensors_hooks(pack, self.unpack):
-            yield
+        rules = {**self.rules, **telling(), **attention_rules(self)}
+        token = running.begin(self)
+        try:
+            with Intercepted(rules, only_if=lambda: _innermost() is pack), saved_tensors_hooks(pack, self.unpack):
+                yield
+        finally:
+            running.end(token)
 
     def twin(self) -> Hooks:
         """Return hooks of their own for a replica of the model."""
@@ -97,17 +101,33 @@ class Hooks:
 
     def pack(self, tensor: Tensor) -> Held | StaysHere:
         """Return what is kept of a tensor that autograd saves."""
-        reason = statistic(tensor) or _copy_of_parameter(tensor) or self.keeper.why_not(tensor)
+        operator = told()
+        is_logarithm = operator.is_logarithm(tensor)
+        if not is_logarithm and operator.is_shape(tensor):
+            savedtensors.left(tensor, "its shape alone is needed")
+            return _stays(tensor.detach().new_zeros(()).expand(tensor.shape))
+        reason = statistic(tensor) or is_cast_of_parameter(tensor) or self.keeper.why_not(tensor)
         if reason is not None:
             savedtensors.left(tensor, reason)
-            return StaysHere(tensor.detach(), tensor._version)
-        return self.held(tensor)
+            return _stays(tensor)
+        held = self._powers(tensor) if is_logarithm and self.keeper.compress else self.held(tensor)
+        return _stays(tensor) if isinstance(held.kept.form, AsItIs) else held
 
     def held(self, tensor: Tensor) -> Held:
         """Return a tensor as the keeper keeps it; truth values take one bit and no share of the others'."""
         place = Place("truth values", 1) if tensor.dtype == torch.bool else self.places.place(tensor)
+        place.row = told().row
+        is_new = not place.elements  # on a device, to look at a tensor's values is to wait for them
+        place.guarded = is_new or self.probing or not tensor.is_cuda or may_be_infinite(tensor)
         kept = self.keeper.keep(tensor, place)
         return Held(kept, place.owner or place)
+
+    def _powers(self, tensor: Tensor) -> Held:
+        """Return logarithms as their powers are kept."""
+        held = self.held(tensor.detach().exp())
+        if isinstance(held.kept.form, AsItIs):
+            return held
+        return Held(held.kept._replace(form=Logarithms(held.kept.form)), held.place)
 
     def unpack(self, held: Held | StaysHere) -> Tensor:
         """Return the tensor that was saved, or what it was made."""
@@ -117,34 +137,35 @@ class Hooks:
 
     def restored(self, form: Form, parts: Parts, place: Place) -> Tensor:
         """Return what was kept for a place, packed once more where that place is disturbed."""
+        if isinstance(form, Logarithms):
+            return logarithms(self.restored(form.inner, parts, place))
         tensor = form.restore(parts)
-        return self._coarser(tensor) if place in self.disturbed else tensor
-
-    def _coarser(self, tensor: Tensor) -> Tensor:
-        flat = tensor.contiguous().view(-1)
-        size = self.keeper.group_size
-        codes, meta = groupquant.encode(flat, PROBE_BITS, size, fresh_seed(), True)
-        return groupquant.decode(codes, meta, PROBE_BITS, size, 0, flat.numel(), tensor.dtype).view(tensor.shape)
+        return self.keeper.coarser(tensor, PROBE_BITS, place.row) if place in self.disturbed else tensor
 
 
-def _attention() -> Rules:
-    attend: Any = F.scaled_dot_product_attention
-    return {attend: fused_attention}
+class OwnHooks(Hooks):
+    """Stands for the hooks of a model's parts where blocks around these are recomputed: they pack for themselves.
 
+    It is made in each forward pass, and knows the samples of that.
 
-_CASTS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0")
-
-
-def _copy_of_parameter(tensor: Tensor) -> str | None:
-    """Return that a tensor is a parameter in another type, as autocast makes it, as a reason to leave it; or None.
-
-    Packed, its error would be one of the weight that every gradient further back is multiplied with.
+    Args:
+        keeper: That of the model.
     """
-    node = tensor.grad_fn
-    while node is not None and node.name() in _CASTS:
-        node = node.next_functions[0][0]
-    is_cast = node is not None and node is not tensor.grad_fn and node.name() == "torch::autograd::AccumulateGrad"
-    return "a parameter in another type" if is_cast else None
+
+    def __init__(self, keeper: Keeper) -> None:
+        super().__init__(keeper, 1, {})
+        self._samples = history.current()
+
+    @contextmanager
+    def block(self, path: str) -> Iterator[None]:
+        """Let the second run of a block be of the samples of the first."""
+        with history.as_of(self._samples):
+            yield
+
+
+def _stays(tensor: Tensor) -> StaysHere:
+    """Return a tensor as it stays where it is: a parameter itself, whose ``data`` may be given other memory."""
+    return StaysHere(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
 
 
 def _innermost() -> Any:

@@ -3,12 +3,16 @@
 A saved tensor is known by the operator that made it, by its shape without the batch, and by how many such tensors the
 step has saved before it. The order among tensors of different kinds does not matter, so that a branch which runs in
 some steps only moves nothing but its own kind.
+
+Where a model is called with inputs of other lengths than the first time, shapes say nothing: there a tensor is known by
+its operator, its number of dimensions and its turn among such tensors, and has the bits of the one whose turn it was
+in the first step. So there are no more places for fifty lengths than for two.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +20,15 @@ from torch import Tensor
 
 from actbench.nn.keeping import Place
 
+Family = tuple[str, str, int]
+"""The recomputed block a tensor is saved in (or nothing), the operator that made it, its number of dimensions."""
 Kind = tuple[str, str, tuple[int, ...]]
-"""The recomputed block a tensor is saved in (or nothing), the operator that made it, its shape without the batch."""
+"""The same, with the shape without the batch in place of the number of dimensions."""
+Shapes = tuple[tuple[int, ...], ...]
+
+MOST_LATE = 32
+"""Kinds of one family that may appear after the first step; shapes that are made anew in each step are told apart no
+further, though the inputs have the lengths they had."""
 
 
 class Occurrences:
@@ -30,18 +41,33 @@ class Occurrences:
     def __init__(self, bits: float) -> None:
         self.bits = bits
         self._places: dict[Kind, list[Place]] = {}
-        self._seen: Counter[Kind] = Counter()
-        self._block = ""
+        self._in_turn: dict[Family, list[Place]] = {}
+        self._late: Counter[Family] = Counter()
+        self._seen: dict[Kind, list[Place]] = {}
+        self._turns: Counter[Family] = Counter()
+        self._first: Shapes | None = None
+        self._is_usual, self._is_late, self._block = True, False, ""
 
-    def begin(self) -> None:
-        """Say that a forward pass begins."""
+    def begin(self, shapes: Iterable[Iterable[int]] = ()) -> None:
+        """Say that a forward pass begins.
+
+        Args:
+            shapes: Of all inputs, without the batch.
+        """
+        found = tuple(tuple(shape) for shape in shapes)
+        self._is_late = self._first is not None
+        self._first = found if self._first is None else self._first
+        self._is_usual = found == self._first
         self._seen.clear()
+        self._turns.clear()
 
     @contextmanager
     def block(self, path: str) -> Iterator[None]:
         """Say that what is saved inside of the with-block belongs to one run of a block that is recomputed."""
         for kind in [kind for kind in self._seen if kind[0] == path]:
             del self._seen[kind]
+        for family in [family for family in self._turns if family[0] == path]:
+            del self._turns[family]
         outer, self._block = self._block, path
         try:
             yield
@@ -50,33 +76,76 @@ class Occurrences:
 
     def place(self, tensor: Tensor) -> Place:
         """Return the place of a tensor that is being saved."""
-        kind = (self._block, "output" if tensor.grad_fn is None else tensor.grad_fn.name(), tuple(tensor.shape[1:]))
-        places = self._places.setdefault(kind, [])
-        index = self._seen[kind]
-        self._seen[kind] += 1
-        if index == len(places):
-            places.append(Place(_name(kind, index), self.bits))
-        return places[index]
+        maker = "output" if tensor.grad_fn is None else tensor.grad_fn.name()
+        kind, family = (self._block, maker, tuple(tensor.shape[1:])), (self._block, maker, tensor.dim())
+        seen, turn = self._seen.setdefault(kind, []), self._turns[family]
+        self._turns[family] += 1
+        if self._is_usual and self._is_known(kind, family):
+            place = _nth(self._places.setdefault(kind, []), len(seen), _name(kind, len(seen)), self.bits)
+            if turn == len(self._in_turn.setdefault(family, [])):
+                self._in_turn[family].append(place)
+        else:
+            place = _nth(self._in_turn.setdefault(family, []), turn, _name_in_turn(family, turn), self.bits)
+        seen.append(place)
+        return place
+
+    def _is_known(self, kind: Kind, family: Family) -> bool:
+        if kind not in self._places and self._is_late:
+            self._late[family] += 1
+            return self._late[family] <= MOST_LATE
+        return True
 
     def seen(self) -> dict[Kind, list[Place]]:
         """Return the places of the last forward pass, by kind, in order of time."""
-        return {kind: self._places[kind][:count] for kind, count in self._seen.items()}
+        return dict(self._seen)
 
     def adapted(self) -> Any:
         """Return the bits of all places; see :class:`actbench.nn.adapted.Adapted`."""
-        return [(kind, [place.bits for place in places]) for kind, places in self._places.items()]
+        at = {place: (kind, index) for kind, places in self._places.items() for index, place in enumerate(places)}
+        return {
+            "first": self._first,
+            "places": [(kind, [place.bits for place in places]) for kind, places in self._places.items()],
+            "in_turn": [
+                (family, [at.get(place, place.bits) for place in places]) for family, places in self._in_turn.items()
+            ],
+        }
 
     def adapt(self, state: Any) -> None:
         """Go on from what :meth:`adapted` returned."""
-        for (block, maker, shape), widths in state:
+        first = state["first"]
+        self._first = None if first is None else tuple(tuple(shape) for shape in first)
+        self._places, self._in_turn = {}, {}
+        for (block, maker, shape), widths in state["places"]:
             kind = (block, maker, tuple(shape))
             self._places[kind] = [Place(_name(kind, index), bits) for index, bits in enumerate(widths)]
+        for (block, maker, dims), given in state["in_turn"]:
+            family = (block, maker, dims)
+            self._in_turn[family] = [self._read(family, turn, entry) for turn, entry in enumerate(given)]
+
+    def _read(self, family: Family, turn: int, entry: Any) -> Place:
+        if isinstance(entry, int | float):
+            return Place(_name_in_turn(family, turn), entry)
+        (block, maker, shape), index = entry
+        place: Place = self._places[block, maker, tuple(shape)][index]
+        return place
 
     def __iter__(self) -> Iterator[Place]:
-        for places in self._places.values():
-            yield from places
+        found = [*self._places.values(), *self._in_turn.values()]
+        return iter(dict.fromkeys(place for places in found for place in places))
+
+
+def _nth(places: list[Place], index: int, name: str, bits: float) -> Place:
+    """Return a place of a list, which grows by one where it is the next."""
+    if index == len(places):
+        places.append(Place(name, bits))
+    return places[index]
 
 
 def _name(kind: Kind, index: int) -> str:
     block, maker, shape = kind
     return f"{block} {maker} {list(shape)} #{index}".lstrip()
+
+
+def _name_in_turn(family: Family, turn: int) -> str:
+    block, maker, dims = family
+    return f"{block} {maker} of {dims} dimensions #{turn}".lstrip()

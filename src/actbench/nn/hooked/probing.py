@@ -9,11 +9,13 @@ groups as asked. For BERT-large that is 65 backward passes on 8 samples in place
 from __future__ import annotations
 
 import functools
+import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,7 +27,8 @@ from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
 from actbench.nn.hooked.occurrences import Occurrences
 from actbench.nn.keeping import Place
 from actbench.nn.keeping.solver import least_variance
-from actbench.nn.statistics import counting_norms, statistics_kept
+from actbench.nn.offloaded import own_tensors
+from actbench.nn.statistics import buffers_kept
 from actbench.ops import noise
 
 WIDTHS = (1, 2, 4, 8)
@@ -86,8 +89,9 @@ class Probing:
             )
 
     def allocate(self, hooks: Hooks, module: nn.Module, loss_of: Callable[[], Tensor]) -> None:
-        """Share the bits out; nothing but them is changed, neither gradients nor statistics nor random numbers.
+        """Share the bits out; nothing but them is changed, neither gradients nor buffers nor random numbers.
 
+        What the model's own code and its users' hooks do in a forward pass besides, such as counting, is done.
         A model that uses torch's re-entrant checkpointing keeps the bits it has: what is recomputed so can be
         differentiated by ``backward()`` alone.
 
@@ -97,9 +101,8 @@ class Probing:
             loss_of: Runs the model under the hooks and returns a scalar.
         """
         with ExitStack() as stack:
-            devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-            stack.enter_context(torch.random.fork_rng(devices=list(devices)))
-            stack.enter_context(statistics_kept(counting_norms(module)))
+            stack.enter_context(_random_numbers_kept(module))
+            stack.enter_context(buffers_kept(module))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(_detached, _itself))  # those around this see nothing of it
             hooks.probing = True
@@ -113,6 +116,19 @@ class Probing:
             chosen = _shared_out(self, hooks, module, loss)
         for place, bits in chosen:
             place.bits = bits
+
+
+@contextmanager
+def _random_numbers_kept(module: nn.Module) -> Iterator[None]:
+    """Let torch, Python and NumPy draw the numbers that they would have drawn without the block."""
+    devices = {tensor.device for tensor in own_tensors(module) if tensor.is_cuda}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def _detached(tensor: Tensor) -> Tensor:

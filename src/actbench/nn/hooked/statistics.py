@@ -1,67 +1,59 @@
 """What operators save of statistics, which stays whole: it is small, and an error in it is one in every element.
 
-Norms save a mean and a scale for each row or channel, fused attention the logarithm of a sum for each query.
+Norms save a mean and a scale for each row or channel, be they operators of torch or written out; fused attention saves
+the logarithm of a sum for each query.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any
-
-import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.autograd.graph import Node
 
-Test = Callable[[Tensor], bool]
+from actbench.nn.hooked.operators import told
+from actbench.nn.layout import without_repeats
 
-_is_of_operator: ContextVar[Test | None] = ContextVar("_is_of_operator", default=None)
-"""Says of what the operator that runs saves whether it is a statistic."""
+MOST_CHANNELS = 2**16
+"""Elements up to which a vector is taken to have a number for each channel."""
+
+_REDUCING = {
+    "Amax", "Amin", "LinalgVectorNorm", "Logsumexp", "Max", "Mean", "Min", "Norm", "Std", "StdMean",
+    "Sum", "Var", "VarMean",
+}  # fmt: skip
+_ELEMENT_BY_ELEMENT = {
+    "Abs", "Add", "Alias", "Clamp", "ClampMax", "ClampMin", "Clone", "Div", "Exp", "Expand", "Log", "Maximum",
+    "Minimum", "Mul", "Neg", "Pow", "Reciprocal", "Rsqrt", "Slice", "Sqrt", "Squeeze", "Sub", "ToCopy",
+    "UnsafeView", "Unsqueeze", "View",
+}  # fmt: skip
+_FARTHEST = 8
+"""Operators between a statistic and the sum that it was made of, at most."""
 
 
 def statistic(tensor: Tensor) -> str | None:
     """Return that a tensor which is being saved is a statistic, as a reason to leave it whole, or None."""
-    is_of_operator = _is_of_operator.get()
-    one_each_row = tensor.dim() > 1 and tensor.shape[-1] == 1 and not tensor.requires_grad
-    if one_each_row or (is_of_operator is not None and is_of_operator(tensor)):
+    if told().is_statistic(tensor) or (tensor.is_floating_point() and _is_one_each_row(tensor)):
         return "a statistic, or goes with one"
     return None
 
 
-def keeping_statistics() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return rules, as for :class:`~actbench.nn.intercepted.Intercepted`, under which statistics are known as such."""
-    norms: tuple[Callable[..., Any], ...] = (
-        F.layer_norm,
-        F.group_norm,
-        F.instance_norm,
-        F.batch_norm,
-        F.rms_norm,
-        torch.layer_norm,
-        torch.batch_norm,
-    )
-    tests = dict.fromkeys(norms, _of_norm) | {F.multi_head_attention_forward: _of_attention}
-    return {function: functools.partial(_under, test, function) for function, test in tests.items()}
+def _is_one_each_row(tensor: Tensor) -> bool:
+    """Return whether a tensor has one number for each row or channel, by its shape and by what it was made of.
 
-
-def _of_norm(x: Tensor) -> Test:
-    """Return what is true of all that a norm saves but its input: group norm's statistics have a graph."""
-    elements = x.numel()
-    return lambda tensor: tensor.numel() < elements
-
-
-def _of_attention(_: Tensor) -> Test:
-    """Return what is true of all that fused attention saves inside of torch's own attention, where no rule sees it.
-
-    Packed, its inputs would not go with its statistics (:mod:`actbench.nn.hooked.attention`).
+    What has no graph was made inside of an operator; only its shape is known of it.
     """
-    return lambda tensor: tensor.dim() >= 4 or not tensor.requires_grad
+    once = without_repeats(tensor)
+    is_vector = once.dim() == 1 and once.numel() <= MOST_CHANNELS
+    if tensor.grad_fn is None:
+        return not tensor.requires_grad and (is_vector or (once.dim() > 1 and once.shape[-1] == 1))
+    is_reduced = is_vector or 1 in once.shape[1:] or (once.shape[:1] == (1,) and once.numel() <= MOST_CHANNELS)
+    return is_reduced and _is_of_sums(tensor.grad_fn, _FARTHEST)
 
 
-def _under(test_for: Callable[[Tensor], Test], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    first: Any = args[0] if args else kwargs.get("input", kwargs.get("query"))
-    token = _is_of_operator.set(test_for(first))
-    try:
-        return function(*args, **kwargs)
-    finally:
-        _is_of_operator.reset(token)
+def _is_of_sums(node: Node, farthest: int) -> bool:
+    """Return whether all that a node was made of are sums and the like over a dimension, taken element by element."""
+    name = node.name().rstrip("0123456789").removesuffix("Backward")
+    if name in _REDUCING:
+        return True
+    if name not in _ELEMENT_BY_ELEMENT or not farthest:
+        return False
+    makers = [maker for maker, _ in node.next_functions if maker is not None]
+    return bool(makers) and all(_is_of_sums(maker, farthest - 1) for maker in makers)

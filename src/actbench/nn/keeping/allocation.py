@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -40,9 +40,8 @@ class Allocation:
         self.places, self.average_bits, self.interval, self.choices = places, average_bits, interval, tuple(choices)
         self._watching, self._wait = False, 0
         self._seen: _Seen | None = None
-        for place in places:
-            for one in (place, *place.followers):
-                one.bits = _even(one, average_bits)
+        for place in self._all():
+            place.bits = _even(place, average_bits)
 
     def begin(self) -> None:
         """Say that a training forward of the model begins: the backward pass of what ran before it is over.
@@ -59,14 +58,19 @@ class Allocation:
             self._wait -= 1
         elif self._seen is None:
             self._watching = True
-        for place in self.places:
+        for place in self._all():
             place.watched = self._watching
+
+    def _all(self) -> Iterator[Place]:
+        for place in self.places:
+            yield place
+            yield from place.followers
 
     def _gather(self) -> None:
         self._seen = _sent(self.places)
         if self._seen is not None:
             self._watching, self._wait = False, self.interval - 1
-            for place in self.places:
+            for place in self._all():
                 place.forget()
 
     def adapted(self) -> Any:
@@ -142,9 +146,11 @@ class _Seen:
             widths = iter(least_variance(costs, weights, average_bits * float(weights.sum()), choices))
             for share in fit:
                 share.place.bits = sum(islice(widths, share.rows)) / share.rows
+        own = {share.place for share in self.shares}
         for share in self.shares:
             for follower in share.place.followers:
-                follower.bits = share.place.bits
+                if follower not in own:
+                    follower.bits = share.place.bits
         return len(fit) == len(parts)
 
 
@@ -155,7 +161,8 @@ def _even(place: Place, average_bits: float) -> float:
 def _sent(places: Iterable[Place]) -> _Seen | None:
     """Send what places saw to the host; None where none saw both ranges and gradients, or only fake ones.
 
-    The costs of a tensor that several places share are added up, under the place that has it.
+    The costs of a tensor that several places share are added up, under the place that has it: also where that is a
+    norm's, which then follows no other.
     """
     costs: dict[Place, Tensor] = {}
     for place in places:
@@ -164,7 +171,7 @@ def _sent(places: Iterable[Place]) -> _Seen | None:
             costs[kept] = _added(costs[kept], cost.to(costs[kept].device)) if kept in costs else cost
     if not costs:
         return None
-    shares = [_Share(place, cost.numel(), _elements(place)) for place, cost in costs.items()]
+    shares = [_Share(place, cost.numel(), _elements(place, costs)) for place, cost in costs.items()]
     device = next(iter(costs.values())).device
     together = torch.cat([cost.to(device, non_blocking=True).reshape(-1) for cost in costs.values()])
     return _Seen(shares, to_host(together), _recorded(device))
@@ -174,8 +181,8 @@ def _added(one: Tensor, other: Tensor) -> Tensor:
     return one + other if one.shape == other.shape else one.sum() + other.sum()
 
 
-def _elements(place: Place) -> int:
-    return place.elements + sum(follower.elements for follower in place.followers)
+def _elements(place: Place, others: Collection[Place]) -> int:
+    return place.elements + sum(follower.elements for follower in place.followers if follower not in others)
 
 
 def variance(place: Place) -> Tensor | None:

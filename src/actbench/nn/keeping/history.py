@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
@@ -17,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.errors import UsageError
 
 _current: ContextVar[Samples | None] = ContextVar("_current", default=None)
+_again: ContextVar[bool] = ContextVar("_again", default=False)
+"""Whether a forward pass that runs within backward is of the samples that :data:`_current` says."""
 
 
 class Samples:
@@ -82,6 +86,22 @@ def samples(ids: ArrayLike | Tensor) -> Samples:
     return named
 
 
+def current() -> Samples | None:
+    """Return the samples of the moment, as this thread was told them."""
+    return _current.get()
+
+
+@contextmanager
+def as_of(named: Samples | None) -> Iterator[None]:
+    """Let the samples be those of an earlier moment, for forward passes inside of the block that belong to it."""
+    tokens = _current.set(named), _again.set(True)
+    try:
+        yield
+    finally:
+        _current.reset(tokens[0])
+        _again.reset(tokens[1])
+
+
 class History:
     """Squared norms of the gradients of one layer's output, sample by sample (ActNN, arXiv 2104.14129, section 4.2).
 
@@ -97,10 +117,10 @@ class History:
     def begin(self, x: Tensor) -> None:
         """Say that a forward pass on the rows of x begins, whose samples are those of the moment.
 
-        In a forward pass that is run again within backward they stay what they were: autograd's threads do not know
-        what was said in the main one.
+        In a forward pass that is run again within backward they stay what they were, or are what :func:`as_of` says:
+        autograd's threads do not know what was said in the main one.
         """
-        if torch._C._current_graph_task_id() != -1:
+        if torch._C._current_graph_task_id() != -1 and not _again.get():
             return
         self._batch = None if isinstance(x, FakeTensor) else _named(x.shape[0] if x.dim() else 1)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from actbench import savedtensors
@@ -26,13 +27,14 @@ from actbench.nn.keeping.forms import (
     Whole,
     order_of,
 )
+from actbench.nn.keeping.grouping import in_groups, size_within
 from actbench.nn.keeping.onegroup import in_one_group
 from actbench.nn.keeping.places import Place
 from actbench.nn.keeping.solver import row_widths
 from actbench.nn.keeping.transfer import Transfer, is_elsewhere
 from actbench.nn.layout import in_order, memory_order, without_repeats
 from actbench.nn.sharing import SharingTable, WeakTensors
-from actbench.ops import bitpack, groupquant
+from actbench.ops import bitpack, groupquant, groups
 from actbench.ops.seeds import fresh_seed
 
 SMALLEST = 64
@@ -45,7 +47,8 @@ class Keeper:
     """Keeps tensors in groups of few bits; one keeper serves a whole model, a copy of it knows no tensor.
 
     Args:
-        group_size: Elements that share an offset and a scale, a multiple of 32 from 32 to 1024.
+        group_size: Elements that share an offset and a scale, a multiple of 32 from 32 to 1024; fewer to the end of a
+            row that a norm scales.
         stochastic: Round up with the probability that keeps the mean; otherwise to the nearest.
         swap: Keep the parts in host memory.
         compress: False keeps tensors as they are, for ``swap`` alone.
@@ -122,8 +125,7 @@ class Keeper:
         place.begin(x)
         reason = self.why_not(x)
         if reason is not None:
-            savedtensors.left(x, reason)
-            return Kept(AsItIs(x.shape, x.dtype), (x,))
+            return _left(x, reason)
         flat = in_order(x.detach(), memory_order(x)).view(-1)
         source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
         purpose = x.shape[:1] if place.per_sample else None  # rows of one width each are rows of this height only
@@ -133,6 +135,10 @@ class Keeper:
             place.share(owner)
             return kept._replace(form=kept.form.seen_as(x))
         kept = self._packed(x, flat, place)
+        if place.guarded and _has_lost_groups(kept):
+            place.elements = 0
+            return _left(x, "values that are not finite")
+        kept = self._moved(x, kept)
         savedtensors.packed(x, *kept.parts)
         if self.share:
             self._sharing.remember(source, _Reference(kept.form, WeakTensors(*kept.parts), place), purpose)
@@ -141,29 +147,45 @@ class Keeper:
     @torch.no_grad()
     def _packed(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
         if not self.compress:
-            kept = Kept(Whole(x.shape, x.dtype, order_of(x)), (flat,))
-        elif x.dtype == torch.bool:
-            kept = Kept(Flags(x.shape, order_of(x)), (bitpack.pack_codes(flat.view(torch.uint8), 1),))
-        elif place.per_sample and self._has_rows(x):
-            kept = self._rows(x, flat, place)
-        else:
-            kept = self._grouped(x, flat, place)
-        if self.swap and is_elsewhere(x):
-            form = OnHost(kept.form, x.device, self.transfer)
-            kept = Kept(form, self.transfer.away(kept.parts))
-        return kept
+            return Kept(Whole(x.shape, x.dtype, order_of(x)), (flat,))
+        if x.dtype == torch.bool:
+            return Kept(Flags(x.shape, order_of(x)), (bitpack.pack_codes(flat.view(torch.uint8), 1),))
+        group_size = size_within(x, place.row, self.group_size)
+        if place.per_sample and group_size is not None and self._has_rows(x):
+            return self._rows(x, flat, place, group_size)
+        return self._grouped(x, flat, place)
+
+    def _moved(self, x: Tensor, kept: Kept) -> Kept:
+        if not (self.swap and is_elsewhere(x)):
+            return kept
+        return Kept(OnHost(kept.form, x.device, self.transfer), self.transfer.away(kept.parts))
 
     def _grouped(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
         width = min(8, max(1, round(place.bits)))
-        if not self.per_group:
-            kept = in_one_group(x, flat, width, self.stochastic)
+        if self.per_group:
+            kept = in_groups(x, flat, width, self.group_size, place.row, self.stochastic)
         else:
-            parts = groupquant.encode(flat, width, self.group_size, fresh_seed(), self.stochastic)
-            kept = Kept(Grouped(x.shape, x.dtype, order_of(x), width, self.group_size), parts)
+            kept = in_one_group(x, flat, width, self.stochastic)
         if place.watched:
-            squares = groupquant.ranges(kept.parts[1]).square().sum()
-            place.ranges = squares if self.per_group else squares * (x.numel() / self.group_size)
+            assert isinstance(kept.form, Grouped)
+            place.ranges = self._in_usual_groups(groupquant.ranges(kept.parts[1]).square().sum(), kept.form.group_size)
         return kept
+
+    def _in_usual_groups(self, squares: Tensor, group_size: int) -> Tensor:
+        """Return sums over groups of a size as they would be over groups of the usual one."""
+        return squares if group_size == self.group_size else squares * (group_size / self.group_size)
+
+    def coarser(self, x: Tensor, bits: int, row: int) -> Tensor:
+        """Return what so many bits leave of a tensor, contiguous.
+
+        Args:
+            x: Any shape and strides, of a float type.
+            bits: 1 to 8.
+            row: Elements of a row that shares no group with another; 0 where rows mean nothing.
+        """
+        flat = x.contiguous().view(-1)
+        kept = in_groups(flat.view(x.shape), flat, bits, self.group_size, row, True)
+        return kept.form.restore(kept.parts)
 
     def _has_rows(self, x: Tensor) -> bool:
         """Return whether rows can have widths of their own.
@@ -174,17 +196,17 @@ class Keeper:
         order = memory_order(x)
         return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
 
-    def _rows(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
+    def _rows(self, x: Tensor, flat: Tensor, place: Place, group_size: int) -> Kept:
         count = x.shape[0]
         rows = flat.view(count, -1)
-        costs = groupquant.group_ranges(rows, self.group_size).square().sum(1)
+        costs = groupquant.group_ranges(rows, group_size).square().sum(1)
         if place.watched:
-            place.ranges = costs
+            place.ranges = self._in_usual_groups(costs, group_size)
         gradients = None if place.history is None else place.history.expected(x.device)
         total_bits = min(8 * count, max(count, round(place.bits * count)))
         widths = row_widths(costs if gradients is None else costs * gradients, total_bits)
-        codes, meta = groupquant.encode_rows(rows, widths, total_bits, self.group_size, fresh_seed(), self.stochastic)
-        form = GroupedRows(x.shape, x.dtype, order_of(x), total_bits, self.group_size)
+        codes, meta = groupquant.encode_rows(rows, widths, total_bits, group_size, fresh_seed(), self.stochastic)
+        form = GroupedRows(x.shape, x.dtype, order_of(x), total_bits, group_size)
         return Kept(form, (codes, meta, widths))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -201,6 +223,18 @@ class Keeper:
             pipeline_threshold=self.pipeline_threshold,
         )
         return anew, ()
+
+
+def _left(x: Tensor, reason: str) -> Kept:
+    savedtensors.left(x, reason)
+    return Kept(AsItIs(x.shape, x.dtype), (x,))
+
+
+def _has_lost_groups(kept: Kept) -> bool:
+    """Return whether a value that is not finite has made others of its group so; on a device, wait for the answer."""
+    if not isinstance(kept.form, Grouped | GroupedRows) or isinstance(kept.parts[1], FakeTensor):
+        return False
+    return bool((kept.parts[1] == groups.NAN_WORD).any())
 
 
 def _wraps_others(x: Tensor) -> bool:

@@ -27,6 +27,8 @@ class Place:
             leaves in the gradient of the weight (ActNN, arXiv 2104.14129, section 4): for linear layers and
             convolutions a quarter of the fan-in, ``weight[0].numel() / 4``.
         inside: Share of these elements that lie in the tensor and not in zeros around it.
+        row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
+        guarded: Whether the tensor is looked at for values that are not finite, and then kept as it is.
         watched: Whether this step's ranges and gradients are to be noted.
         ranges: Sum over the groups of their squared ranges, float32: 0-d, or (rows,) with ``per_sample``; on the
             tensor's device. None before the watched forward.
@@ -34,7 +36,7 @@ class Place:
         elements: Elements of the tensor at the last forward; 0 where another place's tensor is shared.
         owner: The place whose tensor was shared at the last forward, or None.
         followers: Places that are given the same bits, and whose elements count as this one's: norms have no variance
-            of their own in the paper, and go with the layer before them.
+            of their own in the paper, and go with the layer before them, unless another layer shares their tensor.
         history: Squared norms of the gradients of single samples over time, for ``per_sample``; None to do without.
     """
 
@@ -43,6 +45,8 @@ class Place:
     per_sample: bool = False
     factor: float = 0.25
     inside: float = 1.0
+    row: int = 0
+    guarded: bool = False
     watched: bool = False
     ranges: Tensor | None = None
     gradients: Tensor | None = None

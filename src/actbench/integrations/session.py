@@ -1,0 +1,176 @@
+"""A scheme around the model of a training run, from the first step to the last."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.utils.hooks import RemovableHandle
+
+from actbench.conversion import Conversion, conversion_of, convert
+from actbench.errors import ConversionError, UsageError
+from actbench.integrations.changes import noting
+from actbench.integrations.reading import Watch
+from actbench.nn.adapted import adapt, adapted_states
+from actbench.nn.rebound import ReboundForward
+from actbench.schemes import Scheme
+
+MEASURE_EVERY = 100
+"""Forward passes in training from one that is measured to the next, unless said otherwise."""
+
+
+class WatchedForward(ReboundForward):
+    """A forward that is read from time to time.
+
+    Args:
+        module: The model.
+        watch: Who reads; None for a copy of the model, which nobody watches.
+    """
+
+    def __init__(self, module: nn.Module, watch: Watch | None = None) -> None:
+        super().__init__(module)
+        self.watch = watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model, in training under the watch."""
+        module = self.module
+        if self.watch is None or not (module.training and torch.is_grad_enabled()):
+            return self.inner(module, *args, **kwargs)
+        return self.watch.run(module, self.inner, args, kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "watch": None}
+
+
+class Session:
+    """A model under a scheme until it is closed, and what its training steps keep.
+
+    Args:
+        model: The model; its Parameter objects, and with them an optimizer that was made before, stay.
+        scheme: The scheme.
+        measure_every: Forward passes in training from one that is measured to the next.
+        autocast_dtype: Type of mixed precision where the forward does not run under ``torch.autocast`` from outside.
+
+    Attributes:
+        model: As given.
+        watch: What was measured.
+
+    Raises:
+        ConversionError: The model is compiled or was converted, nothing in it can be converted, or the scheme changes
+            more than a model. It is as it was then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        scheme: Scheme,
+        *,
+        measure_every: int = MEASURE_EVERY,
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        refuse_compiled(model, scheme)
+        self.model, self._scheme = model, scheme
+        with noting(model) as self._changes:
+            if convert(model, scheme) is not model:
+                raise ConversionError(
+                    f"scheme {scheme.spec!r} replaces the whole of this {type(model).__name__}, which the trainer "
+                    "holds on to; put it inside of another module, such as nn.Sequential"
+                )
+            self.watch = Watch(self._changes.undone, measure_every, autocast_dtype)
+            WatchedForward(model, self.watch).bind()
+        self._ran: set[str] = set()
+        self._waiting = self._wait_for_sites()
+        self._say_what_is_left()
+
+    def check_ran(self) -> None:
+        """Say that a training step is over; the first one tells whether what was converted runs in it.
+
+        Raises:
+            ConversionError: It does not.
+        """
+        waited_for, self._waiting = self._waiting, []
+        for _, hook in waited_for:
+            hook.remove()
+        paths = {path for path, _ in waited_for}
+        if paths and (not self._ran or ("" in paths and "" not in self._ran)):
+            raise ConversionError(
+                f"nothing that {self._scheme.spec!r} works on runs in a training step: the forward of this "
+                f"{type(self.model).__name__} is never called, or no layer that was converted in it is; convert the "
+                "module whose forward the step calls (Lightning: module=)"
+            )
+        if waited_for and not self.watch.passes:
+            warnings.warn(
+                f"what is kept is not measured: the step calls layers of this {type(self.model).__name__}, and not its "
+                "own forward; convert the module whose forward the step calls (Lightning: module=)",
+                stacklevel=2,
+            )
+
+    def adapted(self) -> dict[str, Any]:
+        """Return what the scheme has learned while it trained; see :mod:`actbench.nn.adapted`."""
+        return adapted_states(self.model)
+
+    def adapt(self, states: dict[str, Any]) -> None:
+        """Go on from what :meth:`adapted` returned.
+
+        Raises:
+            UsageError: It is of another model or scheme.
+        """
+        try:
+            adapt(self.model, states)
+        except KeyError as error:
+            raise UsageError(
+                f"the checkpoint does not fit {self._scheme.spec!r} on this {type(self.model).__name__}: {error}; give "
+                "the callback the scheme that the run began with"
+            ) from error
+
+    def close(self) -> None:
+        """Take everything off the model; a second time there is nothing to take off.
+
+        Raises:
+            ConversionError: Another forward was bound in front of one of the scheme's since; all else is off then.
+        """
+        for _, hook in self._waiting:
+            hook.remove()
+        self._changes.undo()
+
+    def _wait_for_sites(self) -> list[tuple[str, RemovableHandle]]:
+        """Return the paths of the converted modules, each with a hook that notes that the module runs."""
+        modules = dict(self.model.named_modules())
+        paths = [site.path for site in self._conversion.sites if site.path in modules]
+        return [(path, modules[path].register_forward_pre_hook(partial(_note, self._ran, path))) for path in paths]
+
+    def _say_what_is_left(self) -> None:
+        """Warn of what the scheme works on outside of the model, such as the state of the optimizer."""
+        for left in self._conversion.unreached:
+            if not left.path:
+                warnings.warn(f"{self._scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=2)
+
+    @property
+    def _conversion(self) -> Conversion:
+        found = conversion_of(self.model)
+        assert found is not None
+        return found
+
+
+def refuse_compiled(model: nn.Module, scheme: Scheme) -> None:
+    """Raise a ConversionError if a model, or a part of it, is compiled or bound to be."""
+    for path, module in model.named_modules():
+        if isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None:
+            raise ConversionError(compiled(path or type(model).__name__, scheme))
+
+
+def compiled(what: str, scheme: Scheme) -> str:
+    """Say why a compiled model is refused, and what to do."""
+    return (
+        f"{what} is compiled by torch.compile, and what a compiled model keeps is decided before the callback can "
+        f"convert or measure it; leave torch.compile out, or the callback: convert first and compile then, as "
+        f"torch.compile(actbench.convert(model, {scheme.spec!r})), which fewbit and randomized allow"
+    )
+
+
+def _note(ran: set[str], path: str, *_: Any) -> None:
+    ran.add(path)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import field_validator, model_validator
+
+from actbench.codecs import encodings
+from actbench.codecs.encodings import Encoding
+from actbench.errors import UsageError
+from actbench.schemes.structures import EncodedStructures
+
+
+class Encode(EncodedStructures):
+    """Data structures of a training step in any number format of ``actbench encodings``.
+
+    The format stands after the colon; its keys follow it behind ``/``: ``encode:bf16``, ``encode:int:6``,
+    ``encode:fp8:e5m2/scale=bfloat16,on=activations``. ``encode:smaq_simulated`` is SmaQ as its authors ran it, and
+    saves nothing; with ``on=weights/gradients/activations/maps/state,forward=lossy`` it is all of what they did.
+    Kept for backward: with ``activations``, each saved floating-point tensor in the format, where that is smaller, and
+    masks in 1 bit. The rest is as in ``smaq``.
+
+    Attributes:
+        encoding: The format.
+        on: Which data structures: weights and maps are always simulated, the others where the format is.
+        forward: exact, or lossy: modules compute on quantized outputs.
+    """
+
+    name: ClassVar[str] = "encode"
+    summary: ClassVar[str] = "saved tensors, optimizer state and more in a number format: encode:int:6, encode:fp8:e4m3"
+    positional: ClassVar[str | None] = "encoding"
+
+    encoding: str
+
+    @field_validator("encoding")
+    @classmethod
+    def _canonical(cls, encoding: str) -> str:
+        try:
+            return encodings.build(encoding.replace("/", ",")).spec.replace(",", "/")
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+    @model_validator(mode="after")
+    def _has_a_rate(self) -> Self:
+        if not self.number_format.fixed_rate and self.on != ("weights",):
+            raise ValueError(
+                f"{self.encoding} has no fixed rate: what it takes follows from the values, so that nothing but "
+                "weights goes with it; write on=weights, or choose int:6"
+            )
+        return self
+
+    @property
+    def number_format(self) -> Encoding:
+        """The format that the specification names."""
+        return encodings.build(self.encoding.replace("/", ","))

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from actbench.codecs import encodings
+from actbench.codecs.encodings import Encoding, Rounding
+from actbench.ops.smaqformat import format_of
+from actbench.records import Published
+from actbench.schemes.structures import EncodedStructures
+
+_SETTING = "ResNet-34, CIFAR-10, all five structures, 6 and 8 bits, simulated by the authors; float32 gets 0.892"
+_SOURCE = "README of github.com/jiashenC/smart-quantization"
+
+
+class Smaq(EncodedStructures):
+    """SmaQ, really stored: few bits near the mean of a block, more for its outliers; of each structure by itself.
+
+    Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
+    2021, DOI 10.1109/LCA.2021.3108505.
+    Kept for backward: with ``activations``, each saved floating-point tensor packed by hooks, and masks in 1 bit.
+    With ``state`` the optimizer's moments are packed, with ``gradients`` those that wait for the step. ``weights`` and
+    gradient ``maps`` are simulated: made what the format leaves of them, while nothing is stored in it.
+    Not reproduced: statistics of a whole tensor or of a sample, and batch norms scaled by their weights; take
+    ``encode:smaq_simulated`` for the authors' quantizer. Outputs of blocks and containers are not quantized again.
+
+    Attributes:
+        on: Which data structures: activations and optimizer state are what saves memory.
+        forward: exact, or lossy as the authors have it: modules compute on quantized outputs.
+        main_bits: Bits of a number that is no outlier, 3 to 8.
+        outlier_bits: Bits of an outlier, ``main_bits`` to 8.
+        outliers: Their share of a block, 0 to 1; ``outliers * block`` must be whole.
+        block: Elements of a block, a multiple of 32 from 64 to 1024.
+        rounding: Stochastic, without bias, or to the nearest; weights are rounded stochastically in any case.
+    """
+
+    name: ClassVar[str] = "smaq"
+    summary: ClassVar[str] = "saved tensors and optimizer state in SmaQ, packed; also gradients, maps and weights"
+    paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),
+    )
+
+    main_bits: Annotated[int, Field(ge=3, le=8)] = 6
+    outlier_bits: Annotated[int, Field(ge=3, le=8)] = 7
+    outliers: Annotated[float, Field(ge=0, le=1)] = 0.25
+    block: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 256
+    rounding: Rounding = "stochastic"
+
+    @model_validator(mode="after")
+    def _is_a_format(self) -> Self:
+        format_of(self.main_bits, self.outlier_bits, self.outliers, self.block)
+        return self
+
+    @property
+    def number_format(self) -> Encoding:
+        """SmaQ with these parameters."""
+        return encodings.Smaq(
+            main_bits=self.main_bits,
+            outlier_bits=self.outlier_bits,
+            outliers=self.outliers,
+            block=self.block,
+            rounding=self.rounding,
+        )

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, Self, get_args
+
+from pydantic import Field, field_validator, model_validator
+from torch import nn, optim
+
+from actbench.codecs.encodings import Encoding
+from actbench.errors import ConversionError
+from actbench.nn.compressed.small import small_codes
+from actbench.nn.encoded import (
+    EncodedKeeper,
+    EncodedOutputs,
+    PackedGradients,
+    RoundedState,
+    RoundedWeights,
+    StepByParameter,
+    quantized_modules,
+)
+from actbench.nn.encoded.parallel import NotInParallel, refuse_sharded
+from actbench.nn.encoded.stepping import BY_PARAMETER
+from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.keeping.keeper import FLOATS
+from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.variance import rounding_variance
+from actbench.optim import PackedOptimizer, packed
+from actbench.records import Site, Unreached
+from actbench.schemes.base import Scheme
+from actbench.training import Batch, MakeOptimizer, TrainingSetup
+
+Structure = Literal["weights", "gradients", "activations", "maps", "state"]
+STRUCTURES: tuple[Structure, ...] = get_args(Structure)
+_BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
+_ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
+
+WAS = {
+    "weights": "weights",
+    "gradients": "weight gradients",
+    "activations": "activations",
+    "maps": "gradient maps",
+    "state": "optimizer state",
+}
+"""The five data structures in words."""
+
+
+class EncodedStructures(Scheme):
+    """Data structures of a training step in one number format, each switched on by itself.
+
+    A subclass gives the format, the docstring and the names of the registry.
+    """
+
+    positional: ClassVar[str | None] = None
+    rank: ClassVar[int] = 20
+
+    on: Annotated[tuple[Structure, ...], Field(min_length=1)] = ("activations", "state")
+    forward: Literal["exact", "lossy"] = "exact"
+
+    @field_validator("on")
+    @classmethod
+    def _ordered(cls, on: tuple[Structure, ...]) -> tuple[Structure, ...]:
+        if len(set(on)) < len(on):
+            raise ValueError("a structure stands twice")
+        return tuple(structure for structure in STRUCTURES if structure in on)
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.forward == "lossy" and "activations" not in self.on:
+            raise ValueError("forward=lossy is about activations; add them to on=")
+        return self
+
+    @property
+    def number_format(self) -> Encoding:
+        """The number format."""
+        raise NotImplementedError
+
+    @property
+    def lossy_forward(self) -> bool:
+        """Whether modules compute on outputs that the format has changed."""
+        return self.forward == "lossy"
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind hooks on the model, its parameters and its optimizer.
+
+        Raises:
+            ConversionError: The model has nothing to train, is of a type that the format does not take, is sharded,
+                has one of the structures in a format already, or comes without an optimizer where one is needed.
+        """
+        self._check(setup)
+        sites = [self._site(structure, setup.module) for structure in self.on if structure != "state"]
+        unreached: tuple[Unreached, ...] = ()
+        make = setup.make_optimizer
+        if "state" in self.on and make is not None:
+            sites.append(self._site("state", setup.module))
+        elif "state" in self.on:
+            unreached = (_without_optimizer(self.number_format.spec),)
+        if "activations" in self.on:
+            keeper = EncodedKeeper(self.number_format)
+            HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind()
+        self._hook_outputs(setup.module)
+        if make is not None:
+            make = self._make_optimizer(make, setup.module)
+        changed = setup.changed(setup.module, tuple(sites), unreached)
+        return replace(changed, make_optimizer=make, warnings=setup.warnings + tuple(self._warnings()))
+
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+        """Return the variance of the gradient over three draws of the noise, where activations alone make it."""
+        others = {"maps", "gradients"} & set(self.on)
+        if "activations" not in self.on or others or self.lossy_forward:
+            return {}
+        found = rounding_variance(setup, batch, seed)
+        return {} if found is None else found.fields()
+
+    def _warnings(self) -> Iterator[str]:
+        simulated = [WAS[structure] for structure in self.on if not self._is_stored(structure)]
+        if simulated:
+            yield f"{self.spec}: {', '.join(simulated)} are simulated: their values are the format's, no byte is saved"
+        if self.lossy_forward:
+            yield f"{self.spec}: the forward pass is lossy: modules compute on what the format leaves of outputs"
+
+    def _is_stored(self, structure: Structure) -> bool:
+        return self.number_format.stored and structure not in ("weights", "maps")
+
+    def _check(self, setup: TrainingSetup) -> None:
+        self._check_parameters(setup.module)
+        self._check_others(setup)
+        shared = self._named("weights", "gradients")
+        if shared:
+            refuse_sharded(setup.module, shared)
+        if setup.make_optimizer is None and (shared or self.on == ("state",)):
+            raise ConversionError(
+                f"{self.spec}: {self._named('weights', 'gradients', 'state')} need the optimizer, which a model alone "
+                "does not bring; apply the scheme to a TrainingSetup with make_optimizer, or leave them out of on="
+            )
+
+    def _check_parameters(self, module: nn.Module) -> None:
+        trained = _trained(module)
+        if not trained:
+            raise ConversionError(f"{self.spec}: {type(module).__name__} has no parameter to train; unfreeze one")
+        other = next((parameter.dtype for parameter in trained if parameter.dtype not in FLOATS), None)
+        if other is not None:
+            raise ConversionError(
+                f"{self.spec}: {type(module).__name__} has parameters of {other}, which {self.number_format.spec} does "
+                "not take; convert the model to float32 or bfloat16 first"
+            )
+
+    def _check_others(self, setup: TrainingSetup) -> None:
+        """Refuse structures that another scheme is in charge of."""
+        bound = (forward.of(setup.module) for forward in (HookedForward, OffloadedForward))
+        if "activations" in self.on and any(bound):
+            raise ConversionError(
+                f"{self.spec}: {type(setup.module).__name__} packs or moves its saved tensors already, and of hooks "
+                "only the innermost run; leave activations out of on=, or convert the original"
+            )
+        taken = {site.path for site in setup.sites}
+        for structure in self.on:
+            if structure != "activations" and _path(structure) in taken:
+                raise ConversionError(f"{self.spec}: another scheme has {WAS[structure]} in a format; name them once")
+
+    def _named(self, *structures: Structure) -> str:
+        """Return those of these structures that are switched on, in words."""
+        return " and ".join(WAS[structure] for structure in self.on if structure in structures)
+
+    def _hook_outputs(self, module: nn.Module) -> None:
+        hook = EncodedOutputs(
+            forward=self.number_format if self.lossy_forward else None,
+            maps=self.number_format if "maps" in self.on else None,
+        )
+        if hook.forward is not None or hook.maps is not None:
+            for child in quantized_modules(module):
+                child.register_forward_hook(hook)
+
+    def _make_optimizer(self, make: MakeOptimizer, module: nn.Module) -> MakeOptimizer:
+        """Return what makes an optimizer and puts around it what the structures need."""
+        shared = self._named("weights", "gradients")
+        if not (shared or "state" in self.on):
+            return make
+        gradients = PackedGradients(_trained(module), self.number_format) if "gradients" in self.on else None
+        if shared or not self.number_format.stored:
+            module.register_forward_pre_hook(NotInParallel(shared or WAS["state"]))
+
+        def wrapped(module: nn.Module) -> optim.Optimizer:
+            if shared:
+                refuse_sharded(module, shared)
+            optimizer = self._with_state(make(module))
+            if "weights" in self.on:
+                optimizer.register_step_post_hook(RoundedWeights(self._unbiased))
+            return optimizer if gradients is None else StepByParameter(optimizer, gradients, _BY_PARAMETER)
+
+        return wrapped
+
+    def _with_state(self, optimizer: optim.Optimizer) -> optim.Optimizer:
+        if "state" not in self.on:
+            return optimizer
+        if not self.number_format.stored:
+            optimizer.register_step_post_hook(RoundedState(self.number_format))
+            return optimizer
+        return packed(optimizer, encoding=self.number_format)
+
+    @property
+    def _unbiased(self) -> Encoding:
+        """The format with stochastic rounding, where it has it: to the nearest, small updates of a weight are lost."""
+        found = self.number_format
+        return found.model_copy(update={"rounding": "stochastic"}) if "rounding" in type(found).model_fields else found
+
+    @property
+    def _bits(self) -> float:
+        """Bits of a stored element."""
+        return 8 * self.number_format.packed_bytes((_ELEMENTS,), FLOATS[0]) / _ELEMENTS
+
+    def _site(self, structure: Structure, module: nn.Module) -> Site:
+        spec = self.number_format.spec
+        becomes = f"{spec}, {self._bits:g} bits" if self._is_stored(structure) else f"simulated: values of {spec}"
+        if structure == "activations" and self.lossy_forward:
+            becomes += "; outputs of modules are lossy"
+        before = after = None
+        if structure == "gradients":
+            before, after = self._gradient_bytes(module)
+        return Site(path=_path(structure), was=WAS[structure], becomes=becomes, bytes_before=before, bytes_after=after)
+
+    def _gradient_bytes(self, module: nn.Module) -> tuple[int, int]:
+        trained = _trained(module)
+        held = sum(PackedGradients.bytes_of(parameter, self.number_format) for parameter in trained)
+        return sum(parameter.nbytes for parameter in trained), held
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _path(structure: Structure) -> str:
+    """Return the path of the site of a structure: of activations that of the model, else of no module."""
+    return "" if structure == "activations" else f"({WAS[structure]})"
+
+
+def _without_optimizer(spec: str) -> Unreached:
+    reason = f'the optimizer is not part of the model; wrap it by actbench.optim.packed(optimizer, encoding="{spec}")'
+    return Unreached(path="", kind=WAS["state"], reason=reason)
