@@ -136,6 +136,8 @@ class Session:
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
+        if exact is not None and self.scheme.adapts:
+            self._gradient(self.setup)  # the step from which it learns
         found = None if exact is None else self._gradient(self.setup)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)

@@ -150,6 +150,11 @@ class ActNN(Scheme):
         changed = setup.changed(model, (*sites, *hooked))
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
 
+    @property
+    def adapts(self) -> bool:
+        """Bits are shared out by the ranges and gradients of the steps before."""
+        return True
+
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
         found = rounding_variance(setup, batch, seed)

@@ -49,6 +49,11 @@ class Scheme(Data):
         return {}
 
     @property
+    def adapts(self) -> bool:
+        """Whether a step changes what later ones keep: its gradients are then judged after a first step."""
+        return False
+
+    @property
     def claimed_bits(self) -> float | None:
         """Bits kept per element of what the scheme packs, or None where that is no fixed number."""
         return None

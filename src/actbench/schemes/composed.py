@@ -39,6 +39,11 @@ class Composed(Scheme):
         return {name: value for part in self.parts for name, value in part.diagnostics(setup, batch, seed).items()}
 
     @property
+    def adapts(self) -> bool:
+        """Whether any part adapts."""
+        return any(part.adapts for part in self.parts)
+
+    @property
     def runs_files(self) -> tuple[str, ...]:
         """The files that the parts run."""
         return tuple(file for part in self.parts for file in part.runs_files)

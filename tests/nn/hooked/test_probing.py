@@ -200,11 +200,17 @@ def test_the_first_rows_of_a_batch_are_used():
     assert kwargs["flag"] is True
 
 
+def test_a_scalar_beside_a_batch_stays():
+    count = torch.tensor(20)  # of items, as transformers' Trainer gives it
+    (x, given) = _rows((torch.randn(20, 5), count), 8)
+
+    assert (len(x), given) == (8, count)
+
+
 @pytest.mark.parametrize(
     "inputs",
     [
         (torch.randn(20, 5), torch.randn(7, 5)),  # not of one batch
-        (torch.randn(20, 5), torch.tensor(0.5)),
         (torch.randn(8, 5), torch.randn(8)),  # few enough
         ("no tensor",),
     ],

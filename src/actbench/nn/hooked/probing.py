@@ -216,17 +216,17 @@ def _squared_distance(found: Sequence[Tensor | None], exact: Sequence[Tensor | N
 def _rows(inputs: Any, samples: int) -> Any:
     """Return the first rows of all inputs, or all of them where they are not of one batch, without their graphs.
 
-    A cache of keys and values is given as one of its own, which the pass may fill; rows of a filled one are not cut.
+    Scalars, such as the number of items that a trainer gives, are no batch. A cache of keys and values is given as one of its own, which the pass may fill; rows of a filled one are not cut.
     """
     leaves = tree_leaves(inputs)
-    heights = {leaf.shape[0] if leaf.dim() else 0 for leaf in leaves if isinstance(leaf, Tensor)}
+    heights = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
     filled = any(is_cache(leaf) and not is_empty(leaf) for leaf in leaves)
     last = samples if len(heights) == 1 and max(heights) > samples and not filled else None
 
     def cut(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return copied(leaf)
-        found = leaf.detach() if last is None else leaf.detach()[:last]
+        found = leaf.detach()[:last] if last and leaf.dim() else leaf.detach()
         return found.requires_grad_(leaf.requires_grad)
 
     return tree_map(cut, inputs)
