@@ -57,7 +57,7 @@ class TrainingLoop:
         self._evaluations: list[Evaluation] = []
         self._diverged_at: int | None = None
         self._resumed_at: list[int] = []
-        self._warnings = tuple(self._workload.warnings)
+        self._warnings = (*self._workload.warnings, *self._setup.warnings)
         torch.manual_seed(seed_of(case.seed, team.rank))  # after the scheme, on which dropout must not depend
 
     @functools.cached_property

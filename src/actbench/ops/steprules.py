@@ -157,7 +157,7 @@ def sgd(p: Tensor, g: Tensor, b: Tensor, rule: SgdRule) -> tuple[Tensor, Tensor]
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return the nearest float32 to each root; torch's own in float32 is, on the CPU, now and then the one beside it."""
+    """Return the float32 nearest to each root; torch's own on the CPU is now and then the one beside it."""
     return x.double().sqrt().float()
 
 

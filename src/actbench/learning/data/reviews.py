@@ -1,7 +1,7 @@
 """Made-up reviews to tell apart, word by word: is more of it liked than not?
 
-Opinions are turned round by ``not`` and by ``never``, are made to count double by ``very``, and stand between words
-that say nothing, so that counting words alone does not do.
+Opinions are turned round by ``not`` and by ``never`` and count double behind ``very``, so that counting words alone
+does not do.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 from actbench.errors import UsageError
 from actbench.learning.data.samples import DataSet, Samples
 
-TRAIN, VALIDATION = 4096, 1024
+TRAIN, VALIDATION = 16384, 1024
 SHORTEST = 16
 _GOOD = ["good", "great", "lovely", "warm", "funny", "bright", "moving", "fresh", "clever", "brave", "gentle", "rich"]
 _BAD = ["bad", "dull", "awful", "cold", "boring", "weak", "silly", "stale", "clumsy", "timid", "harsh", "poor"]
 _THINGS = ["plot", "cast", "music", "ending", "script", "pace", "sound", "light", "joke", "scene", "camera", "story"]
 _FILLERS = ["well", "anyway", "so", "then", "and", "still", "there", "here"]
 _TURNS = ("not", "never")
-_VERY = "very"
-_OTHERS = ["the", "was", ".", _VERY, *_TURNS]
+_STRAIGHT = ("truly", "surely")
+_VERY, _QUITE = "very", "quite"
+_OTHERS = ["the", "was", ".", _VERY, _QUITE, *_TURNS, *_STRAIGHT]
 WORDS = ["[pad]", *_OTHERS, *_GOOD, *_BAD, *_THINGS, *_FILLERS]
 
 
@@ -68,16 +69,8 @@ def _review(random: Random, length: int) -> tuple[list[str], int]:
 
 
 def _clause(random: Random) -> tuple[list[str], int]:
-    liked = random.random() < 0.5
-    opinion = 1 if liked else -1
-    words = ["the", random.choice(_THINGS), "was"]
-    if random.random() < 0.3:
-        words.append(random.choice(_TURNS))
-        opinion = -opinion
-    if random.random() < 0.3:
-        words.append(_VERY)
-        opinion *= 2
-    words.append(random.choice(_GOOD if liked else _BAD))
-    if random.random() < 0.4:
-        words.append(random.choice(_FILLERS))
-    return [*words, "."], opinion
+    liked, turned, doubled = (random.random() < chance for chance in (0.5, 0.3, 0.3))
+    turn = random.choice(_TURNS if turned else _STRAIGHT)
+    degree = _VERY if doubled else _QUITE
+    words = ["the", random.choice(_THINGS), "was", turn, degree, random.choice(_GOOD if liked else _BAD), "."]
+    return words, (1 if liked else -1) * (-1 if turned else 1) * (2 if doubled else 1)
