@@ -15,7 +15,6 @@ from actbench.kernelbench.records import DeviceName, ElementType, KernelReport, 
 from actbench.kernelbench.subjects import SUBJECTS, Call, Place, Subject
 from actbench.machine import machine, versions
 
-
 _LARGEST_KEPT = 31 << 20
 
 

@@ -216,7 +216,8 @@ def _squared_distance(found: Sequence[Tensor | None], exact: Sequence[Tensor | N
 def _rows(inputs: Any, samples: int) -> Any:
     """Return the first rows of all inputs, or all of them where they are not of one batch, without their graphs.
 
-    Scalars, such as the number of items that a trainer gives, are no batch. A cache of keys and values is given as one of its own, which the pass may fill; rows of a filled one are not cut.
+    Scalars, such as the number of items that a trainer gives, are no batch. A cache of keys and values is given as one
+    of its own, which the pass may fill; rows of a filled one are not cut.
     """
     leaves = tree_leaves(inputs)
     heights = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}
