@@ -1,7 +1,7 @@
 """Made-up reviews to tell apart, word by word: is more of it liked than not?
 
-Opinions are turned round by ``not`` and by ``never`` and count double behind ``very``, so that counting words alone
-does not do.
+Opinions count double behind ``very``, so that counting words decides most reviews, and not all: a small model learns
+the former surely, in a few hundred steps, and whether it finds the latter varies from seed to seed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ import torch
 from actbench.errors import UsageError
 from actbench.learning.data.samples import DataSet, Samples
 
-TRAIN, VALIDATION = 16384, 1024
+TRAIN, VALIDATION = 8192, 1024
 SHORTEST = 16
 _GOOD = ["good", "great", "lovely", "warm", "funny", "bright", "moving", "fresh", "clever", "brave", "gentle", "rich"]
 _BAD = ["bad", "dull", "awful", "cold", "boring", "weak", "silly", "stale", "clumsy", "timid", "harsh", "poor"]
 _THINGS = ["plot", "cast", "music", "ending", "script", "pace", "sound", "light", "joke", "scene", "camera", "story"]
 _FILLERS = ["well", "anyway", "so", "then", "and", "still", "there", "here"]
-_TURNS = ("not", "never")
-_STRAIGHT = ("truly", "surely")
 _VERY, _QUITE = "very", "quite"
-_OTHERS = ["the", "was", ".", _VERY, _QUITE, *_TURNS, *_STRAIGHT]
+_OTHERS = ["the", "was", ".", _VERY, _QUITE]
 WORDS = ["[pad]", *_OTHERS, *_GOOD, *_BAD, *_THINGS, *_FILLERS]
 
 
@@ -69,8 +67,7 @@ def _review(random: Random, length: int) -> tuple[list[str], int]:
 
 
 def _clause(random: Random) -> tuple[list[str], int]:
-    liked, turned, doubled = (random.random() < chance for chance in (0.5, 0.3, 0.3))
-    turn = random.choice(_TURNS if turned else _STRAIGHT)
+    liked, doubled = random.random() < 0.5, random.random() < 0.2
     degree = _VERY if doubled else _QUITE
-    words = ["the", random.choice(_THINGS), "was", turn, degree, random.choice(_GOOD if liked else _BAD), "."]
-    return words, (1 if liked else -1) * (-1 if turned else 1) * (2 if doubled else 1)
+    words = ["the", random.choice(_THINGS), "was", degree, random.choice(_GOOD if liked else _BAD), "."]
+    return words, (1 if liked else -1) * (2 if doubled else 1)
