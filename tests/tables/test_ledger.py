@@ -31,7 +31,7 @@ def test_rows_keep_the_order_of_the_run():
 def test_the_summary_tells_bytes_shared_and_recomputed_tensors():
     shared, recomputed = ledger_table(LEDGER).notes
 
-    assert shared.startswith("Kept for backward: 128 B in 2 of 3 saved tensors; 1 share the storage")
+    assert shared.startswith("Kept for backward: 128 B in 2 of 3 saved tensors; 1 shares the storage")
     assert recomputed.startswith("7 more")
     assert len(ledger_table(LEDGER.model_copy(update={"recomputed": 0})).notes) == 1
 

@@ -20,6 +20,7 @@ from actbench.tables.values import Unit, Value, write
         (72.727, "rate", "72.7"),
         (7272.7, "rate", "7,273"),
         (128, "count", "128"),
+        (128.0, "count", "128"),
         (0.99999, "number", "1"),
         (0.000012345, "number", "1.234e-05"),
         (math.nan, "number", "nan"),

@@ -38,6 +38,8 @@ def _number(value: float, unit: Unit) -> str:
             return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
         case "number":
             return f"{value:.4g}"
+        case "count":
+            return f"{value:.0f}"
         case _:
             return f"{value}"
 
