@@ -193,3 +193,21 @@ def test_wrong_options_and_parameters_are_refused() -> None:
     sparse(torch.tensor([1])).sum().backward()
     with pytest.raises(UsageError, match="parameter 0 has a sparse gradient"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("encoding", [*ENCODINGS, "smaq,rounding=nearest", "fp8:e4m3,scale=none", "s2fp8"])
+@pytest.mark.parametrize("of", ["half of the elements", "some rows, later", "large and small ones"])
+def test_no_root_is_decoded_to_next_to_nothing_where_a_first_moment_is_not(encoding: str, of: str) -> None:
+    """A first moment that was divided by it would throw its parameter away; Adam's steps are about the rate."""
+    generator, rate, shape = torch.Generator().manual_seed(0), 1e-3, (64, 96)
+    parameter = nn.Parameter(torch.zeros(shape))
+    optimizer = optim.AdamW([parameter], lr=rate, weight_decay=0.0, encoding=encoding)
+    alive = torch.rand(shape, generator=generator) < 0.5
+    sizes = torch.exp2(-torch.randint(12, shape, generator=generator).float())
+    for step in range(15):
+        before = parameter.detach().clone()
+        rows = (torch.rand(64, 1, generator=generator) < 0.1) | (step <= 5)
+        scale = {"half of the elements": alive, "some rows, later": rows, "large and small ones": sizes}[of]
+        parameter.grad = torch.randn(shape, generator=generator) * scale
+        optimizer.step()
+        assert (parameter.detach() - before).abs().max() < 10 * rate

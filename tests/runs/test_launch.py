@@ -32,6 +32,7 @@ def test_mpirun_is_understood(prefix: str) -> None:
 def test_accelerates_options_of_fsdp2_are_followed() -> None:
     assert read(FSDP) == Launch(rank=1, size=4, local_rank=1, strategy="fsdp2")
     named = {"FSDP_TRANSFORMER_CLS_TO_WRAP": "BertLayer, Other", "FSDP_RESHARD_AFTER_FORWARD": "false"}
+    named["FSDP_AUTO_WRAP_POLICY"] = "TRANSFORMER_BASED_WRAP"
 
     assert read({**FSDP, **named}).blocks == ("BertLayer", "Other")
     assert not read({**FSDP, **named}).reshard
@@ -42,6 +43,8 @@ def test_accelerates_options_of_fsdp2_are_followed() -> None:
     [
         ({"FSDP_VERSION": "1"}, "--fsdp_version 2"),
         ({"FSDP_OFFLOAD_PARAMS": "true"}, "keep parameters on the device"),
+        ({"FSDP_ACTIVATION_CHECKPOINTING": "true"}, "name the scheme checkpoint in the recipe"),
+        ({"FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP"}, "give TRANSFORMER_BASED_WRAP"),
         ({"ACCELERATE_MIXED_PRECISION": "bf16"}, 'autocast = "bf16" into the recipe'),
         ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "not compiled"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed"),

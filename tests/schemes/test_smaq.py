@@ -190,6 +190,13 @@ def test_a_model_alone_packs_its_activations_and_says_what_is_left():
     assert 'actbench.optim.packed(optimizer, encoding="smaq")' in setup.unreached[0].reason
 
 
+def test_only_what_can_be_packed_is_said_to_be():
+    setup = schemes.build("encode:smaq_simulated").apply(TrainingSetup(network()))
+
+    assert "apply the scheme to a TrainingSetup with make_optimizer" in setup.unreached[0].reason
+    assert "packed" not in setup.unreached[0].reason
+
+
 @pytest.mark.parametrize("text", ["smaq,on=state", "smaq,on=gradients/activations", "smaq,on=weights"])
 def test_a_model_alone_is_refused_what_needs_its_optimizer(text):
     with pytest.raises(ConversionError, match="need the optimizer, which a model alone does not bring"):

@@ -101,9 +101,10 @@ def _judged(tallies: list[Tally], step: int, metric: Metric) -> Evaluation:
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode and back, without gradients; random numbers drawn inside do not count."""
     modes = {child: child.training for child in module.modules()}
+    devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
     module.eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), torch.random.fork_rng(list(devices)):
             yield
     finally:
         for child, training in modes.items():

@@ -30,8 +30,9 @@ NAN_WORD: Final = 0x7FC07FC0
 HUGE, TINY, SHIFT = 2.0**60, 2.0**-60, 2.0**64
 """From which bound on numbers are scaled down, below which they are scaled up, and by what."""
 
-_LARGEST = torch.tensor(0x7F7F, dtype=torch.int16).view(torch.bfloat16)
-_LARGEST_FOR_HALF = torch.tensor(0x477F, dtype=torch.int16).view(torch.bfloat16)  # 65280: above, float16 overflows
+_LARGEST = torch.tensor(0x7F7F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
+# 65280: above, float16 overflows.
+_LARGEST_FOR_HALF = torch.tensor(0x477F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
 
 
 def wide(tensor: Tensor) -> Tensor:

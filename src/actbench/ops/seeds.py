@@ -73,11 +73,11 @@ def _fresh_seed() -> Tensor:
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     if rank:  # ranks are often seeded alike; their errors must not be. Rank 0 draws what a single process draws
         seed = noise.mixed(seed ^ rank)
-    return torch.tensor(noise.signed(seed), dtype=torch.int64)
+    return torch.tensor(noise.signed(seed), dtype=torch.int64, device="cpu")
 
 
 def _fake() -> Tensor:
-    return torch.empty((), dtype=torch.int64)
+    return torch.empty((), dtype=torch.int64, device="cpu")
 
 
 # The tag keeps compilers from merging two draws into one or from drawing again in the backward pass.

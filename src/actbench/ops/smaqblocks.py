@@ -168,6 +168,14 @@ def decode(packed: Tensor, first: int, count: int, form: Format, dtype: torch.dt
     return torch.cat([part.flatten() for part in parts])[first : first + count]
 
 
+def half_steps(packed: Tensor, count: int, form: Format) -> Tensor:
+    """Return half the main step of each element's block, float32 ``(count,)``, of ``count`` encoded elements."""
+    starts = torch.arange(-(-count // form.block), device=packed.device)[:, None] * form.block_bytes
+    places = starts + torch.arange(HEADER_BYTES, device=packed.device)
+    ends = packed[places].view(torch.bfloat16)[:, 1].float()
+    return (ends / torch.full_like(ends, form.main_steps) * 0.5).repeat_interleave(form.block)[:count]
+
+
 def _decoded(blocks: Tensor, count: int, form: Format, dtype: torch.dtype) -> Tensor:
     """Return the elements (R, count) of blocks; ``count`` is a multiple of 8."""
     if blocks.numel() == 0:

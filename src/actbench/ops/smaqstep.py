@@ -23,7 +23,7 @@ from actbench.ops.arguments import check_contiguous
 from actbench.ops.cpu import smaqstep as cpu
 from actbench.ops.cuda import smaqstep as cuda
 from actbench.ops.library import direct, library
-from actbench.ops.smaqformat import HEADER_BYTES, Format, check_format
+from actbench.ops.smaqformat import Format, check_format
 from actbench.ops.steprules import AdamRule, SgdRule
 
 MOST_BLOCK = 256
@@ -157,7 +157,7 @@ def reference_adam_(
     count, seeds = param.numel(), _seeds(seed)
     m = smaqblocks.decode(means, 0, count, form, torch.float32)
     s = smaqblocks.decode(roots, 0, count, form, torch.float32)
-    least = _half_steps(roots, count, form)
+    least = smaqblocks.half_steps(roots, count, form)
     s = torch.where(s > least, s, least)
     p, m, s = steprules.adam(param.flatten().float(), grad.flatten().float(), m, s, rule)
     param.copy_(p.view(param.shape))
@@ -171,11 +171,3 @@ def reference_sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule
     p, b = steprules.sgd(param.flatten().float(), grad.flatten().float(), b, rule)
     param.copy_(p.view(param.shape))
     buffers.copy_(smaqblocks.encode(b, 0, form, _seeds(seed)[0], True))
-
-
-def _half_steps(packed: Tensor, count: int, form: Format) -> Tensor:
-    """Return half the main step of each element's block."""
-    starts = torch.arange(-(-count // form.block), device=packed.device)[:, None] * form.block_bytes
-    places = starts + torch.arange(HEADER_BYTES, device=packed.device)
-    ends = packed[places].view(torch.bfloat16)[:, 1].float()
-    return (ends / torch.full_like(ends, form.main_steps) * 0.5).repeat_interleave(form.block)[:count]

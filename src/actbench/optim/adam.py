@@ -63,7 +63,7 @@ class Adam(PackedOptimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if "step" not in state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.tensor(0.0, device="cpu")
                 state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
         values, states = in_float32(parameters), [self.state[parameter] for parameter in parameters]

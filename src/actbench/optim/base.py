@@ -120,7 +120,7 @@ class PackedOptimizer(torch.optim.Optimizer):
     def _step_packed(self, parameter: Tensor, group: Group, storage: Storage, number: int) -> None:
         state = self.state[parameter]
         if "step" not in state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, device="cpu")
             for name in self.moments.values():
                 state[name] = storage.zeros(parameter.numel(), parameter.device)
         state["step"] += 1

@@ -55,7 +55,7 @@ class ChunkedStorage:
     def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
         """Step by Adam or AdamW."""
         for number, start, end in _chunks(param.numel()):
-            m, s = self._read(means, number, end - start), self._read(roots, number, end - start).clamp_(min=0)
+            m, s = self._read(means, number, end - start), self._read_roots(roots, number, end - start)
             p, m, s = steprules.adam(param[start:end].float(), grad[start:end].float(), m, s, rule)
             param[start:end] = p
             self._write(means, number, m, _seed(seed, 0, number))
@@ -70,17 +70,26 @@ class ChunkedStorage:
             self._write(buffers, number, b, _seed(seed, 0, number))
 
     def _write(self, packed: Tensor, number: int, values: Tensor, seed: int) -> None:
-        parts = self.encoding.encode(values, torch.tensor(seed))
+        parts = self.encoding.encode(values, torch.tensor(seed, device="cpu"))
         data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
         packed[number * self._chunk_bytes :][: data.numel()] = data
 
     def _read(self, packed: Tensor, number: int, count: int) -> Tensor:
+        return self.encoding.decode(self._parts(packed, number, count), (count,), torch.float32)
+
+    def _read_roots(self, packed: Tensor, number: int, count: int) -> Tensor:
+        """Return numbers that are divided by: none is nearer to zero than half a step, as in SmaQ's own operator."""
+        parts = self._parts(packed, number, count)
+        roots, least = self.encoding.decode(parts, (count,), torch.float32), self.encoding.half_steps(parts, count)
+        return roots.clamp_(min=0) if least is None else torch.maximum(roots, least)
+
+    def _parts(self, packed: Tensor, number: int, count: int) -> tuple[Tensor, ...]:
         left, parts = packed[number * self._chunk_bytes :], []
         for dtype, shape in _parts_of(self.encoding.spec, count):
             size = math.prod(shape) * dtype.itemsize
             parts.append(left[:size].clone().view(dtype).view(shape))  # cloned, because numbers must be aligned
             left = left[size:]
-        return self.encoding.decode(tuple(parts), (count,), torch.float32)
+        return tuple(parts)
 
 
 def _chunks(count: int) -> Iterator[tuple[int, int, int]]:
@@ -96,5 +105,5 @@ def _seed(seed: int, moment: int, chunk: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def _parts_of(spec: str, count: int) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
     """Return type and shape of each part that ``count`` numbers are stored as."""
-    parts = encodings.build(spec).encode(torch.zeros(count), torch.tensor(0))
+    parts = encodings.build(spec).encode(torch.zeros(count, device="cpu"), torch.tensor(0, device="cpu"))
     return tuple((part.dtype, tuple(part.shape)) for part in parts)

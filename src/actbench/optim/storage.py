@@ -89,7 +89,7 @@ class SmaqStorage:
 
     def pack(self, values: Tensor) -> Tensor:
         """Return the nearest codes: this is done once, so that nothing has to be right in the mean."""
-        return self._encoded(values, torch.tensor(0))
+        return self._encoded(values, torch.tensor(0, device="cpu"))
 
     def unpack(self, packed: Tensor, count: int) -> Tensor:
         """Return what the codes stand for."""

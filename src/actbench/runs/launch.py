@@ -24,6 +24,7 @@ _OTHERS = {
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
 }
+_BY_BLOCK = "TRANSFORMER_BASED_WRAP"
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,27 @@ def _refuse(environment: Mapping[str, str]) -> None:
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() != "no":
         raise UsageError(f"accelerate launch --dynamo_backend {backend}: training runs are not compiled; leave it out")
-    if not _is_set(environment, "ACCELERATE_USE_FSDP"):
-        return
+    if _is_set(environment, "ACCELERATE_USE_FSDP"):
+        _refuse_of_fsdp(environment)
+
+
+def _refuse_of_fsdp(environment: Mapping[str, str]) -> None:
     version = environment.get("FSDP_VERSION", "1")
     if version != "2":
         raise UsageError(f"accelerate launch --use_fsdp with --fsdp_version {version}: give --fsdp_version 2")
     if _is_set(environment, "FSDP_OFFLOAD_PARAMS"):
         raise UsageError("accelerate launch --fsdp_offload_params true: training runs keep parameters on the device")
+    if _is_set(environment, "FSDP_ACTIVATION_CHECKPOINTING"):
+        raise UsageError(
+            "accelerate launch --fsdp_activation_checkpointing true: recomputing blocks is a scheme, so that results "
+            "say it: leave the option out and name the scheme checkpoint in the recipe, alone or behind a +"
+        )
+    policy = environment.get("FSDP_AUTO_WRAP_POLICY", _BY_BLOCK)
+    if policy.upper() != _BY_BLOCK:
+        raise UsageError(
+            f"accelerate launch --fsdp_auto_wrap_policy {policy}: parameters are gathered block by block; give "
+            f"{_BY_BLOCK}, or leave it out"
+        )
 
 
 def _is_set(environment: Mapping[str, str], name: str) -> bool:

@@ -94,7 +94,7 @@ class EncodedStructures(Scheme):
         if "state" in self.on and make is not None:
             sites.append(self._site("state", setup.module))
         elif "state" in self.on:
-            unreached = (_without_optimizer(self.number_format.spec),)
+            unreached = (_without_optimizer(self.number_format),)
         if "activations" in self.on:
             keeper = EncodedKeeper(self.number_format)
             HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind()
@@ -234,6 +234,10 @@ def _path(structure: Structure) -> str:
     return "" if structure == "activations" else f"({WAS[structure]})"
 
 
-def _without_optimizer(spec: str) -> Unreached:
-    reason = f'the optimizer is not part of the model; wrap it by actbench.optim.packed(optimizer, encoding="{spec}")'
-    return Unreached(path="", kind=WAS["state"], reason=reason)
+def _without_optimizer(encoding: Encoding) -> Unreached:
+    what = (
+        f'wrap it by actbench.optim.packed(optimizer, encoding="{encoding.spec}")'
+        if encoding.stored
+        else "apply the scheme to a TrainingSetup with make_optimizer, or leave state out of on="
+    )
+    return Unreached(path="", kind=WAS["state"], reason=f"the optimizer is not part of the model; {what}")

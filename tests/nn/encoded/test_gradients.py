@@ -171,3 +171,20 @@ def test_a_model_is_freed_with_its_gradients():
     gc.collect()
 
     assert not any(reference() is not None for reference in alive)
+
+
+def test_a_scaler_that_would_find_nothing_to_unscale_is_refused():
+    model = network()
+    optimizer, scaler = packing(model), torch.amp.GradScaler("cpu")
+    before = model[0].weight.detach().clone()
+    scaler.scale(model(torch.randn(4, 64)).square().sum()).backward()
+    with pytest.raises(ConversionError, match="cannot be unscaled by GradScaler"):
+        scaler.step(optimizer)
+    assert torch.equal(model[0].weight, before)
+
+    model = network()
+    optimizer = packing(model)
+    before = model[0].weight.detach().clone()
+    backward(model, torch.randn(4, 64))
+    torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
+    assert not torch.equal(model[0].weight, before)

@@ -5,8 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.hooks import Held
 from actbench.nn.keeping.forms import Flags, Repeated
 from actbench.nn.offloaded import StaysHere
@@ -236,3 +238,23 @@ def test_small_and_whole_number_tensors_are_left(hook, packed):
 
     assert [held.tensor.dtype for held in found.of(8, 1, 64)] == [torch.int64]
     assert all(isinstance(held, StaysHere) for held in found.of(32))
+
+
+def test_on_a_device_no_value_is_looked_at_after_the_first_step(hook):
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.others = nn.Linear(64, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+        def forward(self, x):
+            x = self.first(x)
+            return sum(layer(x) for layer in self.others)
+
+    with FakeTensorMode(), torch.device("cuda"):
+        model = hook(Shared())
+        for _ in range(2):
+            model(torch.empty(8, 64))
+    places = list(HookedForward.of(model).hooks.places)
+
+    assert [place.owner for place in places] == [None, places[0], places[0]]
+    assert not any(place.guarded for place in places)

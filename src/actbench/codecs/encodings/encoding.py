@@ -52,6 +52,13 @@ class Encoding(Data):
         """Return the contiguous tensor of a shape and a float type that parts stand for."""
         raise NotImplementedError
 
+    def half_steps(self, parts: Parts, count: int) -> Tensor | None:
+        """Return half of the least that lies between two codes of a group, for each of its elements, float32 (count,).
+
+        What is decoded to less than that may have been anything up to it. None where it is too small to matter.
+        """
+        return None
+
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return the bytes of all parts of a tensor of a shape and type, by arithmetic alone."""
         raise NotImplementedError

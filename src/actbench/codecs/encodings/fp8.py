@@ -57,6 +57,13 @@ class Fp8(Encoding):
         scales = parts[1].float().repeat_interleave(self.group_size)[: numbers.numel()]
         return within(numbers * scales, dtype).view(shape)
 
+    def half_steps(self, parts: Parts, count: int) -> Tensor:
+        """Return half of the format's least number, times the group's scale."""
+        least = _FORMATS[self.format].least / 2
+        if self.scale == "none":
+            return torch.full((count,), least, device=parts[0].device)
+        return (parts[1].float() * least).repeat_interleave(self.group_size)[:count]
+
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return ``n``, and 4 or 2 for each group."""
         count = math.prod(shape)

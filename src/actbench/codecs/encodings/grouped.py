@@ -41,6 +41,11 @@ class IntGroups(Encoding):
         codes, words = parts
         return groupquant.decode(codes, words, self.bits, self.group_size, 0, math.prod(shape), dtype).view(shape)
 
+    def half_steps(self, parts: Parts, count: int) -> Tensor:
+        """Return half a step of each element's group."""
+        steps = groupquant.ranges(parts[1]) / ((1 << self.bits) - 1)
+        return (steps * 0.5).repeat_interleave(self.group_size)[:count]
+
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return ``ceil(n bits / 8)``, and 4 for each group."""
         return groupquant.packed_bytes(math.prod(shape), self.bits, self.group_size)

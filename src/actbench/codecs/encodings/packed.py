@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, flat
-from actbench.ops import smaq
+from actbench.ops import smaq, smaqblocks
 from actbench.ops.smaqformat import format_of
 
 
@@ -51,6 +51,10 @@ class Smaq(Encoding):
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return what the codes stand for."""
         return smaq.decode(parts[0], math.prod(shape), dtype, **self._format()).view(shape)
+
+    def half_steps(self, parts: Parts, count: int) -> Tensor:
+        """Return half a main step of each element's block."""
+        return smaqblocks.half_steps(parts[0], count, format_of(**self._format()))
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return, of whole blocks, ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number."""

@@ -58,6 +58,11 @@ class FloatFormat:
         """The largest finite number."""
         return torch.finfo(self.dtype).max
 
+    @property
+    def least(self) -> float:
+        """The least number above zero."""
+        return float(2.0 ** (self.least_exponent - self.fraction_bits))
+
     def nearest(self, x: Tensor) -> Tensor:
         """Return the nearest numbers of the format, ties to even, as torch converts."""
         return x.to(self.dtype)

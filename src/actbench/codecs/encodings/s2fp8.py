@@ -51,6 +51,11 @@ class S2fp8(Encoding):
         values = torch.exp2(numbers.abs().log2() / alpha + mu).copysign(numbers)
         return torch.where(numbers.isinf(), numbers.to(dtype), within(values, dtype)).view(shape)
 
+    def half_steps(self, parts: Parts, count: int) -> Tensor:
+        """Return what half of the least Y above zero stands for."""
+        alpha, mu = parts[1]
+        return torch.exp2(math.log2(E5M2.least / 2) / alpha + mu).expand(count)
+
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return ``n + 8``."""
         return math.prod(shape) + 8

@@ -30,6 +30,8 @@ class StepByParameter(optim.Optimizer):
         ConversionError: The optimizer is none of these.
     """
 
+    _step_supports_amp_scaling = True  # GradScaler then leaves it to step() to unscale, which refuses
+
     def __init__(
         self,
         inner: optim.Optimizer,
@@ -55,7 +57,15 @@ class StepByParameter(optim.Optimizer):
 
         Returns:
             What the closure returned, or None.
+
+        Raises:
+            ConversionError: An enabled ``GradScaler`` steps this.
         """
+        if hasattr(self, "found_inf"):
+            raise ConversionError(
+                "gradients that wait packed cannot be unscaled by GradScaler, and would be stepped as many times too "
+                "large as the loss was; train in bfloat16 without one, or leave gradients out of on="
+            )
         result = None
         if closure is not None:
             with torch.enable_grad():

@@ -46,7 +46,7 @@ class Samples:
                 f"{found.shape}; give one whole number from 0 for each row"
             )
         self.count, self.end = found.size, int(found.max(initial=-1)) + 1
-        self._on = {torch.device("cpu"): torch.tensor(found, dtype=torch.int64)}
+        self._on = {torch.device("cpu"): torch.tensor(found, dtype=torch.int64, device="cpu")}
         self._token: Token[Samples | None] | None = None
 
     def on(self, device: torch.device) -> Tensor:

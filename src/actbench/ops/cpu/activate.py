@@ -41,7 +41,7 @@ def silu(x: Tensor, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """
     out = hugepages.empty_like(x)
     count = x.numel()
-    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8)
+    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
     _silu(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
     _finish(x, out)
     return out, packed

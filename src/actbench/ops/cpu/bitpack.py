@@ -27,7 +27,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
         uint8 ``(ceil(n * bits / 8),)``.
     """
     count = codes.numel()
-    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8)
+    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
     _pack(count, count, codes.data_ptr(), bits, packed.data_ptr())
     return packed
 
@@ -43,7 +43,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     Returns:
         uint8 ``(count,)``.
     """
-    codes = torch.empty(count, dtype=torch.uint8)
+    codes = torch.empty(count, dtype=torch.uint8, device="cpu")
     _unpack(count, count, packed.data_ptr(), bits, codes.data_ptr())
     return codes
 

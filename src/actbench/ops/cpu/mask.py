@@ -26,7 +26,7 @@ def relu(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """
     out = hugepages.empty_like(x) if out is None else out
     count = x.numel()
-    mask = torch.empty((count + 7) // 8, dtype=torch.uint8)
+    mask = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
     kernel = _relu32 if x.dtype == torch.float32 else _relu16
     kernel(count, count, x.data_ptr(), _NEGATIVE_INFINITY[x.dtype], out.data_ptr(), mask.data_ptr())
     return out, mask

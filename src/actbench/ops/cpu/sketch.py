@@ -17,7 +17,7 @@ def rows(seed: int, first_row: int, rows: int, dim: int, kind: str) -> Tensor:
     """Return (rows, dim) float32 entries of the matrix of a seed, from row ``first_row`` on."""
     from actbench.ops.sketch import gaussian_table
 
-    out = torch.empty(rows, dim)
+    out = torch.empty(rows, dim, device="cpu")
     state, first, flat = np.uint64(noise.mixed(seed)), first_row * dim, out.numpy().reshape(-1)
     if kind == "rademacher":
         _rademacher(out.numel(), state, first, flat)

@@ -33,7 +33,7 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
     Returns:
         uint8 of ``ceil(x.numel() * bits / 8)`` bytes.
     """
-    packed = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8)
+    packed = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device="cpu")
     count = x.numel()
     _encode(count, count, x.data_ptr(), KINDS[x.dtype], bounds.data_ptr(), bits, fold, packed.data_ptr())
     return packed
