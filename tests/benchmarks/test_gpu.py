@@ -78,6 +78,14 @@ def test_a_step_that_takes_too_long_is_stopped(gpu, tmp_path):
 def test_the_steps_are_those_of_the_target_in_order(gpu, tmp_path):
     found = gpu.steps(tmp_path)
 
-    assert [step.name for step in found] == ["tests", "kernels", "quickstart", "fewbit-roberta", "resnet50"]
+    assert [step.name for step in found] == [
+        "tests",
+        "kernels",
+        "quickstart",
+        "fewbit-roberta",
+        "resnet50",
+        "actnn-memory",
+        "t4-largest",
+    ]
     assert any("tests/kernels/test_stepwise.py" in argument for argument in found[0].command)
     assert any("tests/meters/test_cuda.py" in argument for argument in found[0].command)

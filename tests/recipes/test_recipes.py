@@ -26,6 +26,7 @@ def test_the_smoke_recipe_knows_every_scheme() -> None:
     assert found == set(schemes.names())
 
 
+@pytest.mark.slow
 def test_the_smoke_recipe_runs_from_the_command_line(cli: Any, tmp_path: Path) -> None:
     ended = cli("sweep", "smoke", "--output", tmp_path, "--export-json", tmp_path / "records.json")
     again = cli("sweep", "smoke", "--output", tmp_path)

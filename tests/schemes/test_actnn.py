@@ -140,6 +140,7 @@ def test_the_exact_model_keeps_what_the_closed_form_says(model, megabytes, read,
     assert reading.activation_bytes / 8 == pytest.approx(closed_form, rel=0.005)
 
 
+SLOW = pytest.mark.slow
 PUBLISHED = {
     ("resnet50", 2): 7.19e6,
     ("resnet50", 4): 12.63e6,
@@ -149,7 +150,9 @@ PUBLISHED = {
 """Bytes of an image that the authors' layout takes: an image more than ours, and a byte for a place in a pool."""
 
 
-@pytest.mark.parametrize(("model", "bits"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("model", "bits"), [pytest.param(*key, marks=SLOW if key[0] == "resnet152" else ()) for key in PUBLISHED]
+)
 def test_each_layer_keeps_its_input_as_in_the_authors_layout(model, bits, read, count):
     elements, reading = count(model), read(model, f"actnn:L3,bits={bits},share=false")
     packed = sum(elements[kind] for kind in ("Conv2d in", "BatchNorm2d in", "Linear in")) - IMAGE
@@ -161,7 +164,7 @@ def test_each_layer_keeps_its_input_as_in_the_authors_layout(model, bits, read, 
     assert reading.activation_bytes / 8 == pytest.approx(closed_form, rel=0.02)
 
 
-@pytest.mark.parametrize(("model", "most"), [("resnet50", 7.0e6), ("resnet152", 14.6e6)])
+@pytest.mark.parametrize(("model", "most"), [("resnet50", 7.0e6), pytest.param("resnet152", 14.6e6, marks=SLOW)])
 def test_at_two_bits_with_each_tensor_kept_once_an_image_takes_less(model, most, read):
     assert read(model, "actnn:L3").activation_bytes / 8 < most
 

@@ -83,6 +83,7 @@ def test_converting_twice_or_nothing_is_an_error():
         convert(nn.Flatten())
 
 
+SLOW = pytest.mark.slow
 PUBLISHED = {
     ("resnet50", 2): 10.62e6,
     ("resnet50", 4): 18.63e6,
@@ -94,7 +95,9 @@ PUBLISHED = {
 FIXED = {2: "L1.2", 4: "L1"}
 
 
-@pytest.mark.parametrize(("model", "bits"), PUBLISHED)
+@pytest.mark.parametrize(
+    ("model", "bits"), [pytest.param(*key, marks=SLOW if key[0] == "resnet152" else ()) for key in PUBLISHED]
+)
 def test_each_operator_keeps_its_own_as_in_the_authors_code(model, bits, read, count):
     elements = count(model)
     reading = read(model, f"gact:{FIXED[bits]},share=false,small_codes=false")
@@ -107,6 +110,6 @@ def test_each_operator_keeps_its_own_as_in_the_authors_code(model, bits, read, c
     assert reading.activation_bytes / 8 == pytest.approx(closed_form, rel=0.02)
 
 
-@pytest.mark.parametrize(("model", "most"), [("resnet50", 7.0e6), ("resnet152", 14.6e6)])
+@pytest.mark.parametrize(("model", "most"), [("resnet50", 7.0e6), pytest.param("resnet152", 14.6e6, marks=SLOW)])
 def test_at_two_bits_with_small_codes_and_each_tensor_kept_once_an_image_takes_less(model, most, read):
     assert read(model, "gact:L1.2").activation_bytes / 8 < most
