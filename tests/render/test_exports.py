@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import StoreError, UsageError
-from actbench.render.exports import export
+from actbench.render.exports import check, export
 
 
 def files(folder: Path) -> set[str]:
@@ -79,3 +79,18 @@ def test_a_pipe_is_written_into(tmp_path: Path) -> None:
         os.close(reader)
 
     assert pipe.is_fifo()
+
+
+def test_what_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+
+    with pytest.raises(StoreError, match="is a folder: name a file in it"):
+        check(tmp_path)
+    with pytest.raises(StoreError, match="is no folder"):
+        check(file / "table.md")
+    check(file)
+    check(tmp_path / "new" / "table.md")
+    check(Path("/dev/stdout"))
+
+    assert files(tmp_path) == {"file"}

@@ -153,15 +153,27 @@ TrustOption = Annotated[
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Folder or file to write to.", show_default=False)
 ]
-MarkdownOption = Annotated[
-    Path | None, typer.Option("--export-markdown", metavar="FILE", help="Write the table as Markdown.")
-]
+
+
+def _checked(path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written, before any work is done for it."""
+    if path is not None:
+        from actbench.render.exports import check
+
+        check(path)
+    return path
+
+
+def _file_option(name: str, text: str) -> Any:
+    return option(name, text, metavar="FILE", callback=_checked)
+
+
+MarkdownOption = Annotated[Path | None, _file_option("--export-markdown", "Write the table as Markdown.")]
 CsvOption = Annotated[
-    Path | None,
-    typer.Option("--export-csv", metavar="FILE", help="Write the table as CSV, numbers in full and without units."),
+    Path | None, _file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
 ]
-JsonOption = Annotated[Path | None, typer.Option("--export-json", metavar="FILE", help="Write the records as JSON.")]
-HtmlOption = Annotated[Path | None, typer.Option("--export-html", metavar="FILE", help="Write the table as HTML.")]
+JsonOption = Annotated[Path | None, _file_option("--export-json", "Write the records as JSON.")]
+HtmlOption = Annotated[Path | None, _file_option("--export-html", "Write the table as HTML.")]
 
 
 def _show_version(asked: bool) -> None:

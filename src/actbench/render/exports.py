@@ -9,6 +9,22 @@ from pathlib import Path
 from actbench.errors import StoreError, UsageError
 
 
+def check(path: Path) -> None:
+    """Check as far as can be told beforehand that a file can be written, so that no work is done for nothing.
+
+    Raises:
+        StoreError: It is a folder, or the folder that it would be in cannot be made or written.
+    """
+    target = path.resolve()
+    if target.is_dir():
+        raise StoreError(_is_a_folder(target))
+    folder = next(parent for parent in target.parents if parent.exists())
+    if not folder.is_dir():
+        raise StoreError(f"{target} cannot be written: {folder} is no folder")
+    if not target.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreError(f"{target} cannot be written: {folder} is read-only for you; name a file elsewhere")
+
+
 def export(texts: Mapping[Path, str | bytes]) -> None:
     """Write each text, or the bytes of a picture, to its path, making folders on the way.
 
@@ -45,10 +61,14 @@ def _encoded(text: str | bytes) -> bytes:
     return text.encode() if isinstance(text, str) else text
 
 
+def _is_a_folder(target: Path) -> str:
+    return f"{target} is a folder: name a file in it, such as {target / 'table.md'}"
+
+
 def _staged(target: Path, text: str | bytes) -> Path:
     """Write a text beside its target and wait until the disk has it."""
     if target.is_dir():
-        raise StoreError(f"{target} is a folder: name a file in it, such as {target / 'table.md'}")
+        raise StoreError(_is_a_folder(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
