@@ -164,7 +164,7 @@ def test_sweeps_killed_in_writing_end_with_the_rows_of_an_undisturbed_one(
     sweep(len(planned))
 
     assert list(store.read(path).records) == planned
-    assert path.read_bytes().count(b"\n") == len(planned)
+    assert len(path.read_bytes().splitlines()) == len(planned)  # the last newline may be what was cut off
 
 
 def test_a_half_written_line_is_noticed_and_cut_off(tmp_path: Path, make_record: MakeRecord) -> None:
