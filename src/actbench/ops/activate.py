@@ -19,7 +19,7 @@ from actbench.ops.cpu import activate as fused
 from actbench.ops.cpu import hugepages
 from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import activate as cuda
-from actbench.ops.library import direct, library
+from actbench.ops.library import define, direct
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -105,13 +105,11 @@ def _check(x: Tensor, function: str, bounds: Tensor, bits: int) -> None:
     check_table(bounds, x, bits, (1 << bits) - 1, "bounds")
 
 
-library.define(  # type: ignore[no-untyped-call]
+define(
     "stepwise_activate(Tensor x, str function, Tensor bounds, int bits, bool fold) -> (Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+    {"CPU": _cpu, "CUDA": _cuda},
+    _fake,
 )
-library.impl("stepwise_activate", _cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("stepwise_activate", _cuda, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::stepwise_activate", _fake, lib=library)
 
 
 def activate(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:

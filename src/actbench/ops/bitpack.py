@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actbench.ops.cpu import bitpack as cpu
 from actbench.ops.cuda import bitpack as cuda
-from actbench.ops.library import library
+from actbench.ops.library import define
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -103,14 +103,8 @@ def _unpack_fake(packed: Tensor, bits: int, count: int) -> Tensor:
 
 _PACK = "pack_codes(Tensor codes, int bits) -> Tensor"
 _UNPACK = "unpack_codes(Tensor packed, int bits, SymInt count) -> Tensor"
-library.define(_PACK, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.define(_UNPACK, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.impl("pack_codes", _pack_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("unpack_codes", _unpack_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("pack_codes", _pack_cuda, "CUDA")  # type: ignore[no-untyped-call]
-library.impl("unpack_codes", _unpack_cuda, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::pack_codes", _pack_fake, lib=library)
-torch.library.register_fake("actbench::unpack_codes", _unpack_fake, lib=library)
+define(_PACK, {"CPU": _pack_cpu, "CUDA": _pack_cuda}, _pack_fake)
+define(_UNPACK, {"CPU": _unpack_cpu, "CUDA": _unpack_cuda}, _unpack_fake)
 
 pack_codes = torch.ops.actbench.pack_codes.default
 unpack_codes = torch.ops.actbench.unpack_codes.default

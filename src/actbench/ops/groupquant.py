@@ -10,7 +10,6 @@ The operators are ``actbench::groupquant_encode``, ``_decode``, ``_decode_``, ``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -20,7 +19,7 @@ from actbench.ops import bitpack, groups
 from actbench.ops.cpu import groupquant as cpu
 from actbench.ops.cuda import groupquant as cuda
 from actbench.ops.grouparguments import check_decode, check_decode_rows, check_encode, check_encode_rows, check_groups
-from actbench.ops.library import direct, library
+from actbench.ops.library import define, direct
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:
@@ -109,43 +108,35 @@ def _words_fake(x: Tensor, group_size: int) -> Tensor:
     return x.new_empty(x.shape[0], -(-x.shape[1] // group_size), dtype=torch.int32)
 
 
-def _define(schema: str, implementation: Callable[..., object], fake: Callable[..., object]) -> None:
-    library.define(schema, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-    name = schema.partition("(")[0]
-    library.impl(name, implementation, "CPU")  # type: ignore[no-untyped-call]
-    library.impl(name, implementation, "CUDA")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"actbench::{name}", fake, lib=library)
-
-
-_define(
+define(
     "groupquant_encode(Tensor x, int bits, int group_size, Tensor seed, bool stochastic) -> (Tensor, Tensor)",
     _encode,
     _encode_fake,
 )
-_define(
+define(
     "groupquant_decode(Tensor codes, Tensor meta, int bits, int group_size, SymInt start, SymInt count,"
     " ScalarType dtype) -> Tensor",
     _decode,
     _decode_fake,
 )
-_define(
+define(
     "groupquant_decode_(Tensor(a!) out, Tensor codes, Tensor meta, int bits, int group_size, SymInt start) -> ()",
     _decode_to,
     check_decode,
 )
-_define(
+define(
     "groupquant_encode_rows(Tensor x, Tensor row_bits, SymInt total_bits, int group_size, Tensor seed,"
     " bool stochastic) -> (Tensor, Tensor)",
     _encode_rows,
     _encode_rows_fake,
 )
-_define(
+define(
     "groupquant_decode_rows(Tensor(a!) out, Tensor codes, Tensor meta, Tensor row_bits, int group_size,"
     " SymInt first_row) -> ()",
     _decode_rows_to,
     check_decode_rows,
 )
-_define("groupquant_words(Tensor x, int group_size) -> Tensor", _words, _words_fake)
+define("groupquant_words(Tensor x, int group_size) -> Tensor", _words, _words_fake)
 
 _ops = torch.ops.actbench
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actbench import hostmemory
-from actbench.ops.library import library
+from actbench.ops.library import EVERYWHERE, define
 
 
 def _to_host(x: Tensor) -> Tensor:
@@ -34,12 +34,8 @@ def _fake_from_host(host: Tensor, device: torch.device) -> Tensor:
     return torch.empty_like(host, device=device)
 
 
-library.define("to_host(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-library.impl("to_host", _to_host, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::to_host", _fake_to_host, lib=library)
-library.define("from_host(Tensor host, Device device) -> Tensor")  # type: ignore[no-untyped-call]
-library.impl("from_host", _from_host, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::from_host", _fake_from_host, lib=library)
+define("to_host(Tensor x) -> Tensor", {EVERYWHERE: _to_host}, _fake_to_host, tags=())
+define("from_host(Tensor host, Device device) -> Tensor", {EVERYWHERE: _from_host}, _fake_from_host, tags=())
 
 
 def to_host(x: Tensor) -> Tensor:

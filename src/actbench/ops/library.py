@@ -6,12 +6,40 @@ would be part of every figure that is published.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 library = torch.library.Library("actbench", "DEF")  # type: ignore[no-untyped-call]  # registrations live as long
+
+EVERYWHERE = "CompositeExplicitAutograd"
+"""The dispatch key of what runs on any device."""
+
+
+def define(
+    schema: str,
+    implementation: Callable[..., object] | Mapping[str, Callable[..., object]],
+    fake: Callable[..., object],
+    tags: Sequence[torch.Tag] = (torch.Tag.pt2_compliant_tag,),
+) -> None:
+    """Make an operator.
+
+    Args:
+        schema: Its name and what it takes and gives, in torch's notation.
+        implementation: What computes it on CPU and CUDA, or a function for each dispatch key: ``CPU``, ``CUDA``,
+            :data:`EVERYWHERE`.
+        fake: Gives the shapes and types for fake tensors.
+        tags: What torch's compilers may take for granted.
+    """
+    library.define(schema, tags=tags)  # type: ignore[no-untyped-call]
+    name = schema.partition("(")[0]
+    by_key = implementation if isinstance(implementation, Mapping) else dict.fromkeys(("CPU", "CUDA"), implementation)
+    for key, function in by_key.items():
+        library.impl(name, function, key)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"actbench::{name}", fake, lib=library)
+
 
 _internals: Any = torch._C
 _modes, _transforms = _internals._len_torch_dispatch_stack, _internals._functorch.peek_interpreter_stack

@@ -15,7 +15,7 @@ from actbench.ops import bitpack
 from actbench.ops.arguments import check_contiguous, check_packed
 from actbench.ops.cpu import mask as cpu
 from actbench.ops.cuda import mask as cuda
-from actbench.ops.library import direct, library
+from actbench.ops.library import define, direct
 
 
 def positive(x: Tensor) -> Tensor:
@@ -118,18 +118,13 @@ def _select_fake(mask: Tensor, grad: Tensor) -> Tensor:
     return torch.empty_like(grad)
 
 
-library.define("relu_mask(Tensor x) -> (Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.define("mask_select(Tensor mask, Tensor grad) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.define("relu_mask_(Tensor(a!) x) -> Tensor", tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.impl("relu_mask_", _relu_cpu_in_place, "CPU")  # type: ignore[no-untyped-call]
-library.impl("relu_mask_", _relu_cuda_in_place, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::relu_mask_", _relu_fake_in_place, lib=library)
-library.impl("relu_mask", _relu_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("mask_select", _select_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("relu_mask", _relu_cuda, "CUDA")  # type: ignore[no-untyped-call]
-library.impl("mask_select", _select_cuda, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::relu_mask", _relu_fake, lib=library)
-torch.library.register_fake("actbench::mask_select", _select_fake, lib=library)
+define("relu_mask(Tensor x) -> (Tensor, Tensor)", {"CPU": _relu_cpu, "CUDA": _relu_cuda}, _relu_fake)
+define(
+    "relu_mask_(Tensor(a!) x) -> Tensor",
+    {"CPU": _relu_cpu_in_place, "CUDA": _relu_cuda_in_place},
+    _relu_fake_in_place,
+)
+define("mask_select(Tensor mask, Tensor grad) -> Tensor", {"CPU": _select_cpu, "CUDA": _select_cuda}, _select_fake)
 
 _ops = torch.ops.actbench
 

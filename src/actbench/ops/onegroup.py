@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actbench.ops import bitpack, groups
 from actbench.ops.arguments import check_bits, check_contiguous
-from actbench.ops.library import library
+from actbench.ops.library import EVERYWHERE, define
 
 PIECE = 2**18
 """Elements of a piece, a multiple of 8, so that its codes begin at a whole byte."""
@@ -74,12 +74,8 @@ def _decode_fake(codes: Tensor, meta: Tensor, bits: int, start: int, count: int,
 
 _ENCODE = "onegroup_encode(Tensor x, int bits, Tensor seed, bool stochastic) -> (Tensor, Tensor)"
 _DECODE = "onegroup_decode(Tensor codes, Tensor meta, int bits, SymInt start, SymInt count, ScalarType dtype) -> Tensor"
-library.define(_ENCODE, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.define(_DECODE, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.impl("onegroup_encode", _encode, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-library.impl("onegroup_decode", _decode, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::onegroup_encode", _encode_fake, lib=library)
-torch.library.register_fake("actbench::onegroup_decode", _decode_fake, lib=library)
+define(_ENCODE, {EVERYWHERE: _encode}, _encode_fake)
+define(_DECODE, {EVERYWHERE: _decode}, _decode_fake)
 
 
 def encode(x: Tensor, bits: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 from actbench.errors import KernelError
 from actbench.ops import noise
-from actbench.ops.library import library
+from actbench.ops.library import EVERYWHERE, define
 
 # The state as 64-bit words: initial seed, flags, position in the block, then the 624 words of the block.
 _SEED, _POSITION, _BLOCK = 0, 2, 3
@@ -81,9 +81,7 @@ def _fake() -> Tensor:
 
 
 # The tag keeps compilers from merging two draws into one or from drawing again in the backward pass.
-library.define("fresh_seed() -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
-library.impl("fresh_seed", _fresh_seed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::fresh_seed", _fake, lib=library)
+define("fresh_seed() -> Tensor", {EVERYWHERE: _fresh_seed}, _fake, tags=(torch.Tag.nondeterministic_seeded,))
 
 
 def fresh_seed() -> Tensor:

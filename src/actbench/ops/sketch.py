@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.library import library
+from actbench.ops.library import define
 
 Kind = Literal["gaussian", "rademacher"]
 KINDS: Final = get_args(Kind)
@@ -82,12 +82,13 @@ def _launch(
     return reference(seed, first_row, rows, dim, kind, dtype, device)
 
 
-library.define(  # type: ignore[no-untyped-call]
+define(
     "sketch_rows(Tensor seed, SymInt first_row, SymInt rows, SymInt dim, str kind, ScalarType dtype, Device device)"
-    " -> Tensor"
+    " -> Tensor",
+    {"CPU": _launch},  # where the seed is
+    _fake,
+    tags=(),
 )
-library.impl("sketch_rows", _launch, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::sketch_rows", _fake, lib=library)
 
 
 def sketch_rows(

@@ -9,7 +9,6 @@ are how to call them. These take the format apart: bits of main and outlier code
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -19,7 +18,7 @@ from actbench.ops import smaqblocks
 from actbench.ops.cpu import smaq as cpu
 from actbench.ops.cpu.groupquant import empty
 from actbench.ops.cuda import smaq as cuda
-from actbench.ops.library import direct, library
+from actbench.ops.library import define, direct
 from actbench.ops.smaqformat import Format, check_decode, check_encode, check_encode_into, format_of
 
 
@@ -83,27 +82,19 @@ def _decode_fake(packed: Tensor, first: int, count: int, dtype: torch.dtype, *pa
     return out
 
 
-def _define(arguments: str, implementation: Callable[..., object], fake: Callable[..., object]) -> None:
-    library.define(arguments, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-    name = arguments.partition("(")[0]
-    library.impl(name, implementation, "CPU")  # type: ignore[no-untyped-call]
-    library.impl(name, implementation, "CUDA")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"actbench::{name}", fake, lib=library)
-
-
 _FORMAT = "int main_bits, int outlier_bits, int outliers, int block"
-_define(f"smaq_encode(Tensor x, Tensor seed, bool stochastic, {_FORMAT}) -> Tensor", _encode, _encode_fake)
-_define(
+define(f"smaq_encode(Tensor x, Tensor seed, bool stochastic, {_FORMAT}) -> Tensor", _encode, _encode_fake)
+define(
     f"smaq_encode_(Tensor(a!) packed, Tensor x, SymInt first_block, Tensor seed, bool stochastic, {_FORMAT}) -> ()",
     _encode_into,
     _encode_into_fake,
 )
-_define(
+define(
     f"smaq_decode(Tensor packed, SymInt first, SymInt count, ScalarType dtype, {_FORMAT}) -> Tensor",
     _decode,
     _decode_fake,
 )
-_define(
+define(
     f"smaq_decode_(Tensor(a!) out, Tensor packed, SymInt first, {_FORMAT}) -> ()",
     _decode_to,
     _decode_to_fake,

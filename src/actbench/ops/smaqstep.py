@@ -12,7 +12,6 @@ The operators are ``actbench::smaqstep_adam_`` and ``smaqstep_sgd_``; the functi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -22,7 +21,7 @@ from actbench.ops import noise, smaqblocks, steprules
 from actbench.ops.arguments import check_contiguous
 from actbench.ops.cpu import smaqstep as cpu
 from actbench.ops.cuda import smaqstep as cuda
-from actbench.ops.library import direct, library
+from actbench.ops.library import define, direct
 from actbench.ops.smaqformat import Format, check_format
 from actbench.ops.steprules import AdamRule, SgdRule
 
@@ -88,21 +87,13 @@ def _check_rule(rule: list[float], names: tuple[str, ...]) -> None:
         raise ValueError(f"the rule must be {len(names)} numbers, {', '.join(names)}; found {len(rule)}")
 
 
-def _define(arguments: str, implementation: Callable[..., None], fake: Callable[..., None]) -> None:
-    library.define(arguments, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-    name = arguments.partition("(")[0]
-    library.impl(name, implementation, "CPU")  # type: ignore[no-untyped-call]
-    library.impl(name, implementation, "CUDA")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"actbench::{name}", fake, lib=library)
-
-
 _REST = "int seed, float[] rule, int main_bits, int outlier_bits, int outliers, int block"
-_define(
+define(
     f"smaqstep_adam_(Tensor(a!) param, Tensor grad, Tensor(b!) means, Tensor(c!) roots, {_REST}) -> ()",
     _adam,
     _adam_fake,
 )
-_define(f"smaqstep_sgd_(Tensor(a!) param, Tensor grad, Tensor(b!) buffers, {_REST}) -> ()", _sgd, _sgd_fake)
+define(f"smaqstep_sgd_(Tensor(a!) param, Tensor grad, Tensor(b!) buffers, {_REST}) -> ()", _sgd, _sgd_fake)
 
 _ops = torch.ops.actbench
 

@@ -18,7 +18,7 @@ from actbench.ops import bitpack
 from actbench.ops.arguments import check_bits, check_contiguous, check_packed, check_table
 from actbench.ops.cpu import stepwise as cpu
 from actbench.ops.cuda import stepwise as cuda
-from actbench.ops.library import direct, library
+from actbench.ops.library import define, direct
 
 
 def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
@@ -115,14 +115,8 @@ def _check_decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> No
 
 _ENCODE = "stepwise_encode(Tensor x, Tensor bounds, int bits, bool fold) -> Tensor"
 _DECODE = "stepwise_decode(Tensor packed, Tensor levels, Tensor grad, int bits) -> Tensor"
-library.define(_ENCODE, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.define(_DECODE, tags=torch.Tag.pt2_compliant_tag)  # type: ignore[no-untyped-call]
-library.impl("stepwise_encode", _encode_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("stepwise_decode", _decode_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("stepwise_encode", _encode_cuda, "CUDA")  # type: ignore[no-untyped-call]
-library.impl("stepwise_decode", _decode_cuda, "CUDA")  # type: ignore[no-untyped-call]
-torch.library.register_fake("actbench::stepwise_encode", _encode_fake, lib=library)
-torch.library.register_fake("actbench::stepwise_decode", _decode_fake, lib=library)
+define(_ENCODE, {"CPU": _encode_cpu, "CUDA": _encode_cuda}, _encode_fake)
+define(_DECODE, {"CPU": _decode_cpu, "CUDA": _decode_cuda}, _decode_fake)
 
 _ops = torch.ops.actbench
 

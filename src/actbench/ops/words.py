@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.library import library
+from actbench.ops.library import define
 
 
 def _check(seed: Tensor, first: int, count: int) -> None:
@@ -28,11 +28,12 @@ def _fake(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
     return torch.empty(count, dtype=torch.int64, device=device)
 
 
-library.define(  # type: ignore[no-untyped-call]
-    "random_words(Tensor seed, SymInt first, SymInt count, Device device) -> Tensor"
+define(
+    "random_words(Tensor seed, SymInt first, SymInt count, Device device) -> Tensor",
+    {"CPU": _make},  # where the seed is
+    _fake,
+    tags=(),
 )
-library.impl("random_words", _make, "CPU")  # type: ignore[no-untyped-call]  # where the seed is
-torch.library.register_fake("actbench::random_words", _fake, lib=library)
 
 
 def random_words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
