@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from actbench.nn.firstorder import first_order
 from actbench.nn.fused import RELU, OnePass, function_name, relu_over
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.standin import carry_hooks, without_hooks
+from actbench.nn.straight import Kernels, Straight, masked, straight, tabled
 from actbench.ops.stepwise import decode, encode
 
 
@@ -151,16 +153,28 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
+        output: Tensor
+        if self.in_one_pass and straight(input) and self.kernels is not None:
+            output = Straight.apply(input, self.kernels)
+            return output
         bounds, levels = self.bounds, self.levels
         if levels.device != input.device:  # a model over several devices
             self.to(input.device)
             bounds, levels = self.bounds, self.levels
-        output: Tensor
         if self.in_one_pass and input.is_contiguous():
             output = OnePass.apply(input, self.function, self.steps, bounds, levels)
         else:
             output = StepwiseGradient.apply(input, self.exact, self.steps, bounds, levels, self.function)
         return output
+
+    @functools.cached_property
+    def kernels(self) -> Kernels | None:
+        """What the layer calls on the CPU without operators; None where it has no such kernels."""
+        if self.function == RELU:
+            return masked()
+        if self.function is None or not isinstance(self.steps, TableSteps) or self.steps.fold:
+            return None
+        return tabled(self.function, self.steps.bounds, self.steps.levels, self.steps.bits)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""

@@ -78,9 +78,27 @@ def _cpu(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tup
     if x.dtype == torch.float64:
         return reference(x, function, bounds, bits, fold)
     _check(x, function, bounds, bits)
-    if not fold and one_pass(function, x.dtype, x.device):
+    if fold:
+        return plain(x, function), cpu.encode(x, bounds, bits, fold)
+    return on_cpu(x, function, bounds, bits)
+
+
+def on_cpu(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Do what the operator does on the CPU without ``fold``; arguments as the reference's, which nobody checks here.
+
+    Args:
+        x: float32, float16 or bfloat16, contiguous.
+        function: One of :data:`FUNCTIONS`.
+        bounds: float32 ``(2**bits - 1,)``, ascending.
+        bits: 1 to 8.
+
+    Returns:
+        A tensor like x, and uint8 ``(ceil(x.numel() * bits / 8),)``.
+    """
+    if function == "silu" and one_pass(function, x.dtype, x.device):
         return fused.silu(x, bounds, bits)
-    return plain(x, function), cpu.encode(x, bounds, bits, fold)
+    output = FUNCTIONS[function](x) if x.nbytes < hugepages.LEAST_BYTES else plain(x, function)
+    return output, cpu.encode(x, bounds, bits, False)
 
 
 def _cuda(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:

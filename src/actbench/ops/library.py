@@ -53,3 +53,8 @@ def direct(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return type(tensor) is Tensor and tensor.is_cpu and not _modes() and _transforms() is None
+
+
+def unseen(tensor: Tensor) -> bool:
+    """Return the same where nothing is compiled, as in the backward pass of what was not."""
+    return type(tensor) is Tensor and tensor.is_cpu and not _modes() and _transforms() is None

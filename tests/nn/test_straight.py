@@ -1,0 +1,134 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from actbench.codecs.tables import table
+from actbench.nn import piecewise
+from actbench.nn.functions import function_of
+from actbench.nn.stepwise import StepwiseActivation
+from actbench.nn.straight import Straight, tabled
+
+EXACT = (nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.ReLU())
+
+
+class Watching(TorchDispatchMode):
+    """Note our operators that go by."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function.namespace == "actbench":
+            self.seen.append(function._schema.name.removeprefix("actbench::"))
+        return function(*arguments, **(keywords or {}))
+
+
+def layer(exact):
+    steps = piecewise.relu() if isinstance(exact, nn.ReLU) else table(function_of(exact), 3)
+    return StepwiseActivation(exact, steps, "layer")
+
+
+def went_straight(y):
+    return type(y.grad_fn).__name__ == Straight.__name__ + "Backward"
+
+
+def gradient(y, x, grad):
+    (found,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
+def test_output_and_gradient_are_those_of_the_operators(exact, dtype):
+    module = layer(exact)
+    x, grad = 3 * torch.randn(2, 7, 1031).to(dtype), torch.randn(2, 7, 1031).to(dtype)
+    x.requires_grad_()
+    y = module(x)
+    with Watching() as watched:
+        through = module(x)
+        expected = gradient(through, x, grad)
+
+    assert went_straight(y)
+    assert not went_straight(through)
+    assert len(watched.seen) == 2
+    assert torch.equal(y, through)
+    assert torch.equal(gradient(y, x, grad), expected)
+
+
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
+def test_whoever_watches_the_backward_pass_sees_an_operator(exact):
+    x = torch.randn(64, requires_grad=True)
+    y = layer(exact)(x)
+    with Watching() as watched:
+        gradient(y, x, torch.ones(64))
+
+    assert watched.seen == ["mask_select" if isinstance(exact, nn.ReLU) else "stepwise_decode"]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(6, 4).t(), torch.randn(3, 4, dtype=torch.float64), torch.randn(8)[::2]],
+    ids=["transposed", "float64", "gaps"],
+)
+def test_what_kernels_cannot_read_takes_the_operators(x):
+    x = x.detach().requires_grad_()
+    y = layer(nn.GELU())(x)
+
+    assert not went_straight(y)
+    assert torch.equal(y, nn.functional.gelu(x))
+
+
+def test_a_gradient_that_is_not_contiguous():
+    x, grad = torch.randn(6, 5, requires_grad=True), torch.randn(5, 6).t()
+    y = layer(nn.GELU())(x)
+
+    assert went_straight(y)
+    assert torch.equal(gradient(y, x, grad), gradient(y, x, grad.contiguous()))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_used_layer_can_be_copied(copied):
+    module = layer(nn.GELU())
+    x = torch.randn(100, requires_grad=True)
+    y = module(x)
+    again = copied(module)(x)
+
+    assert went_straight(again)
+    assert torch.equal(gradient(again, x, torch.ones(100)), gradient(y, x, torch.ones(100)))
+
+
+def test_codes_that_come_back_in_another_shape_are_refused():
+    x = torch.randn(64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept[:-1]):
+        y = layer(nn.GELU())(x)
+
+    with pytest.raises(ValueError, match="packed must have 24 bytes, found 23"):
+        y.sum().backward()
+
+
+def test_many_gradients_at_once_are_refused():
+    x = torch.randn(40, requires_grad=True)
+    y = layer(nn.GELU())(x)
+
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(y, x, torch.randn(3, 40), is_grads_batched=True)
+
+
+def test_a_second_derivative_is_refused():
+    x = torch.randn(40, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(nn.GELU())(x).sum(), x, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="second derivative"):
+        first.sum().backward()
+
+
+def test_a_table_must_go_with_its_bits():
+    with pytest.raises(ValueError, match="2 bits take 3 bounds, found 2"):
+        tabled("gelu", (0.0, 1.0), (0.0, 0.5, 1.0, 1.5), 2)
+    with pytest.raises(ValueError, match="2 bits take 4 levels, found 3"):
+        tabled("gelu", (0.0, 1.0, 2.0), (0.0, 0.5, 1.0), 2)
