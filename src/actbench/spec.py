@@ -1,28 +1,39 @@
-"""The grammar of scheme specifications, shared by the command line, recipes, records and saved models.
+"""The grammar of specifications, shared by the command line, recipes, records and saved models.
 
-``NAME[:VALUE][,key=value…]``, joined by ``+``::
+``NAME[:VALUE][,key=value…]``; those of schemes are joined by ``+``::
 
     fewbit:3
     fewbit:2,functions=gelu/silu
     fewbit:3+randomized:0.2
 
-This file knows the grammar only; which names and values exist is known to ``actbench.schemes``.
+This file knows the grammar only; which names exist is known to ``actbench.schemes`` and ``actbench.codecs.encodings``,
+and keys and values are the fields of what a name stands for.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from actbench.errors import SpecError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
+_SIGNS = re.compile(r"[,+]|^\s|\s$|^$")
+
+Found = TypeVar("Found")
+Built = TypeVar("Built", bound=BaseModel)
 
 
 @dataclass(frozen=True)
 class Part:
-    """One scheme of a specification: its name, the value after the colon, and the ``key=value`` options."""
+    """One name of a specification, the value after the colon, and the ``key=value`` options."""
 
     name: str
     value: str | None = None
@@ -34,33 +45,136 @@ class Part:
 
 
 def parse(text: str) -> tuple[Part, ...]:
-    """Split a specification into its parts.
+    """Split a specification of schemes into its parts.
 
     Raises:
         SpecError: The text does not follow the grammar; the message shows the part that does not.
     """
     if not text.strip():
         raise SpecError("the scheme is empty: write a name such as exact or fewbit:3 (see 'actbench schemes')")
-    return tuple(_parse_part(part.strip(), text) for part in text.split("+"))
+    parts = [part.strip() for part in text.split("+")]
+    return tuple(parse_part(part, f"scheme {text!r}", f" in {part!r}") for part in parts)
 
 
-def _parse_part(part: str, text: str) -> Part:
+def parse_part(part: str, about: str, where: str = "") -> Part:
+    """Split one part of a specification, without space around it.
+
+    Args:
+        part: Such as ``fewbit:2,functions=gelu/silu``.
+        about: What a message begins with, such as ``scheme 'fewbit:3+randomized:0.2'``.
+        where: What follows an option in a message, where there may be several parts.
+
+    Raises:
+        SpecError: The part does not follow the grammar.
+    """
     head, *pairs = part.split(",")
     name, colon, value = head.partition(":")
     if not _NAME.fullmatch(name):
-        raise SpecError(f"scheme {text!r}: {part!r} does not begin with a name; write NAME[:VALUE][,key=value]")
+        raise SpecError(f"{about}: {part!r} does not begin with a name; write NAME[:VALUE][,key=value]")
     if colon and not value:
-        raise SpecError(f"scheme {text!r}: nothing follows the colon in {part!r}")
-    return Part(name, value if colon else None, _parse_options(pairs, part, text))
+        raise SpecError(f"{about}: nothing follows the colon in {part!r}")
+    return Part(name, value if colon else None, _parse_options(pairs, about, where))
 
 
-def _parse_options(pairs: list[str], part: str, text: str) -> dict[str, str]:
+def _parse_options(pairs: list[str], about: str, where: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not value or not _KEY.fullmatch(key):
-            raise SpecError(f"scheme {text!r}: {pair!r} in {part!r} is not of the form key=value")
+            raise SpecError(f"{about}: {pair!r}{where} is not of the form key=value")
         if key in options:
-            raise SpecError(f"scheme {text!r}: {key!r} stands twice in {part!r}")
+            raise SpecError(f"{about}: {key!r} stands twice{where}")
         options[key] = value
     return options
+
+
+def find(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
+    """Return what a name stands for.
+
+    Args:
+        name: The name.
+        known: What there is, by name.
+        kind: What that is called: ``scheme``; ``actbench schemes`` lists it.
+        text: The specification that the name stands in.
+
+    Raises:
+        SpecError: There is no such name; the message has the closest one.
+    """
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    names = ", ".join(known)
+    raise SpecError(f"{kind} {text!r}: there is no {kind} {name!r}; {hint}known: {names} (see 'actbench {kind}s')")
+
+
+def build(cls: type[Built], positional: str | None, part: Part, about: str, see: str = "") -> Built:
+    """Return what a part of a specification builds.
+
+    Args:
+        cls: The class of its name; an option fills the field of its key, a tuple with what ``/`` divides.
+        positional: The field that the value after the colon fills; None where there is none.
+        part: The part.
+        about: What a message begins with.
+        see: What a message about a wrong value ends with.
+
+    Raises:
+        SpecError: A key or value is wrong; the message names it and what is allowed.
+    """
+    given: dict[str, Any] = dict(part.options)
+    if part.value is not None:
+        if positional is None:
+            raise SpecError(f"{about}: {part.name} takes no value after the colon, found {part.value!r}")
+        if positional in given:
+            raise SpecError(f"{about}: {positional} is given twice, after the colon and as a key")
+        given[positional] = part.value
+    for key, value in given.items():
+        if key not in cls.model_fields:
+            allowed = ", ".join(cls.model_fields) or "none"
+            raise SpecError(f"{about}: {part.name} has no key {key!r}; its keys: {allowed}")
+        if get_origin(cls.model_fields[key].annotation) is tuple:
+            given[key] = tuple(value.split("/"))
+    try:
+        return cls.model_validate(given)
+    except ValidationError as error:
+        raise SpecError(f"{about}: {'; '.join(map(_problem, error.errors()))}{see}") from None
+
+
+def _problem(error: ErrorDetails) -> str:
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{place} is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    found = f"{place}={error['input']}: " if place else ""  # without a place it is about several fields together
+    return f"{found}{message[0].lower()}{message[1:]}"
+
+
+def shortest(name: str, positional: str | None, built: BaseModel) -> str:
+    """Return the shortest specification that builds an object: what it says differs from the defaults.
+
+    Args:
+        name: What it is called.
+        positional: The field that stands after the colon; None where there is none.
+        built: The object; its fields are numbers, truth values, texts and tuples of texts.
+
+    Raises:
+        SpecError: A text holds a sign of the grammar, as the name of a file may.
+    """
+    options: dict[str, str] = {}
+    for key, field_info in type(built).model_fields.items():
+        value = getattr(built, key)
+        if key == positional or value != field_info.get_default(call_default_factory=True):
+            options[key] = _written(value)
+            if _SIGNS.search(options[key]):
+                raise SpecError(f"{name}: no specification can say {key}={options[key]!r}; rename it, without , and +")
+    return str(Part(name, None if positional is None else options.pop(positional), options))
+
+
+def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)  # of a float the shortest text that reads back as the same number

@@ -11,8 +11,7 @@ from torch import Tensor
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
 from actbench.errors import UsageError
-from actbench.ops import smaq, smaqstep
-from actbench.ops.smaqformat import Format, format_of
+from actbench.ops import smaqstep
 from actbench.ops.steprules import AdamRule, SgdRule
 from actbench.optim.chunks import ChunkedStorage
 
@@ -61,23 +60,12 @@ class SmaqStorage:
     """SmaQ blocks, each read, stepped and written in one pass.
 
     Args:
-        form: Which SmaQ; blocks of at most ``smaqstep.MOST_BLOCK``.
+        encoding: Which SmaQ; blocks of at most ``smaqstep.MOST_BLOCK``, rounded stochastically.
     """
 
-    def __init__(self, form: Format) -> None:
-        self.form = form
-        share = form.outliers / form.block
-        self._encoded = functools.partial(
-            smaq.encode,
-            main_bits=form.main_bits,
-            outlier_bits=form.outlier_bits,
-            outliers=share,
-            block=form.block,
-            stochastic=False,
-        )
-        self._decoded = functools.partial(
-            smaq.decode, main_bits=form.main_bits, outlier_bits=form.outlier_bits, outliers=share, block=form.block
-        )
+    def __init__(self, encoding: Smaq) -> None:
+        self.form = encoding.form
+        self._nearest = encoding.model_copy(update={"rounding": "nearest"})
 
     def packed_bytes(self, count: int) -> int:
         """Return the bytes of ``count`` numbers: 6.5 bits each in the usual form."""
@@ -89,11 +77,11 @@ class SmaqStorage:
 
     def pack(self, values: Tensor) -> Tensor:
         """Return the nearest codes: this is done once, so that nothing has to be right in the mean."""
-        return self._encoded(values, torch.tensor(0, device="cpu"))
+        return self._nearest.encode(values, torch.tensor(0, device="cpu"))[0]
 
     def unpack(self, packed: Tensor, count: int) -> Tensor:
         """Return what the codes stand for."""
-        return self._decoded(packed, count, torch.float32)
+        return self._nearest.decode((packed,), (count,), torch.float32)
 
     def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
         """Step by Adam or AdamW."""
@@ -113,7 +101,7 @@ def storage_of(spec: str) -> Storage:
     """
     encoding = encodings.build(spec)
     if isinstance(encoding, Smaq) and encoding.rounding == "stochastic" and encoding.block <= smaqstep.MOST_BLOCK:
-        return SmaqStorage(format_of(encoding.main_bits, encoding.outlier_bits, encoding.outliers, encoding.block))
+        return SmaqStorage(encoding)
     _check(encoding, spec)
     return ChunkedStorage(encoding)
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from actbench.records import Data, Published
+from actbench.spec import shortest
 from actbench.training import Batch, TrainingSetup
 
 
@@ -71,22 +72,4 @@ class Scheme(Data):
     @property
     def spec(self) -> str:
         """The shortest specification that builds this scheme."""
-        head = self.name
-        if self.positional is not None:
-            head += f":{_written(getattr(self, self.positional))}"
-        options = [
-            f"{key}={_written(getattr(self, key))}"
-            for key, field in type(self).model_fields.items()
-            if key != self.positional and getattr(self, key) != field.get_default(call_default_factory=True)
-        ]
-        return ",".join([head, *options])
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "/".join(str(item) for item in value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)  # of a float the shortest text that reads back as the same number
+        return shortest(self.name, self.positional, self)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Self
-
-from pydantic import Field, model_validator
+from typing import ClassVar
 
 from actbench.codecs import encodings
-from actbench.codecs.encodings import Encoding, Rounding
-from actbench.ops.smaqformat import format_of
+from actbench.codecs.encodings import Encoding, SmaqParameters
 from actbench.records import Published
 from actbench.schemes.structures import EncodedStructures
 
@@ -14,7 +11,7 @@ _SETTING = "ResNet-34, CIFAR-10, all five structures, 6 and 8 bits, simulated by
 _SOURCE = "README of github.com/jiashenC/smart-quantization"
 
 
-class Smaq(EncodedStructures):
+class Smaq(SmaqParameters, EncodedStructures):
     """SmaQ, really stored: few bits near the mean of a block, more for its outliers; of each structure by itself.
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
@@ -42,24 +39,7 @@ class Smaq(EncodedStructures):
         Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),
     )
 
-    main_bits: Annotated[int, Field(ge=3, le=8)] = 6
-    outlier_bits: Annotated[int, Field(ge=3, le=8)] = 7
-    outliers: Annotated[float, Field(ge=0, le=1)] = 0.25
-    block: Annotated[int, Field(ge=64, le=1024, multiple_of=32)] = 256
-    rounding: Rounding = "stochastic"
-
-    @model_validator(mode="after")
-    def _is_a_format(self) -> Self:
-        format_of(self.main_bits, self.outlier_bits, self.outliers, self.block)
-        return self
-
     @property
     def number_format(self) -> Encoding:
         """SmaQ with these parameters."""
-        return encodings.Smaq(
-            main_bits=self.main_bits,
-            outlier_bits=self.outlier_bits,
-            outliers=self.outliers,
-            block=self.block,
-            rounding=self.rounding,
-        )
+        return encodings.Smaq(**self.model_dump(include=set(SmaqParameters.model_fields)))

@@ -1,6 +1,10 @@
-import pytest
+from typing import get_args
 
-from actbench.codecs.encodings import COMPARED, ENCODINGS, Fp8, IntGroups, build
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actbench.codecs.encodings import COMPARED, ENCODINGS, Fp8, IntGroups, NnwBdi, Rounding, Smaq, SmaqSimulated, build
 from actbench.errors import UsageError
 
 
@@ -12,11 +16,36 @@ from actbench.errors import UsageError
         "smaq_simulated,main_bits=5,main_threshold=0.75,nonnegative=true",
         "nnwbdi,bits=5,zeros=false,choice=smallest",
         "smaq,outliers=0.125,block=128",
+        "smaq,outliers=0.16796875",
+        "smaq_simulated,main_threshold=1e-07,outlier_threshold=2",
+        "smaq_simulated,main_threshold=0.30000000000000004,outlier_threshold=inf",
     ],
 )
 def test_a_specification_reads_back(spec):
     assert build(spec).spec == spec
     assert build(build(spec).spec) == build(spec)
+
+
+_blocks = st.integers(2, 32).map(lambda groups: 32 * groups)
+
+
+@st.composite
+def _smaq(draw):
+    block = draw(_blocks)
+    return Smaq(
+        outliers=draw(st.integers(0, block)) / block, block=block, rounding=draw(st.sampled_from(get_args(Rounding)))
+    )
+
+
+@st.composite
+def _simulated(draw):
+    main, outlier = sorted(draw(st.lists(st.floats(0, exclude_min=True), min_size=2, max_size=2, unique=True)))
+    return SmaqSimulated(main_threshold=main, outlier_threshold=outlier, clamp=draw(st.booleans()))
+
+
+@given(_smaq() | _simulated() | st.builds(IntGroups, bits=st.integers(2, 8), group_size=_blocks) | st.builds(NnwBdi))
+def test_every_encoding_reads_back(encoding):
+    assert build(encoding.spec) == encoding
 
 
 def test_short_forms():
@@ -36,6 +65,9 @@ def test_short_forms():
         ("int:6,bits=5", "bits is given twice"),
         ("fp8:e3m4", "format=e3m4: input should be 'e4m3' or 'e5m2'"),
         ("fp8,scales=none", "fp8 has no key 'scales'; its keys: format, group_size, scale, rounding"),
+        ("nothing", "(see 'actbench encodings')"),
+        ("int:6,bits=5,bits=4", "'bits' stands twice"),
+        ("int:", "nothing follows the colon"),
         ("fp8,scale", "'scale' is not of the form key=value"),
         ("smaq_simulated,main_bits=2", "main_bits=2: input should be greater than or equal to 3"),
         ("smaq,outliers=0.3", "outliers must be a whole number of each block of 256"),

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.hooks import Held
-from actbench.nn.keeping.forms import Flags, Repeated
+from actbench.nn.keeping.around import Repeated
+from actbench.nn.keeping.forms import Flags
 from actbench.nn.offloaded import StaysHere
 from actbench.ops import groupquant
 
@@ -229,6 +230,19 @@ def test_a_tensor_changed_in_between_is_packed_again(hook, packed):
     model(batch())
 
     assert len(storages(held for _, held in found)) == 2 * 2
+
+
+def test_a_repeated_tensor_that_is_left_must_not_change_in_between(hook):
+    def masked(x):
+        mask = torch.rand(1, 16, 64)
+        mask[0, 0, 0] = -torch.inf  # no group can hold it
+        y = x * mask.expand(8, 16, 64)
+        mask.add_(1)
+        return y
+
+    found = hook(Function(masked))(batch())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
 
 
 def test_small_and_whole_number_tensors_are_left(hook, packed):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.nn.hooked.hooks import Held
-from actbench.nn.keeping.forms import Repeated
+from actbench.nn.keeping.around import Repeated
 from actbench.nn.layout import without_repeats
 from actbench.nn.offloaded import StaysHere
 

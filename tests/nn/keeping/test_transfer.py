@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from actbench import hostmemory
 from actbench.meters.ledger import Ledger
 from actbench.nn.keeping import Keeper, Place
+from actbench.nn.keeping.around import OnHost
 from actbench.nn.keeping.copies import AtOnce, Copied
-from actbench.nn.keeping.forms import OnHost
 from actbench.nn.keeping.transfer import Lane, Transfer
 from actbench.units import MIB
 

@@ -9,7 +9,7 @@ from actbench.codecs.encodings.grouped import IntGroups
 from actbench.codecs.encodings.halves import Bf16, Fp16
 from actbench.codecs.encodings.nnwbdi import NnwBdi
 from actbench.codecs.encodings.normalized import simulate_normalized
-from actbench.codecs.encodings.packed import Smaq
+from actbench.codecs.encodings.packed import Smaq, SmaqParameters
 from actbench.codecs.encodings.registry import COMPARED, ENCODINGS, build
 from actbench.codecs.encodings.s2fp8 import S2fp8
 from actbench.codecs.encodings.simulated import SmaqSimulated
@@ -31,6 +31,7 @@ __all__ = [
     "Rounding",
     "S2fp8",
     "Smaq",
+    "SmaqParameters",
     "SmaqSimulated",
     "build",
     "parts_bytes",

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from actbench.records import Data
+from actbench.spec import shortest
 
 Parts = tuple[Tensor, ...]
 Rounding = Literal["nearest", "stochastic"]
@@ -70,13 +71,7 @@ class Encoding(Data):
     @property
     def spec(self) -> str:
         """The shortest specification that builds this encoding: ``NAME[:VALUE][,key=value…]``."""
-        head = self.name if self.positional is None else f"{self.name}:{_written(getattr(self, self.positional))}"
-        options = [
-            f"{key}={_written(getattr(self, key))}"
-            for key, field in type(self).model_fields.items()
-            if key != self.positional and getattr(self, key) != field.default
-        ]
-        return ",".join([head, *options])
+        return shortest(self.name, self.positional, self)
 
 
 def flat(x: Tensor) -> Tensor:
@@ -99,9 +94,3 @@ def within(values: Tensor, dtype: torch.dtype) -> Tensor:
 def parts_bytes(parts: Parts) -> int:
     """Return the bytes that parts hold."""
     return sum(part.nbytes for part in parts)
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,16 +10,12 @@ from torch import Tensor
 
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, flat
 from actbench.ops import smaq, smaqblocks
-from actbench.ops.smaqformat import format_of
+from actbench.ops.smaqformat import Format, format_of
+from actbench.records import Data
 
 
-class Smaq(Encoding):
-    """SmaQ, really stored: blocks of which a fixed share are outliers, so that bytes are known beforehand.
-
-    Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
-    2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaqformat`. The
-    numbers farthest from the mean of their block are its outliers, and the farthest ends their range: none is clipped.
-    The part is one vector of bytes. A block with a value that is not finite is NaN, all of it.
+class SmaqParameters(Data):
+    """Which SmaQ: the fields of the encoding, and of the scheme that stores things in it.
 
     Attributes:
         main_bits: Of a number that is no outlier, 3 to 8.
@@ -29,10 +25,6 @@ class Smaq(Encoding):
         rounding: Stochastic, without bias, or to the nearest.
     """
 
-    name: ClassVar[str] = "smaq"
-    summary: ClassVar[str] = "SmaQ in blocks with a fixed share of outliers, packed"
-    paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
-
     main_bits: Annotated[int, Field(ge=3, le=8)] = 6
     outlier_bits: Annotated[int, Field(ge=3, le=8)] = 7
     outliers: Annotated[float, Field(ge=0, le=1)] = 0.25
@@ -41,8 +33,27 @@ class Smaq(Encoding):
 
     @model_validator(mode="after")
     def _is_a_format(self) -> Self:
-        format_of(**self._format())
+        format_of(self.main_bits, self.outlier_bits, self.outliers, self.block)
         return self
+
+    @property
+    def form(self) -> Format:
+        """How the blocks lie in memory."""
+        return format_of(self.main_bits, self.outlier_bits, self.outliers, self.block)
+
+
+class Smaq(SmaqParameters, Encoding):
+    """SmaQ, really stored: blocks of which a fixed share are outliers, so that bytes are known beforehand.
+
+    Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
+    2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaqformat`. The
+    numbers farthest from the mean of their block are its outliers, and the farthest ends their range: none is clipped.
+    The part is one vector of bytes. A block with a value that is not finite is NaN, all of it.
+    """
+
+    name: ClassVar[str] = "smaq"
+    summary: ClassVar[str] = "SmaQ in blocks with a fixed share of outliers, packed"
+    paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return one uint8 vector."""
@@ -54,11 +65,11 @@ class Smaq(Encoding):
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
         """Return half a main step of each element's block."""
-        return smaqblocks.half_steps(parts[0], count, format_of(**self._format()))
+        return smaqblocks.half_steps(parts[0], count, self.form)
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return, of whole blocks, ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number."""
-        return smaq.packed_bytes(math.prod(shape), **self._format())
+        return self.form.packed_bytes(math.prod(shape))
 
     def _format(self) -> dict[str, Any]:
         return self.model_dump(exclude={"rounding"})

@@ -130,10 +130,8 @@ def _from_folder(library: Any, place: Path) -> Any:
 
 def _from_hub(library: Any, task: Task) -> Any:
     before = library.config.HF_HUB_OFFLINE
-    if not hub.reachable(
-        huggingface_hub.constants.ENDPOINT
-    ):  # it would ask again and again, for minutes, before it looks into its cache
-        library.config.HF_HUB_OFFLINE = True
+    # Without an answer it would ask again and again, for minutes, before it looks into its cache.
+    library.config.HF_HUB_OFFLINE = before or not hub.reachable(huggingface_hub.constants.ENDPOINT)
     try:
         return library.load_dataset(task.repository, task.part)
     finally:

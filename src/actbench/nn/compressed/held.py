@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actbench.nn.keeping import Form, Keeper, Kept, Parts, Place
-from actbench.nn.keeping.forms import OnHost
+from actbench.nn.keeping.around import OnHost
 from actbench.nn.layout import as_it_lay, memory_order
 
 Sums = tuple[Tensor | None, ...]

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from actbench.codecs.encodings import Encoding
-from actbench.nn.keeping.forms import Kept, Parts, laid_out, order_of
+from actbench.nn.keeping.forms import Kept, Parts, flat_of, laid_out, order_of
 from actbench.nn.keeping.keeper import FLOATS, SMALLEST
-from actbench.nn.layout import in_order, memory_order
 from actbench.ops.seeds import fresh_seed
 
 
@@ -54,15 +53,16 @@ class Encoded:
 
 
 @torch.no_grad()
-def encoded(x: Tensor, encoding: Encoding) -> Kept:
+def encoded(x: Tensor, encoding: Encoding, flat: Tensor | None = None) -> Kept:
     """Return a tensor in a number format, with fresh noise.
 
     Args:
         x: float32, float16, bfloat16 or float64, of any shape and strides.
         encoding: The format.
+        flat: Its elements in the order of its memory, where they are at hand.
     """
-    flat = in_order(x.detach(), memory_order(x)).view(-1)
-    return Kept(Encoded(x.shape, x.dtype, order_of(x), encoding), encoding.encode(flat, fresh_seed()))
+    elements = flat_of(x) if flat is None else flat
+    return Kept(Encoded(x.shape, x.dtype, order_of(x), encoding), encoding.encode(elements, fresh_seed()))
 
 
 def through(x: Tensor, encoding: Encoding) -> Tensor:

@@ -7,16 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench import savedtensors
 from actbench.codecs.encodings import Encoding
-from actbench.nn.encoded.form import Encoded, gains
+from actbench.nn.encoded.form import Encoded, encoded, gains
 from actbench.nn.keeping import Keeper, Kept, Place
-from actbench.nn.keeping.forms import AsItIs, order_of
-from actbench.nn.keeping.keeper import FLOATS
-from actbench.nn.layout import in_order, memory_order
-from actbench.ops.seeds import fresh_seed
+from actbench.nn.keeping.forms import flat_of
 
 
 class EncodedKeeper(Keeper):
@@ -39,14 +35,6 @@ class EncodedKeeper(Keeper):
             return f"no larger than in {self.encoding.spec}"
         return reason
 
-    def keep(self, x: Tensor, place: Place) -> Kept:
-        """Return a tensor as it is kept: whole, where it is looked at and holds a value that is not finite."""
-        if place.guarded and x.dtype in FLOATS and not isinstance(x, FakeTensor) and _is_infinite(x):
-            place.begin(x)
-            savedtensors.left(x, "values that are not finite")
-            return Kept(AsItIs(x.shape, x.dtype), (x,))
-        return super().keep(x, place)
-
     def stands_for(self, x: Tensor, kept: Kept) -> None:
         """Say that a tensor is what was decoded of parts: it is then kept as them, without being encoded again.
 
@@ -54,18 +42,17 @@ class EncodedKeeper(Keeper):
         """
         savedtensors.packed(x, *kept.parts)
         known = (kept, Place("output of a module", kept.form.bits))
-        self._sharing.remember(in_order(x.detach(), memory_order(x)).view(-1), lambda: known)
+        self._sharing.remember(flat_of(x), lambda: known)
+
+    def _lost(self, x: Tensor, kept: Kept) -> bool:
+        """Return whether a value is not finite, from the ends of all, which takes no memory; wait for a device."""
+        if not isinstance(kept.form, Encoded):
+            return False
+        least, most = x.detach().aminmax()
+        return not bool(least.isfinite() & most.isfinite())
 
     def _grouped(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
-        return Kept(Encoded(x.shape, x.dtype, order_of(x), self.encoding), self.encoding.encode(flat, fresh_seed()))
+        return encoded(x, self.encoding, flat)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(EncodedKeeper, self.encoding), ()
-
-
-def _is_infinite(x: Tensor) -> bool:
-    """Return whether a value is not finite, from the ends of all, which takes no memory; on a device, wait for it."""
-    if not x.numel():
-        return False
-    least, most = x.detach().aminmax()
-    return not bool(least.isfinite() & most.isfinite())

@@ -117,8 +117,7 @@ class Hooks:
         """Return a tensor as the keeper keeps it; truth values take one bit and no share of the others'."""
         place = Place("truth values", 1) if tensor.dtype == torch.bool else self.places.place(tensor)
         place.row = told().row
-        # On a device, to look at a tensor's values is to wait for them; what was shared is looked at where it is kept.
-        is_new = not place.elements and place.owner is None
+        is_new = not place.elements  # on a device, to look at a tensor's values is to wait for them
         place.guarded = is_new or self.probing or not tensor.is_cuda or may_be_infinite(tensor)
         kept = self.keeper.keep(tensor, place)
         return Held(kept, place.owner or place)

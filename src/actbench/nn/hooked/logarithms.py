@@ -7,51 +7,21 @@ probability 0, which is exact.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from actbench.nn.keeping import Form, Parts
+from actbench.nn.keeping import Parts
+from actbench.nn.keeping.around import Around
 
 
 @dataclass(frozen=True)
-class Logarithms:
-    """The parts are those of the powers.
-
-    Attributes:
-        inner: How the powers are kept.
-    """
-
-    inner: Form
-    divisible: bool = False
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of the tensor."""
-        return self.inner.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the tensor."""
-        return self.inner.dtype
-
-    @property
-    def bits(self) -> float:
-        """Bits of an element."""
-        return self.inner.bits
+class Logarithms(Around):
+    """The parts are those of the powers."""
 
     def restore(self, parts: Parts) -> Tensor:
         """Return the tensor; minus infinity where a power was 0, or was rounded to it."""
         return logarithms(self.inner.restore(parts))
-
-    def rows(self, parts: Parts, first: int, last: int) -> Tensor:
-        """Return rows of the whole tensor."""
-        return self.restore(parts)[first:last]
-
-    def seen_as(self, x: Tensor) -> Logarithms:
-        """Return the form of another view."""
-        return replace(self, inner=self.inner.seen_as(x))
 
 
 def logarithms(powers: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from actbench.nn.intercepted import Rules
+
 Test = Callable[[Tensor], bool]
 
 
@@ -53,7 +55,8 @@ def told() -> Told:
     return _told.get()
 
 
-def telling() -> dict[Callable[..., Any], Callable[..., Any]]:
+@functools.cache
+def telling() -> Rules:
     """Return rules, as for :class:`~actbench.nn.intercepted.Intercepted`, under which operators say what they save."""
     tells: dict[Callable[..., Any], Callable[..., Told]] = {
         F.layer_norm: _of_layer_norm,

@@ -8,14 +8,13 @@ so that a form must follow from the shape of the tensor and from settings, never
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from actbench.nn.keeping.transfer import Transfer
-from actbench.nn.layout import as_it_lay, memory_order
+from actbench.nn.layout import as_it_lay, in_order, memory_order
 from actbench.ops import bitpack, groupquant
 
 Parts = tuple[Tensor, ...]
@@ -146,42 +145,6 @@ class Flags:
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """A tensor that repeats its elements by strides of 0; the parts are those of its elements, once each.
-
-    Attributes:
-        inner: How they are kept.
-        shape: Of the tensor.
-    """
-
-    inner: Form
-    shape: torch.Size
-    divisible: bool = False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the tensor."""
-        return self.inner.dtype
-
-    @property
-    def bits(self) -> float:
-        """Bits of an element that is there once."""
-        return self.inner.bits
-
-    def restore(self, parts: Parts) -> Tensor:
-        """Return the tensor."""
-        return self.inner.restore(parts).expand(self.shape)
-
-    def rows(self, parts: Parts, first: int, last: int) -> Tensor:
-        """Return rows of the whole tensor."""
-        return self.restore(parts)[first:last]
-
-    def seen_as(self, x: Tensor) -> Repeated:
-        """Return the form of another view, which repeats as much."""
-        return replace(self, shape=x.shape)
-
-
-@dataclass(frozen=True)
 class Grouped:
     """Codes of one width in groups that run through the tensor in the order of its memory; parts are codes and meta.
 
@@ -284,61 +247,15 @@ class GroupedRows:
         return laid_out(out, shape, self.order)
 
 
-@dataclass(frozen=True)
-class OnHost:
-    """Parts of another form that wait in host memory.
-
-    Attributes:
-        inner: What they are parts of.
-        device: Where they come back to.
-        transfer: Who moves them.
-    """
-
-    inner: Form
-    device: torch.device
-    transfer: Transfer = field(repr=False)
-
-    @property
-    def shape(self) -> torch.Size:
-        """Of the tensor."""
-        return self.inner.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the tensor."""
-        return self.inner.dtype
-
-    @property
-    def bits(self) -> float:
-        """Bits an element takes in host memory."""
-        return self.inner.bits
-
-    @property
-    def divisible(self) -> bool:
-        """Never: each row would bring all parts back."""
-        return False
-
-    def restore(self, parts: Parts) -> Tensor:
-        """Bring the parts back and return the tensor."""
-        return self.inner.restore(self.fetched(parts))
-
-    def rows(self, parts: Parts, first: int, last: int) -> Tensor:
-        """Return rows of what was brought back."""
-        return self.inner.rows(self.fetched(parts), first, last)
-
-    def seen_as(self, x: Tensor) -> OnHost:
-        """Return the form of another view."""
-        return replace(self, inner=self.inner.seen_as(x))
-
-    def fetched(self, parts: Parts) -> Parts:
-        """Return the parts on their device."""
-        return self.transfer.back(parts, self.device)
-
-
 def order_of(x: Tensor) -> tuple[int, ...] | None:
     """Return the dimensions of a tensor in the order of its memory, widest stride first; None for contiguous."""
     order = memory_order(x)
     return None if order is None else tuple(order)
+
+
+def flat_of(x: Tensor) -> Tensor:
+    """Return the elements of a tensor in the order of its memory, apart from the graph; no copy where they lie so."""
+    return in_order(x.detach(), memory_order(x)).view(-1)
 
 
 def laid_out(flat: Tensor, shape: torch.Size, order: tuple[int, ...] | None) -> Tensor:

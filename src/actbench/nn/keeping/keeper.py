@@ -14,25 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from actbench import savedtensors
-from actbench.nn.keeping.forms import (
-    AsItIs,
-    Flags,
-    Form,
-    Grouped,
-    GroupedRows,
-    Kept,
-    OnHost,
-    Parts,
-    Repeated,
-    Whole,
-    order_of,
-)
+from actbench.nn.keeping.around import OnHost, Repeated
+from actbench.nn.keeping.forms import AsItIs, Flags, Form, Grouped, GroupedRows, Kept, Parts, Whole, flat_of, order_of
 from actbench.nn.keeping.grouping import in_groups, size_within
 from actbench.nn.keeping.onegroup import in_one_group
 from actbench.nn.keeping.places import Place
 from actbench.nn.keeping.solver import row_widths
 from actbench.nn.keeping.transfer import Transfer, is_elsewhere
-from actbench.nn.layout import in_order, memory_order, without_repeats
+from actbench.nn.layout import memory_order, without_repeats
 from actbench.nn.sharing import SharingTable, WeakTensors
 from actbench.ops import bitpack, groupquant, groups
 from actbench.ops.seeds import fresh_seed
@@ -121,12 +110,14 @@ class Keeper:
         once = without_repeats(x)
         if once is not x:
             kept = self.keep(once, place)
+            if isinstance(kept.form, AsItIs):
+                return _as_it_is(x)
             return Kept(Repeated(kept.form, x.shape), kept.parts)
         place.begin(x)
         reason = self.why_not(x)
         if reason is not None:
             return _left(x, reason)
-        flat = in_order(x.detach(), memory_order(x)).view(-1)
+        flat = flat_of(x)
         source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
         purpose = x.shape[:1] if place.per_sample else None  # rows of one width each are rows of this height only
         known = self._sharing.recall(source, purpose) if self.share else None
@@ -135,7 +126,7 @@ class Keeper:
             place.share(owner)
             return kept._replace(form=kept.form.seen_as(x))
         kept = self._packed(x, flat, place)
-        if place.guarded and _has_lost_groups(kept):
+        if place.guarded and not isinstance(x, FakeTensor) and self._lost(x, kept):
             place.elements = 0
             return _left(x, "values that are not finite")
         kept = self._moved(x, kept)
@@ -143,6 +134,10 @@ class Keeper:
         if self.share:
             self._sharing.remember(source, _Reference(kept.form, WeakTensors(*kept.parts), place), purpose)
         return kept
+
+    def _lost(self, x: Tensor, kept: Kept) -> bool:
+        """Return whether a value that is not finite made others of its group so; on a device, wait for the answer."""
+        return isinstance(kept.form, Grouped | GroupedRows) and bool((kept.parts[1] == groups.NAN_WORD).any())
 
     @torch.no_grad()
     def _packed(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
@@ -227,14 +222,11 @@ class Keeper:
 
 def _left(x: Tensor, reason: str) -> Kept:
     savedtensors.left(x, reason)
+    return _as_it_is(x)
+
+
+def _as_it_is(x: Tensor) -> Kept:
     return Kept(AsItIs(x.shape, x.dtype), (x,))
-
-
-def _has_lost_groups(kept: Kept) -> bool:
-    """Return whether a value that is not finite has made others of its group so; on a device, wait for the answer."""
-    if not isinstance(kept.form, Grouped | GroupedRows) or isinstance(kept.parts[1], FakeTensor):
-        return False
-    return bool((kept.parts[1] == groups.NAN_WORD).any())
 
 
 def _wraps_others(x: Tensor) -> bool:

@@ -62,7 +62,8 @@ class Place:
             self.history.begin(x)
 
     def share(self, owner: Place) -> None:
-        """Say that the tensor was kept before, for this place itself or for another one."""
+        """Say that the tensor was kept before, for this place itself or for another one, and is not looked at."""
+        self.guarded = False
         if owner is not self:
             self.owner, self.elements = owner, 0
 

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actbench import schemes
+from actbench.errors import SpecError
+from actbench.schemes.actnn import ActNN
+from actbench.schemes.checkpoint import Checkpoint
+from actbench.schemes.composed import Composed
+from actbench.schemes.encode import Encode
+from actbench.schemes.fewbit import FewBit
+from actbench.schemes.randomized import Randomized
+from actbench.schemes.smaq import Smaq
+from actbench.schemes.structures import STRUCTURES
+
+_structures = st.lists(st.sampled_from(STRUCTURES), min_size=1, unique=True).map(tuple)
+_outliers = st.integers(0, 256).map(lambda count: count / 256)
+_schemes = st.one_of(
+    st.builds(FewBit, bits=st.integers(1, 8), weight=st.just("normal"), scale=st.floats(0, 1e308, exclude_min=True)),
+    st.builds(Randomized, ratio=st.floats(0, 1, exclude_min=True), sketch=st.sampled_from(["dct", "wta"])),
+    st.builds(ActNN, bits=st.floats(1, 8), per_layer=st.none() | st.booleans(), swap=st.none() | st.booleans()),
+    st.builds(Checkpoint, every=st.integers(1, 99), blocks=st.sampled_from([(), ("Block",), ("Block", "Head")])),
+    st.builds(Smaq, on=_structures, outliers=_outliers, rounding=st.sampled_from(["nearest", "stochastic"])),
+    st.builds(Encode, on=_structures, encoding=_outliers.map(lambda share: f"smaq/outliers={share}/rounding=nearest")),
+)
+
+
+@given(_schemes)
+def test_every_scheme_reads_back(scheme):
+    assert schemes.build(scheme.spec) == scheme
+
+
+def test_schemes_that_are_composed_read_back():
+    scheme = Composed.of([Randomized(ratio=1e-7), FewBit(weight="normal", scale=1e16)], "")
+
+    assert scheme.spec == "fewbit:3,weight=normal,scale=10000000000000000+randomized:1e-07"
+    assert schemes.build(scheme.spec) == scheme
+
+
+@pytest.mark.parametrize("name", ["Block+Head", "Block,Head", " Block", ""])
+def test_what_no_specification_can_say_is_refused(name):
+    with pytest.raises(SpecError, match=f"checkpoint: no specification can say blocks='{name}'".replace("+", r"\+")):
+        _ = Checkpoint(blocks=(name,)).spec
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("nothing", "'actbench schemes'"),
+        ("encode:nothing", "'actbench encodings'"),
+        ("fewbit:9", "'actbench schemes fewbit'"),
+    ],
+)
+def test_an_error_says_where_to_look(text, where):
+    with pytest.raises(SpecError, match=rf"\(see {where}\)"):
+        schemes.build(text)
