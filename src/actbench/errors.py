@@ -2,7 +2,7 @@
 
 ActbenchError
 ├── UsageError            a flag, name or value that cannot be used
-│   ├── SpecError         a scheme specification that does not parse or does not validate
+│   ├── SpecError         a specification of a scheme or an encoding that does not parse or does not validate
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
 ├── ConversionError       a model that a scheme cannot be applied to
@@ -27,7 +27,7 @@ class UsageError(ActbenchError):
 
 
 class SpecError(UsageError):
-    """A scheme specification that does not parse or does not validate."""
+    """A specification of a scheme or an encoding that does not parse or does not validate."""
 
 
 class RecipeError(UsageError):

@@ -7,11 +7,11 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at
+from actbench.ops.cpu.compiled import Kernel, at
 from actbench.ops.cpu.groups import values_of
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
 from actbench.ops.cpu.smaqblocks import limit
-from actbench.ops.cpu.smaqbytes import MOST, read_block, workspace, write_block
+from actbench.ops.cpu.smaqbytes import MOST, per_unit, read_block, work_of, workspace, write_block
 from actbench.ops.smaqformat import Format
 
 
@@ -27,10 +27,10 @@ def encode_into(packed: Tensor, x: Tensor, first_block: int, form: Format, seed:
         stochastic: False for the nearest code.
     """
     target = packed.data_ptr() + first_block * form.block_bytes
-    sizes = form.packed_bytes(x.numel()), form.block_bytes, _per_unit(form.block)
+    sizes = form.packed_bytes(x.numel()), form.block_bytes, per_unit(form.block)
     source = x.data_ptr(), KINDS[x.dtype], x.numel(), first_block
     state = np.uint64(noise.mixed(seed))
-    _encode(_work(x.numel(), form.block), target, *sizes, *source, *form, state, stochastic)
+    _encode(work_of(x.numel(), form.block), target, *sizes, *source, *form, state, stochastic)
 
 
 def decode(packed: Tensor, first: int, form: Format, out: Tensor) -> None:
@@ -45,19 +45,9 @@ def decode(packed: Tensor, first: int, form: Format, out: Tensor) -> None:
     skipped = first // form.block
     room, place = form.room(packed.numel()), (first % form.block, out.numel(), out.data_ptr(), KINDS[out.dtype])
     begin, size = skipped * form.block_bytes, packed.numel() - skipped * form.block_bytes
-    sizes = size, form.block_bytes, _per_unit(form.block), room - skipped * form.block
+    sizes = size, form.block_bytes, per_unit(form.block), room - skipped * form.block
     elements = first % form.block + out.numel() if out.numel() else 0
-    _decode(_work(elements, form.block), packed.data_ptr() + begin, *sizes, *place, *form)
-
-
-def _per_unit(block: int) -> int:
-    """Return how many blocks are one unit of a thread's work, which takes about as long as one elsewhere."""
-    return max(1, BLOCK // block)
-
-
-def _work(count: int, block: int) -> int:
-    """Return the elements that :class:`Kernel` is told, so many that it makes the units that there are."""
-    return -(-count // (_per_unit(block) * block)) * BLOCK
+    _decode(work_of(elements, form.block), packed.data_ptr() + begin, *sizes, *place, *form)
 
 
 @Kernel

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from actbench.ops.cpu.bitpack import pack, unpack
-from actbench.ops.cpu.compiled import inlined
+from actbench.ops.cpu.compiled import BLOCK, inlined
 from actbench.ops.cpu.groups import noise_of
 from actbench.ops.cpu.smaqblocks import (
     HUGE,
@@ -29,6 +29,16 @@ MOST = 1024
 """Elements of the largest block."""
 
 _HEADER = HEADER_BYTES
+
+
+def per_unit(block: int) -> int:
+    """Return how many blocks are one unit of a thread's work, which takes about as long as one elsewhere."""
+    return max(1, BLOCK // block)
+
+
+def work_of(count: int, block: int) -> int:
+    """Return the elements that :class:`Kernel` is told, so many that it makes the units that there are."""
+    return -(-count // (per_unit(block) * block)) * BLOCK
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
 from actbench.ops.cpu.groups import values_of
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
 from actbench.ops.cpu.smaqblocks import float_of
-from actbench.ops.cpu.smaqbytes import read_block, workspace, write_block
+from actbench.ops.cpu.smaqbytes import read_block, work_of, workspace, write_block
 from actbench.ops.smaqformat import Format
 from actbench.ops.steprules import AdamRule, SgdRule
 
@@ -42,7 +42,7 @@ def adam(
     place = param.data_ptr(), grad.data_ptr(), KINDS[param.dtype], param.numel()
     states = tuple(np.uint64(noise.mixed(seed)) for seed in seeds)
     bytes_of = means.data_ptr(), roots.data_ptr(), means.numel(), form.block_bytes
-    _adam(_work(param.numel(), form), *place, *bytes_of, *form, *states, _singles(rule))
+    _adam(work_of(param.numel(), form.block), *place, *bytes_of, *form, *states, _singles(rule))
 
 
 def sgd(param: Tensor, grad: Tensor, buffers: Tensor, form: Format, seed: int, rule: SgdRule) -> None:
@@ -58,16 +58,11 @@ def sgd(param: Tensor, grad: Tensor, buffers: Tensor, form: Format, seed: int, r
     """
     place = param.data_ptr(), grad.data_ptr(), KINDS[param.dtype], param.numel()
     bytes_of = buffers.data_ptr(), buffers.numel(), form.block_bytes
-    _sgd(_work(param.numel(), form), *place, *bytes_of, *form, np.uint64(noise.mixed(seed)), _singles(rule))
+    _sgd(work_of(param.numel(), form.block), *place, *bytes_of, *form, np.uint64(noise.mixed(seed)), _singles(rule))
 
 
 def _singles(rule: tuple[float, ...]) -> tuple[np.float32, ...]:
     return tuple(np.float32(value) for value in rule)
-
-
-def _work(count: int, form: Format) -> int:
-    """Return the elements that :class:`Kernel` is told, so many that it makes the units that there are."""
-    return -(-count // (BLOCK // form.block * form.block)) * BLOCK
 
 
 @numba.njit(error_model="numpy")  # else a zero divisor raises, and no loop vectorises
