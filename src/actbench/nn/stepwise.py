@@ -171,7 +171,7 @@ class StepwiseActivation(nn.Module):
     def kernels(self) -> Kernels | None:
         """What the layer calls on the CPU without operators; None where it has no such kernels."""
         if self.function == RELU:
-            return masked()
+            return masked(self.steps.levels)
         if self.function is None or not isinstance(self.steps, TableSteps) or self.steps.fold:
             return None
         return tabled(self.function, self.steps.bounds, self.steps.levels, self.steps.bits)

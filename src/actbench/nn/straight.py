@@ -31,16 +31,19 @@ class Kernels(NamedTuple):
         forward: From a contiguous tensor on the CPU to the output and the packed codes.
         backward: From the codes and the contiguous gradient of the output, ``grad``, on the CPU, to that of the input.
         operator: The same for whatever tensors these may be.
+        levels: float32, on the CPU. Saved beside the codes, as by the operators: where a step is recomputed, as many
+            tensors must be saved as in the first, though another one may look on.
     """
 
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]
     backward: Callable[..., Tensor]
     operator: Callable[..., Tensor]
+    levels: Tensor
 
 
-def masked() -> Kernels:
-    """Return the kernels of ReLU and its mask."""
-    return Kernels(maskkernels.relu, maskkernels.select, mask.select)
+def masked(levels: Sequence[float]) -> Kernels:
+    """Return the kernels of ReLU and its mask, of which the levels are 0 and 1 to whom multiplies."""
+    return Kernels(maskkernels.relu, maskkernels.select, mask.select, _constants(levels))
 
 
 def tabled(function: str, bounds: Sequence[float], levels: Sequence[float], bits: int) -> Kernels:
@@ -55,14 +58,19 @@ def tabled(function: str, bounds: Sequence[float], levels: Sequence[float], bits
     Raises:
         ValueError: Bounds or levels do not go with the bits.
     """
-    borders, factors = (torch.tensor(values, dtype=torch.float32, device="cpu") for values in (bounds, levels))
+    borders, factors = _constants(bounds), _constants(levels)
     check_table(borders, factors, bits, (1 << bits) - 1, "bounds")
     check_table(factors, borders, bits, 1 << bits, "levels")
     return Kernels(
         partial(activate.on_cpu, function=function, bounds=borders, bits=bits),
         partial(stepkernels.decode, levels=factors, bits=bits),
         partial(stepwise.decode, levels=factors, bits=bits),
+        factors,
     )
+
+
+def _constants(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
 class Straight(torch.autograd.Function):
@@ -74,14 +82,14 @@ class Straight(torch.autograd.Function):
         output, codes = kernels.forward(x)
         savedtensors.packed(x, codes)
         ctx.kernels, ctx.bytes = kernels, codes.numel()
-        ctx.save_for_backward(codes)
+        ctx.save_for_backward(codes, kernels.levels)
         return output
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the steps."""
-        (codes,) = ctx.saved_tensors
+        codes, _ = ctx.saved_tensors
         seen = not (unseen(grad) and codes.is_cpu and codes.numel() == ctx.bytes and codes.is_contiguous())
         take = ctx.kernels.operator if seen else ctx.kernels.backward
         return take(codes, grad=grad.contiguous()), None
