@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from actbench import runner
 from actbench.records import Record
 from actbench.store import Store
 
@@ -47,6 +49,16 @@ WRONG_FLAGS = {
         ["sweep", "tiny-roberta", "-s", "fewbit:3+checkpoint", "-s", "checkpoint+fewbit:3"],
         "fewbit:3",
     ),
+    "schemes that exclude each other": (
+        ["measure", "tiny-roberta", "-s", "gact+offload"],
+        "--scheme: scheme 'gact+offload': gact and offload both",
+    ),
+    "short forms that exclude each other": (
+        ["measure", "tiny-roberta", "--gelu-bits", "3", "--linear", "regelu2"],
+        "--gelu-bits and --linear: scheme 'fewbit:3,functions=gelu+regelu2'",
+    ),
+    "schemes that exclude each other, to convert": (["convert", "tiny-roberta", "-s", "smaq+offload"], "--scheme: "),
+    "schemes that exclude each other, to train": (["train", "-s", "gact+offload"], "--scheme: scheme 'gact+offload'"),
     "empty scheme": (["measure", "tiny-roberta", "-s", ""], "empty"),
     "nothing after the colon": (["measure", "tiny-roberta", "-s", "fewbit:"], "colon"),
     "value where none is taken": (["measure", "tiny-roberta", "-s", "exact:3"], "exact"),
@@ -60,6 +72,9 @@ WRONG_FLAGS = {
     "unknown device": (["measure", "tiny-roberta", "--device-profile", "a10000"], "a10000"),
     "unknown dtype": (["measure", "tiny-roberta", "--dtype", "float8"], "float8"),
     "task of another kind": (["measure", "resnet18", "--task", "causal-lm"], "causal-lm"),
+    "recipe of the other verb, to train": (["train", "quickstart"], "run 'actbench sweep quickstart'"),
+    "recipe of the other verb, to sweep": (["sweep", "digits"], "run 'actbench train digits'"),
+    "seeds of training": (["train", "--seeds", "x"], "command line: --seeds: seeds 'x'"),
     "unknown recipe": (["sweep", "nothing.toml"], "nothing.toml"),
     "limit that is none": (["compare", "a.jsonl", "b.jsonl", "--fail-on", "peak"], "peak"),
     "no results": (["report", "nothing.jsonl"], "nothing.jsonl"),
@@ -89,7 +104,20 @@ def refused(cli: Any, *arguments: object, naming: str) -> str:
 def test_a_wrong_flag_is_named(cli: Any, tmp_path: Path, arguments: list[str], naming: str) -> None:
     refused(cli, *arguments, naming=naming)
 
-    assert list(tmp_path.rglob("*.jsonl")) == []
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("verb", ["measure", "sweep"])
+@pytest.mark.parametrize("meters", ["cuda", "simulated,cuda"])
+def test_a_meter_without_its_device_is_refused_before_any_work(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, meters: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("a case was run"))
+
+    refused(cli, verb, "tiny-roberta", "-m", meters, naming="--meter cuda")
+
+    assert list(tmp_path.rglob("*")) == []
 
 
 BROKEN_RECIPES = {

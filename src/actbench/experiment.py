@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from actbench import render, runner, schemes, tables, workloads
+from actbench import meters, render, runner, schemes, tables, workloads
 from actbench.errors import RecipeError
 from actbench.machine import machine
 from actbench.meters import profiles
@@ -46,8 +46,11 @@ def plan(recipe: Recipe) -> tuple[PlannedCase, ...]:
         ModelError: A model does not exist.
         UsageError: A device profile does not exist.
         RecipeError: Two rows are the same scheme, written in two ways.
+        MeasurementError: The device of a meter is not there.
     """
     written_cases = recipe.cases()
+    for meter in dict.fromkeys(entry.case.meter for entry in written_cases):
+        meters.check(meter)
     spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
     planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
     first: dict[str, PlannedCase] = {}

@@ -18,6 +18,21 @@ def dotted(location: Location) -> str:
     return text.lstrip(".")
 
 
+_FLAGS = {
+    "model": "MODEL",
+    "meters": "--meter",
+    "largest_batch": "--max-batch",
+    "spec": "--scheme",
+    "scheme": "--scheme",
+}
+
+
+def flag(location: Location) -> str:
+    """Write a location as the flag that stands for it on the command line."""
+    names = [step for step in location if isinstance(step, str)]
+    return _FLAGS.get(names[-1], "--" + names[-1].replace("_", "-"))
+
+
 def explain(
     error: ValidationError,
     data: Any,

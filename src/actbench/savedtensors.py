@@ -53,9 +53,9 @@ def packed(x: Tensor, *parts: Tensor) -> None:
 
 
 def left(x: Tensor, reason: str) -> None:
-    """Say why ``x`` is kept as it is."""
+    """Say why ``x`` is kept as it is; of several who save it the first knows, who would have had to pack it."""
     if _listeners and x.layout == torch.strided:
-        _reasons[x.untyped_storage()] = reason
+        _reasons.setdefault(x.untyped_storage(), reason)
 
 
 def source_of(storage: UntypedStorage) -> Source | None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, fields
 from typing import Annotated
 
 import pytest
 
 from actbench.cli.app import app
-from actbench.cli.flags import CaseFlags, ExportFlags, expanded
+from actbench.cli.flags import CaseFlags, ExportFlags, SchemeFlags, expanded, schemes_from
+from actbench.errors import SpecError
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,20 @@ def test_fields_stand_where_the_parameter_stood():
     assert verb.__doc__ == "Do it."
 
 
-@pytest.mark.parametrize("verb", ["sweep", "measure"])
-def test_both_verbs_take_every_shared_flag(verb):
+@pytest.mark.parametrize(
+    ("verb", "groups"),
+    [
+        ("sweep", (CaseFlags, ExportFlags)),
+        ("measure", (CaseFlags, ExportFlags)),
+        ("convert", (SchemeFlags,)),
+        ("train", (ExportFlags,)),
+    ],
+)
+def test_verbs_take_every_flag_that_they_share(verb, groups):
     [callback] = [info.callback for info in app.registered_commands if info.callback.__name__ == verb]
     names = list(inspect.signature(callback).parameters)
 
-    shared = [field.name for group in (CaseFlags, ExportFlags) for field in fields(group)]
+    shared = [field.name for group in groups for field in fields(group)]
     assert [name for name in names if name in shared] == shared
 
 
@@ -51,3 +61,21 @@ def test_flags_that_are_not_given_are_left_out():
         "largest_batch": True,
     }
     assert CaseFlags(scheme=["checkpoint"], gelu_bits="3").schemes == ["checkpoint+fewbit:3,functions=gelu"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "typed"),
+    [
+        (CaseFlags(scheme=["exact", "smaq"]), "--scheme"),
+        (CaseFlags(gelu_bits="3", linear="randomized:0.2"), "--gelu-bits and --linear"),
+        (SchemeFlags(activation_bits="3", scheme=[]), "--activation-bits"),
+        (CaseFlags(optimizer="sgd"), ""),
+    ],
+)
+def test_flags_that_schemes_come_from_are_named(flags, typed):
+    assert flags.scheme_flags == typed
+
+
+def test_a_refused_scheme_is_told_with_where_it_was_written():
+    with pytest.raises(SpecError, match=re.escape("--linear: scheme 'x' is none")), schemes_from("--linear"):
+        raise SpecError("scheme 'x' is none")

@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import json
 
+import pytest
+
 from actbench import bench
 from actbench.ledger import SavedTensor
 from actbench.records import Case
@@ -52,6 +54,20 @@ def test_exports_have_all_rows(cli, tmp_path):
 def test_without_a_scheme_the_exact_model_is_listed_and_with_one_only_that(cli):
     assert "Kept for backward by exact" in cli("measure", "tiny-gpt2", "--ledger", *SIZES).out
     assert "Kept for backward by exact" not in cli("measure", "tiny-gpt2", "-s", "checkpoint", "--ledger", *SIZES).out
+
+
+@pytest.mark.parametrize("scheme", ["gact", "smaq,on=activations"])
+def test_what_a_scheme_packed_has_no_reason_why_it_was_left(cli, tmp_path, scheme):
+    file = tmp_path / "ledger.json"
+    ended = cli("measure", "tiny-gpt2", "-s", scheme, "--ledger", *SIZES, "--export-json", file)
+    [written] = json.loads(file.read_text())
+    entries = [SavedTensor(**entry) for entry in written["entries"]]
+
+    assert ended.status == 0, ended.err
+    assert {entry.reason for entry in entries if entry.packed} == {None}
+    assert any(entry.packed and entry.operator == "FusedAttentionBackward" for entry in entries)
+    assert not any("uint8" in (entry.reason or "") for entry in entries)
+    assert not any("batch" in (entry.reason or "") for entry in entries if entry.kept_bytes)
 
 
 def test_any_meter_will_do(cli):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from actbench.machine import machine
 from actbench.runs.records import Trained, TrainingRun
@@ -47,9 +48,10 @@ def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
 
 
 def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path: Path) -> None:
-    files = {kind: tmp_path / f"e.{kind}" for kind in ("md", "csv", "json", "svg")}
+    files = {kind: tmp_path / f"e.{kind}" for kind in ("md", "csv", "json", "html", "svg")}
     flags = (
         *("--export-markdown", files["md"], "--export-csv", files["csv"], "--export-json", files["json"]),
+        *("--export-html", files["html"]),
         *(("--export-curves", files["svg"]) if _has_matplotlib() else ()),
     )
     ended = cli("train", recipe, "-o", tmp_path / "out", *flags)
@@ -64,6 +66,7 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     assert exact["outcome"]["losses"] == checkpointed["outcome"]["losses"]
     assert files["md"].read_text() == next((tmp_path / "out").rglob("*.md")).read_text()
     assert files["csv"].read_text().startswith("model,data,scheme")
+    assert "<h2>Which?</h2>" in files["html"].read_text()
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     if _has_matplotlib():
         assert "<svg" in files["svg"].read_text()
@@ -95,7 +98,25 @@ def test_a_bad_recipe_is_refused_before_anything_runs(
 
     assert ended.status == 2
     assert told in ended.err
-    assert not list((tmp_path / "out").rglob("*.jsonl"))
+    assert not (tmp_path / "out").exists()  # not even a lock
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_runs(
+    cli: Any, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    ended = cli("train", recipe, "-o", tmp_path / "out", "--device", "cuda")
+
+    assert ended.status == 2
+    assert "--device cuda: torch sees no CUDA device here; use --device cpu" in ended.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_help_speaks_of_training(cli: Any) -> None:
+    words = " ".join(cli("train", "--help").out.replace("│", " ").split())
+
+    assert "Train again" in words
+    assert "Measure again" not in words
 
 
 def test_two_processes_on_one_file_are_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:

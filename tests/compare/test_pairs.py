@@ -96,3 +96,15 @@ def test_a_limit_that_nothing_was_held_to_does_not_hold(make_record: MakeRecord)
     assert checked([], [make_record("a")], "peak:5%").violations == (f"peak:5%: {nothing}",)
     assert checked([make_record()], [make_record()], "throughput:5%").violations == (f"throughput:5%: {nothing}",)
     assert checked([], [], "peak:>1GiB").violations == (f"peak:>1GiB: {nothing}",)
+
+
+def test_machines_of_one_set_are_compared_each_with_itself(make_record: MakeRecord) -> None:
+    before = [make_record(machine="one", peak_bytes=1000), make_record(machine="two", peak_bytes=2000)]
+    after = [make_record(machine="two", peak_bytes=2200), make_record(machine="one", peak_bytes=1000)]
+    found = checked(before, after, "peak:5%")
+
+    assert [(row["machine"], row["peak_bytes_before"], row["peak_bytes_after"]) for row in found.table.rows] == [
+        ("one", 1000, 1000),
+        ("two", 2000, 2200),
+    ]
+    assert found.violations == ("peak:5%: tiny, exact, batch 8 (simulated, two): 1.95 KiB before, 2.15 KiB now",)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 
 from actbench import conversion, inspection, schemes, workloads
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, SpecError
 from actbench.records import Case
 from actbench.training import Batch, TrainingSetup, TrainStep
 
@@ -159,12 +161,29 @@ def test_converting_nothing_is_refused(spec: str) -> None:
         conversion.convert(torch.nn.Flatten(), spec)
 
 
-def test_the_order_of_composition_changes_nothing(batch: Batch) -> None:
-    text = specs()
-    forwards, backwards = schemes.build("+".join(text)), schemes.build("+".join(reversed(text)))
+@pytest.mark.parametrize(("first", "second"), itertools.combinations(specs(), 2))
+def test_the_order_of_composition_changes_nothing(first: str, second: str) -> None:
+    try:
+        forwards = schemes.build(f"{first}+{second}")
+    except SpecError:
+        with pytest.raises(SpecError, match=f"{second.partition(':')[0]} and {first.partition(':')[0]} both "):
+            schemes.build(f"{second}+{first}")
+        return
+    backwards = schemes.build(f"{second}+{first}")
 
     assert forwards == backwards
     assert forwards.spec == backwards.spec
+
+
+def test_many_schemes_stand_together() -> None:
+    together: list[str] = []
+    for spec in specs():
+        with contextlib.suppress(SpecError):
+            schemes.build("+".join([*together, spec]))
+            together.append(spec)
+
+    assert len(together) >= 5
+    assert schemes.build("+".join(together)) == schemes.build("+".join(reversed(together)))
 
 
 @pytest.mark.parametrize("spec", ["exact", *specs()])

@@ -140,6 +140,10 @@ def test_parts_of_a_packed_tensor_are_one_entry_with_its_shape_and_the_bits_real
     )
 
 
+def never(packed: Any) -> Tensor:
+    raise AssertionError("listing must not unpack")
+
+
 class Hooked(nn.Module):
     """A GELU whose saved tensors are replaced by what ``pack`` makes of them."""
 
@@ -148,10 +152,7 @@ class Hooked(nn.Module):
         self.pack = pack
 
     def forward(self, x: Tensor) -> Tensor:
-        def unpack(packed: Any) -> Tensor:
-            raise AssertionError("listing must not unpack")
-
-        with torch.autograd.graph.saved_tensors_hooks(self.pack, unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, never):
             return F.gelu(x)
 
 
@@ -183,6 +184,47 @@ def test_what_hooks_leave_alone_says_why():
 
     assert (entry.packed, entry.reason) == (False, "too small to gain")
     assert entry.kept_bytes == ROWS * WIDTH * FLOAT
+
+
+def leave_all(tensor: Tensor) -> Box:
+    savedtensors.left(tensor, f"{tensor.dtype} is not for these hooks")
+    return Box(tensor)
+
+
+class Around(nn.Sequential):
+    """Layers whose saved tensors are left as they are by hooks around them, which say why."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(leave_all, never):
+            return super().forward(x)
+
+
+def test_what_is_packed_is_not_said_to_be_left_by_hooks_around_what_packed_it():
+    [entry] = of(listed(nn.Linear(WIDTH, WIDTH), Around(Packed())), "1.0")
+
+    assert (entry.packed, entry.reason) == (True, None)
+    assert entry.kept_bytes == ROWS * WIDTH // 2 + ROWS * FLOAT
+
+
+def test_the_first_who_leaves_a_tensor_knows_why():
+    class Twice(nn.Module):
+        """An output that its own node keeps, and then another one whose hooks have another word for it."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autograd.graph.saved_tensors_hooks(leave_all, never):
+                x = torch.tanh(x)
+
+            def again(tensor: Tensor) -> Box:
+                savedtensors.left(tensor, "another reason")
+                return Box(tensor)
+
+            with torch.autograd.graph.saved_tensors_hooks(again, never):
+                return x * x
+
+    tanh, *_ = of(listed(nn.Linear(WIDTH, WIDTH), Twice()), "1")
+
+    assert tanh.operator == "TanhBackward0"
+    assert (tanh.kept_bytes, tanh.reason) == (ROWS * WIDTH * FLOAT, "torch.float32 is not for these hooks")
 
 
 def test_what_is_in_host_memory_is_listed_and_not_counted():

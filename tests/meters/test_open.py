@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from actbench.errors import UsageError
-from actbench.meters import open_meter
+from actbench.errors import MeasurementError, UsageError
+from actbench.meters import check, open_meter
 from actbench.records import Case
 from actbench.units import GIB
 
@@ -33,3 +34,13 @@ def test_the_cpu_has_real_weights() -> None:
 def test_a_wrong_profile_is_a_wrong_usage() -> None:
     with pytest.raises(UsageError, match=r"--device-profile 'rtx-309'.*rtx-3090"):
         open_meter(case(device_profile="rtx-309"))
+
+
+def test_a_device_that_is_not_there_is_told_with_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check("simulated")
+    check("cpu")
+
+    for asked in (lambda: check("cuda"), lambda: open_meter(case(meter="cuda"))):
+        with pytest.raises(MeasurementError, match="--meter cuda: torch sees no CUDA device here"):
+            asked()

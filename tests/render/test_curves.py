@@ -45,6 +45,38 @@ def test_what_is_no_number_is_left_out_and_a_flat_curve_is_drawn() -> None:
     assert len(text_of(Chart("t", "x", "y", (Curve("a", ((0, 1.0), (1, 1.0))),)))) == 9
 
 
+LONE = Chart("t", "steps", "y", (Curve("a", ((4, 1.0),)), Curve("b", ((4, 1.0),))))
+GAPS = Chart("t", "steps", "y", (Curve("a", ((0, 0.0), (1, 1.0), (2, math.nan), (3, 0.5), (4, math.inf))),))
+
+
+def test_a_point_without_a_neighbour_is_a_dot_that_can_be_seen() -> None:
+    _, *rows, ends, _ = text_of(LONE)
+    axis, picture = zip(*(row.split("│") for row in rows), strict=True)
+
+    assert [letter for row in picture for letter in row if letter != "\u2800"] == ["\u281b"]  # four dots of eight
+    assert picture[3][len(picture[3]) // 2 - 1 : len(picture[3]) // 2 + 1].strip("\u2800") == "\u281b"
+    assert [label.strip() for label in axis if label.strip()] == ["1"]
+    assert ends.strip() == "4 steps"
+    assert GAPS.curves[0].lone() == ((3, 0.5),)
+    assert Curve("a", ()).lone() == ()
+
+
+def test_a_point_without_a_neighbour_is_a_dot_in_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    dots: list[int] = []
+    plot = axes.plot
+
+    def noted(self: object, x: list[float], y: list[float], *style: str, **more: object) -> object:
+        dots.extend([len(x)] * ("o" in style))
+        return plot(self, x, y, *style, **more)
+
+    monkeypatch.setattr(axes, "plot", noted)
+    pictures.picture([LONE, GAPS, CHART], "svg")
+
+    assert dots == [1, 1, 1, 0, 1]
+
+
 def test_pictures_are_drawn_and_the_same_each_time() -> None:
     pytest.importorskip("matplotlib")
 

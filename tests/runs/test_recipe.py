@@ -53,6 +53,29 @@ def test_flags_stand_in_place_of_the_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "schemes", "told"),
+    [
+        ({"seeds": "x"}, (), "--seeds: seeds 'x'"),
+        ({"device": "gpu"}, (), "--device: 'gpu' is not one of"),
+        ({}, ("fewbit:",), "--scheme: scheme 'fewbit:': nothing"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_named_once(
+    tmp_path: Path, flags: dict[str, str], schemes: tuple[str, ...], told: str
+) -> None:
+    section = GOOD[GOOD.index("[train]") : GOOD.index("[[scheme]]")].replace("[train]", "[[train]]")
+    two = GOOD.replace("[train]", "[[train]]").replace(
+        "[[scheme]]", section.replace("tiny-vit", "resnet") + "[[scheme]]"
+    )
+
+    with pytest.raises(RecipeError) as caught:
+        runs.load(written(tmp_path, two)).with_flags(flags, schemes)
+
+    assert str(caught.value).startswith(f"command line: {told}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
     ("was", "is_now", "told"),
     [
         ("batch_size = 8", "batchsize = 8", "did you mean 'batch_size'"),

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
-    ActivationBitsOption,
     AttentionOption,
     CsvOption,
-    GeluBitsOption,
     ImageOption,
     JsonOption,
-    LinearOption,
     MarkdownOption,
     ModelArgument,
     OutputOption,
-    SchemeOption,
     SeedOption,
     SequenceOption,
     TaskOption,
@@ -25,7 +21,7 @@ from actbench.cli.app import (
     app,
     option,
 )
-from actbench.cli.flags import composed
+from actbench.cli.flags import SchemeFlags, expanded, schemes_from
 from actbench.cli.printing import export_table, remark, show
 from actbench.errors import UsageError
 from actbench.units import format_bytes, format_seconds
@@ -35,12 +31,11 @@ if TYPE_CHECKING:
 
 
 @app.command()
+@expanded
 def convert(
+    *,
     model: ModelArgument,
-    scheme: SchemeOption = None,
-    gelu_bits: GeluBitsOption = None,
-    activation_bits: ActivationBitsOption = None,
-    linear: LinearOption = None,
+    flags: SchemeFlags,
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
@@ -74,9 +69,10 @@ def convert(
     from actbench.schemes import build
     from actbench.tables import sites_table, unreached_table
 
-    chosen = composed(scheme, gelu_bits, linear, activation_bits)
-    if len(chosen) != 1:
+    if len(flags.schemes) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
+    with schemes_from(flags.scheme_flags):
+        scheme = build(flags.schemes[0])
     settings = {
         "task": task,
         "attention": attention,
@@ -87,7 +83,7 @@ def convert(
     }
     case = Case(
         model=model,
-        scheme=build(chosen[0]).spec,
+        scheme=scheme.spec,
         batch_size=batch_size,
         trust_remote_code=trust_remote_code,
         **{name: value for name, value in settings.items() if value is not None},

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -36,17 +37,34 @@ from actbench.cli.app import (
     TrustOption,
     WeightsOption,
 )
-from actbench.errors import UsageError
+from actbench.errors import SpecError, UsageError
 
 
 @dataclass(frozen=True)
-class CaseFlags:
-    """Which schemes are applied to what, and how that is measured."""
+class SchemeFlags:
+    """Which schemes are applied."""
 
     scheme: SchemeOption = None
     gelu_bits: GeluBitsOption = None
     activation_bits: ActivationBitsOption = None
     linear: LinearOption = None
+
+    @property
+    def schemes(self) -> list[str]:
+        """The schemes, the short forms among them; see :func:`composed`."""
+        return composed(self.scheme, self.gelu_bits, self.linear, self.activation_bits)
+
+    @property
+    def scheme_flags(self) -> str:
+        """The flags that :attr:`schemes` come from, as they are typed; empty where none was given."""
+        names = (field.name for field in fields(SchemeFlags) if getattr(self, field.name))
+        return " and ".join("--" + name.replace("_", "-") for name in names)
+
+
+@dataclass(frozen=True)
+class CaseFlags(SchemeFlags):
+    """Which schemes are applied to what, and how that is measured."""
+
     batch_size: BatchOption = None
     max_batch: MaxBatchOption = False
     memory_limit: MemoryLimitOption = None
@@ -64,11 +82,6 @@ class CaseFlags:
     seed: SeedOption = None
     steps: StepsOption = None
     seconds: SecondsOption = None
-
-    @property
-    def schemes(self) -> list[str]:
-        """The schemes, the short forms among them; see :func:`composed`."""
-        return composed(self.scheme, self.gelu_bits, self.linear, self.activation_bits)
 
     @property
     def workload(self) -> dict[str, Any]:
@@ -129,6 +142,15 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
         parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
         for field in fields(group)
     ]
+
+
+@contextmanager
+def schemes_from(place: str) -> Iterator[None]:
+    """Say of a scheme that is refused in the block where it was written: a flag, or a recipe."""
+    try:
+        yield
+    except SpecError as error:
+        raise SpecError(f"{place}: {error}") from None
 
 
 _WORKLOAD = (

@@ -82,12 +82,22 @@ def export_results(
 
 
 def export_table(
-    table: Table, markdown: Path | None, csv: Path | None, json: Path | None = None, text: str = ""
+    table: Table,
+    markdown: Path | None,
+    csv: Path | None,
+    json: Path | None = None,
+    text: str = "",
+    html: Path | None = None,
 ) -> None:
     """Write a table that is not of records and, as JSON, a text."""
     from actbench import render
 
-    write_files((markdown, lambda: render.markdown(table)), (csv, lambda: render.csv_text(table)), (json, lambda: text))
+    write_files(
+        (markdown, lambda: render.markdown(table)),
+        (csv, lambda: render.csv_text(table)),
+        (json, lambda: text),
+        (html, lambda: render.html_page([table], table.title)),
+    )
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], str]]) -> None:

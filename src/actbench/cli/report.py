@@ -51,8 +51,10 @@ def report(
 
 @app.command()
 def compare(
-    before: Annotated[Path, argument("A", "The results file to compare against.")],
-    after: Annotated[Path, argument("B", "The results file that is compared.")],
+    before: Annotated[
+        Path, argument("A", "The results file (.jsonl) to compare against, or a folder that holds some.")
+    ],
+    after: Annotated[Path, argument("B", "The results file that is compared, or a folder.")],
     fail_on: Annotated[
         list[str] | None,
         option(
@@ -64,7 +66,7 @@ def compare(
     export_markdown: MarkdownOption = None,
     export_csv: CsvOption = None,
 ) -> None:
-    """Compare two results files case by case; the gate for continuous integration.
+    """Compare two results files case by case, or two folders of them; the gate for continuous integration.
 
     Exit status: 0 all limits hold, 1 one is broken, 2 wrong usage.
 
@@ -73,13 +75,17 @@ def compare(
     actbench compare old.jsonl new.jsonl
 
     actbench compare old.jsonl new.jsonl --fail-on peak:5% --fail-on throughput:10%
+
+    actbench compare results-of-main results
     """
     from actbench import store
     from actbench.compare import compare as compared
     from actbench.compare.limits import parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
-    (first, first_notices), (second, second_notices) = store.read_all([before]), store.read_all([after])
+    (first, first_notices), (second, second_notices) = (
+        store.read_all(store.files_in([path])) for path in (before, after)
+    )
     for notice in [*first_notices, *second_notices]:
         remark(notice)
     comparison = compared(first, second, limits)

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import ForceOption, JobsOption, ModelArgument, OutputOption, TimeoutOption, app, argument, option
-from actbench.cli.flags import CaseFlags, ExportFlags, default_meter, expanded
+from actbench.cli.flags import CaseFlags, ExportFlags, default_meter, expanded, schemes_from
 from actbench.cli.ledger import list_saved
 from actbench.cli.printing import export_results, finish, run_shown
-from actbench.errors import RecipeError, SpecError, UsageError
+from actbench.errors import UsageError
 
 if TYPE_CHECKING:
     from actbench.recipe import Recipe
@@ -53,10 +53,8 @@ def sweep(
     actbench sweep mine.toml --meter cuda --export-markdown table.md
     """
     recipe = _recipe(target or "quickstart", flags)
-    try:
+    with schemes_from(flags.scheme_flags or target or recipe.name):
         comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
-    except SpecError as error:
-        raise RecipeError(f"{recipe.name if target is None else target}: {error}") from None
     export_results(comparison.records, recipe.title, *exports.files)
     finish(comparison, recipe.title)
 
@@ -93,18 +91,20 @@ def measure(
             raise UsageError(
                 "--ledger measures nothing: leave out --output and --max-batch; --export-csv and the like do"
             )
-        list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]))
+        with schemes_from(flags.scheme_flags):
+            list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]))
         return
-    comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
+    with schemes_from(flags.scheme_flags):
+        comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
     export_results(comparison.records, recipe.title, *exports.files)
     finish(comparison, recipe.title)
 
 
 def _recipe(target: str, flags: CaseFlags) -> Recipe:
     """Return the recipe that a target names, with the flags in place of what it says."""
-    from actbench import recipe
+    from actbench import recipe, runs
 
-    if target in recipe.names() or target.endswith(".toml"):
+    if target in (*recipe.names(), *runs.names()) or target.endswith(".toml"):
         return recipe.load(target).with_flags(flags.workload, flags.measure, flags.schemes)
     return _recipe_of(target, flags)
 

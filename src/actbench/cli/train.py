@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
-    CsvOption,
     Exit,
-    ForceOption,
-    JsonOption,
-    MarkdownOption,
     OutputOption,
     SchemeOption,
     app,
     argument,
     option,
 )
+from actbench.cli.flags import ExportFlags, expanded, schemes_from
 from actbench.cli.printing import command_line, export_table, remark, show
 
 if TYPE_CHECKING:
@@ -36,11 +33,16 @@ DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GP
 CurvesOption = Annotated[
     list[Path] | None, option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE")
 ]
+ForceOption = Annotated[
+    bool, option("--force", "Train again, from the beginning, what the file of runs already holds.")
+]
 CheckpointOption = Annotated[float, option("--checkpoint-seconds", "Time between checkpoints of a run.", min=0)]
 
 
 @app.command()
+@expanded
 def train(
+    *,
     recipe: RecipeArgument = None,
     scheme: SchemeOption = None,
     seeds: SeedsOption = None,
@@ -49,9 +51,7 @@ def train(
     checkpoint_seconds: CheckpointOption = 30.0,
     force: ForceOption = False,
     output: OutputOption = Path("results"),
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
-    export_json: JsonOption = None,
+    exports: ExportFlags,
     export_curves: CurvesOption = None,
 ) -> None:
     """Train a model with each scheme, and compare how well the trained models do.
@@ -82,8 +82,9 @@ def train(
     def compared(recipe: runs.TrainingRecipe, team: Team) -> TrainingComparison:
         return _run_shown(recipe, output or Path("results"), team, force=force, checkpoint_seconds=checkpoint_seconds)
 
-    title, comparison = _together(chosen, compared)
-    _export(comparison, title, export_markdown, export_csv, export_json, export_curves or [])
+    with schemes_from("--scheme" if scheme else recipe or "digits"):
+        title, comparison = _together(chosen, compared)
+    _export(comparison, title, exports, export_curves or [])
     _finish(comparison, title)
 
 
@@ -144,20 +145,15 @@ def _run_shown(
         raise Exit(130) from None
 
 
-def _export(
-    comparison: TrainingComparison,
-    title: str,
-    markdown: Path | None,
-    csv: Path | None,
-    json: Path | None,
-    curves: list[Path],
-) -> None:
+def _export(comparison: TrainingComparison, title: str, asked: ExportFlags, curves: list[Path]) -> None:
     from actbench.render import exports, pictures
     from actbench.runs.curves import charts
     from actbench.runs.store import json_text
     from actbench.runs.table import accuracy_table
 
-    export_table(accuracy_table(comparison.runs, title), markdown, csv, json, json_text(comparison.runs))
+    markdown, csv, as_json, html = asked.files
+    table = accuracy_table(comparison.runs, title)
+    export_table(table, markdown, csv, as_json, json_text(comparison.runs), html)
     drawn = charts(comparison.runs)
     exports.export({path: pictures.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from actbench.compare.limits import QUANTITIES, Limit
 from actbench.records import Record
 from actbench.tables import Table, fill, varying_settings
-from actbench.tables.columns import BATCH, METER, MODEL, SCHEME, STATUS, Column, change
+from actbench.tables.columns import BATCH, MACHINE, METER, MODEL, SCHEME, STATUS, Column, change
 from actbench.tables.entries import Entry, join
 from actbench.tables.values import Value, write
 
@@ -46,21 +46,28 @@ class Comparison:
 def compare(before: Sequence[Record], after: Sequence[Record], limits: Sequence[Limit] = ()) -> Comparison:
     """Compare two sets of records case by case; the machines may differ, which the notes then say.
 
+    Where a set is of several machines, each is compared with itself, and a column names it.
+
     A case that was measured before and fails now breaks every limit, and so does a limit that no case could be held to:
     a check of nothing must not pass.
     """
-    pairs = _pairs(before, after)
+    several = any(len({record.machine.name for record in records}) > 1 for records in (before, after))
+    pairs = _pairs(before, after, several)
     entries = [pair.either for pair in pairs]
-    identity = [_of_either(column) for column in (MODEL, *varying_settings(entries), BATCH, SCHEME, METER)]
+    machine = (MACHINE,) if several else ()
+    identity = [_of_either(column) for column in (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, METER)]
     quantities = [column for quantity in QUANTITIES.values() for column in _three(quantity)]
     status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
     table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
-    return Comparison(table, tuple(line for limit in limits for line in _violations(limit, pairs)))
+    return Comparison(table, tuple(line for limit in limits for line in _violations(limit, pairs, several)))
 
 
-def _pairs(before: Sequence[Record], after: Sequence[Record]) -> list[Pair]:
-    first = {entry.record.case.key(): entry for entry in join(before)}
-    second = {entry.record.case.key(): entry for entry in join(after)}
+def _pairs(before: Sequence[Record], after: Sequence[Record], several: bool) -> list[Pair]:
+    def identity(record: Record) -> tuple[str, str]:
+        return record.case.key(), record.machine.name if several else ""
+
+    first = {identity(entry.record): entry for entry in join(before)}
+    second = {identity(entry.record): entry for entry in join(after)}
     return [Pair(first.get(key), second.get(key)) for key in first | second]
 
 
@@ -98,12 +105,12 @@ def _value(column: Column[Entry], entry: Entry | None) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _violations(limit: Limit, pairs: Sequence[Pair]) -> Iterator[str]:
+def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[str]:
     column = QUANTITIES[limit.quantity]
     checked = 0
     for pair in pairs:
-        case = pair.either.record.case
-        place = f"{limit.text}: {case.model}, {case.scheme}, batch {case.batch_size} ({case.meter})"
+        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
+        place = f"{limit.text}: {case.model}, {case.scheme}, batch {case.batch_size} ({case.meter}{here})"
         value, earlier = _value(column, pair.after), _value(column, pair.before)
         if value is None and earlier is not None:
             why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"

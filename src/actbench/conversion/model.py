@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -48,7 +49,8 @@ def convert(
     """Make a model keep less for backward, for use in one's own training loop or with a trainer.
 
     The model is changed in place and keeps its Parameter objects, state_dict keys, hooks, flags and devices. When
-    anything is refused, it is left as it was. ::
+    anything is refused, it is left as it was. A UserWarning says what the scheme works on outside of the model and so
+    stays as it is: the state of the optimizer under ``smaq``, until :func:`actbench.optim.packed` wraps that. ::
 
         model = actbench.convert(model, "fewbit:3+randomized:0.2")
 
@@ -69,8 +71,18 @@ def convert(
         ConversionError: The model was converted before, nothing in it can be converted, or the scheme changes more
             than a model can carry.
     """
-    if isinstance(scheme, str):
-        scheme = schemes.build(scheme)
+    scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
+    converted = _converted(model, scheme, example_batch, loss)
+    found = conversion_of(converted)
+    for left in () if found is None else found.unreached:
+        if not left.path:
+            warnings.warn(f"{scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=2)
+    return converted
+
+
+def _converted(
+    model: nn.Module, scheme: Scheme, example_batch: Any, loss: Callable[[nn.Module, Any], Tensor] | None
+) -> nn.Module:
     refuse_converted(model, scheme)
     setup = TrainingSetup(model, loss=_example_loss(loss))
     if example_batch is None:

@@ -49,7 +49,7 @@ def arguments_of(node: Node) -> Iterator[Argument]:
         if not isinstance(saved, tuple | list):
             yield from _argument(name, saved)
             continue
-        name = "saved_tensors" if hasattr(node, "saved_tensors") else name  # as a function of Python calls them
+        name = "saved_tensors" if hasattr(type(node), "saved_tensors") else name  # as functions of Python call them
         for place, item in enumerate(saved):
             yield from _argument(f"{name}[{place}]", item)
 

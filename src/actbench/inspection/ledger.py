@@ -24,6 +24,8 @@ from actbench.ledger import Ledger, SavedTensor, called
 from actbench.savedtensors import Source
 from actbench.training import Batch, TrainingSetup
 
+_OUTSIDE_OF_THE_GRAPH = "held outside of autograd's graph"
+
 
 @dataclass(frozen=True, eq=False)
 class _Held:
@@ -105,8 +107,8 @@ def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> It
         if storage not in found:
             source = savedtensors.source_of(storage)
             shown, is_packed = source or history, source is not None
-            reason = savedtensors.reason_for(storage) or "held outside of autograd's graph"
-            reason = "the loss itself" if storage is loss.untyped_storage() else reason
+            told = None if is_packed else savedtensors.reason_for(storage)
+            reason = "the loss itself" if storage is loss.untyped_storage() else told or _OUTSIDE_OF_THE_GRAPH
             yield _Held(history.maker, history.operator, "", shown.shape, shown.dtype, (storage,), is_packed, reason)
 
 
@@ -140,6 +142,8 @@ def _entries(held: Sequence[_Held], recorder: Recorder) -> Iterator[SavedTensor]
 def _reason(item: _Held) -> str | None:
     if all(is_host(storage) for storage in item.storages):
         return "in host memory"
+    if item.packed:  # hooks around what packed it leave its parts alone, which says nothing of the tensor
+        return item.reason
     return item.reason or savedtensors.reason_for(item.storages[0])
 
 

@@ -84,7 +84,6 @@ class Session:
             WatchedForward(model, self.watch).bind()
         self._ran: set[str] = set()
         self._waiting = self._wait_for_sites()
-        self._say_what_is_left()
 
     def check_ran(self) -> None:
         """Say that a training step is over; the first one tells whether what was converted runs in it.
@@ -142,12 +141,6 @@ class Session:
         modules = dict(self.model.named_modules())
         paths = [site.path for site in self._conversion.sites if site.path in modules]
         return [(path, modules[path].register_forward_pre_hook(partial(_note, self._ran, path))) for path in paths]
-
-    def _say_what_is_left(self) -> None:
-        """Warn of what the scheme works on outside of the model, such as the state of the optimizer."""
-        for left in self._conversion.unreached:
-            if not left.path:
-                warnings.warn(f"{self._scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=2)
 
     @property
     def _conversion(self) -> Conversion:

@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from actbench import bench, render, runs, schemes
-from actbench.errors import RecipeError, SpecError, StoreError, UsageError
+from actbench.errors import RecipeError, StoreError, UsageError
 from actbench.learning.checkpoint import CheckpointFolder
 from actbench.learning.loop import TrainingLoop
 from actbench.learning.team import ALONE, LostError, StoppedError, Team
 from actbench.machine import machine, versions
+from actbench.meters import cuda
 from actbench.records import Failure
 from actbench.render import exports
 from actbench.runs.records import Trained, TrainingCase, TrainingRun
@@ -94,7 +95,9 @@ def plan(recipe: runs.TrainingRecipe, team: Team = ALONE) -> tuple[PlannedRun, .
     """
     together = {"processes": team.size, "strategy": team.launch.strategy}
     written = recipe.runs(team.device)
-    planned = tuple(replace(run, case=_canonical(run.case, recipe.name, together)) for run in written)
+    if any(run.case.device == "cuda" for run in written):
+        cuda.check("--device", "cpu")
+    planned = tuple(replace(run, case=_canonical(run.case, together)) for run in written)
     keys = [run.case.key() for run in planned]
     for place, key in enumerate(keys):
         if key in keys[:place]:
@@ -136,8 +139,8 @@ def run(
         StoreError: The file is in use, broken or cannot be written.
     """
     with ExitStack() as stack:
+        planned = team.agreed(lambda: plan(recipe, team))  # first: a recipe that is refused leaves no file behind
         store = team.agreed(lambda: stack.enter_context(_opened(recipe, output)) if team.leads else None)
-        planned = team.agreed(lambda: plan(recipe, team))
         todo = team.told([force or (store is not None and store.done(run.case.key()) is None) for run in planned])
         path = team.told(Path() if store is None else store.path)
         training = _Training(recipe.name, command, store, path, checkpoint_seconds, watcher or Unwatched(), team)
@@ -221,11 +224,8 @@ class _Training:
                 saved = time.monotonic()
 
 
-def _canonical(case: TrainingCase, recipe: str, together: dict[str, Any]) -> TrainingCase:
-    try:
-        return case.model_copy(update={"scheme": schemes.build(case.scheme).spec, **together})
-    except SpecError as error:
-        raise RecipeError(f"{recipe}: {error}") from None
+def _canonical(case: TrainingCase, together: dict[str, Any]) -> TrainingCase:
+    return case.model_copy(update={"scheme": schemes.build(case.scheme).spec, **together})
 
 
 @contextmanager

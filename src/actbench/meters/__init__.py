@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from actbench.meters import profiles
+from actbench.meters import cuda, profiles
 from actbench.meters.base import MemoryReading, Meter
 from actbench.meters.cpu import CpuMeter
 from actbench.meters.cuda import CudaMeter
 from actbench.meters.simulated import SimulatedMeter
-from actbench.records import Case
+from actbench.records import Case, MeterName
 
-__all__ = ["MemoryReading", "Meter", "open_meter"]
+__all__ = ["MemoryReading", "Meter", "check", "open_meter"]
+
+
+def check(name: MeterName) -> None:
+    """Check that the device of a meter is there, before anything is built for it.
+
+    Raises:
+        MeasurementError: It is not; the message names the flag.
+    """
+    if name == "cuda":
+        cuda.check()
 
 
 def open_meter(case: Case) -> Meter:

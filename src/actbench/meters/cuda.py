@@ -22,6 +22,23 @@ from actbench.records import MeterName
 from actbench.training import Batch, TrainingSetup, TrainStep
 
 
+def check(flag: str = "--meter", instead: str = "simulated") -> None:
+    """Check that there is a device.
+
+    Args:
+        flag: The flag that asks for it, for the message.
+        instead: The value of that flag that needs none.
+
+    Raises:
+        MeasurementError: Torch sees none.
+    """
+    if not torch.cuda.is_available():
+        raise MeasurementError(
+            f"{flag} cuda: torch sees no CUDA device here; use {flag} {instead}, which needs none"
+            " ('actbench doctor' says what is missing)"
+        )
+
+
 class CudaMeter:
     """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in passes of their own.
 
@@ -36,11 +53,7 @@ class CudaMeter:
     materialize = True
 
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
-        if not torch.cuda.is_available():
-            raise MeasurementError(
-                "--meter cuda: torch sees no CUDA device here; use --meter simulated, which needs none"
-                " ('actbench doctor' says what is missing)"
-            )
+        check()
         properties = torch.cuda.get_device_properties()
         self._device_name: str = properties.name
         self._total_bytes: int = properties.total_memory

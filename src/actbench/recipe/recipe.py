@@ -15,12 +15,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from actbench.errors import RecipeError
-from actbench.mistakes import Location, dotted, explain
+from actbench.mistakes import Location, dotted, explain, flag
 from actbench.recipe.sections import Measure, PlannedCase, SchemeRow, WorkloadGrid
-from actbench.recipe.shelf import Shelf
+from actbench.recipe.shelf import SWEEPS
 from actbench.records import Case, Data, Published
-
-SHELF = Shelf(".toml")
 
 
 def _as_rows(value: Any) -> Any:
@@ -116,7 +114,7 @@ class Recipe(Data):
         models = workload.get("model") or ()
         name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
         base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
-        return _validated(_with_flags(base, workload, measure or {}, schemes), "command line", _flag)
+        return _validated(_with_flags(base, workload, measure or {}, schemes), "command line", flag)
 
     def with_flags(
         self,
@@ -126,7 +124,7 @@ class Recipe(Data):
     ) -> Recipe:
         """Return this recipe with the flags that were given in place of what it says; see :meth:`from_flags`."""
         base = self.model_dump(exclude_none=True)
-        return _validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", _flag)
+        return _validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", flag)
 
 
 def load(source: str | Path) -> Recipe:
@@ -136,12 +134,15 @@ def load(source: str | Path) -> Recipe:
         RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
             file and the place of a mistake.
     """
-    return _validated(SHELF.read(source), str(source))
+    data = SWEEPS.read(source)
+    if "workload" not in data and "train" in data:
+        raise RecipeError(f"{source}: this recipe trains models and measures no steps: run 'actbench train {source}'")
+    return _validated(data, str(source))
 
 
 def names() -> list[str]:
     """Return the names of the recipes that ship with actbench."""
-    return SHELF.names()
+    return SWEEPS.names()
 
 
 def shipped() -> dict[str, str]:
@@ -155,7 +156,7 @@ def source(name: str) -> str:
     Raises:
         RecipeError: None is called so.
     """
-    return SHELF.source(name)
+    return SWEEPS.source(name)
 
 
 def _validated(data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Recipe:
@@ -170,7 +171,7 @@ def _validated(data: Mapping[str, Any], source: str, place: Callable[[Location],
         return Recipe.model_validate(data)
     except ValidationError as error:
         lines = explain(error, data, sections, place)
-        raise RecipeError("\n".join(f"{source}: {line}" for line in lines)) from None
+        raise RecipeError("\n".join(dict.fromkeys(f"{source}: {line}" for line in lines))) from None
 
 
 def _with_flags(
@@ -187,17 +188,3 @@ def _with_flags(
 
 def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if value is not None}
-
-
-_FLAGS = {
-    "model": "MODEL",
-    "meters": "--meter",
-    "largest_batch": "--max-batch",
-    "spec": "--scheme",
-    "scheme": "--scheme",
-}
-
-
-def _flag(location: Location) -> str:
-    names = [step for step in location if isinstance(step, str)]
-    return _FLAGS.get(names[-1], "--" + names[-1].replace("_", "-"))

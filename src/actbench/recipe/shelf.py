@@ -19,9 +19,11 @@ class Shelf:
 
     Attributes:
         suffix: What the names of their files end with, such as ``.toml``; the rest is a bare name without a dot.
+        verb: What runs them.
     """
 
     suffix: str
+    verb: str
 
     def names(self) -> list[str]:
         """Return the names of the shipped recipes."""
@@ -69,7 +71,15 @@ class Shelf:
         return resources.files("actbench.recipes") / f"{name}{self.suffix}"
 
     def _unknown(self, name: str) -> RecipeError:
+        for other in SHELVES:
+            if name in other.names():
+                return RecipeError(f"{name} is a recipe of 'actbench {other.verb}': run 'actbench {other.verb} {name}'")
         names = self.names()
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one of: {', '.join(names)}")
+
+
+SWEEPS = Shelf(".toml", "sweep")
+TRAININGS = Shelf(".train.toml", "train")
+SHELVES = (SWEEPS, TRAININGS)

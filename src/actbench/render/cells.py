@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actbench.tables import Table
@@ -28,8 +28,14 @@ class Cells:
     rows: tuple[tuple[str, ...], ...]
 
 
+def spoken(table: Table) -> Table:
+    """Return a table without the columns that tell people nothing."""
+    return replace(table, columns=tuple(column for column in table.columns if not column.quiet))
+
+
 def cells(table: Table) -> Cells:
     """Write a table as text; a spread stands behind its value with a plus-minus."""
+    table = spoken(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     shown = [column for column in table.columns if not column.spread_of]
     return Cells(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -35,7 +36,8 @@ def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
     for number, curve in enumerate(chart.curves):
         legend.stylize(COLOURS[number % len(COLOURS)], start, start + 2)
         start += len(curve.label) + 5
-    ends = Text(f"{'':{_AXIS_WIDTH}} {canvas.left:g} … {canvas.right:g} {chart.x}", style="dim")
+    reach = f"{canvas.left:g}" + (f" … {canvas.right:g}" if canvas.right > canvas.left else "")
+    ends = Text(f"{'':{_AXIS_WIDTH}} {reach} {chart.x}", style="dim")
     return Group(Text(chart.title, style="bold"), *canvas.lines(), ends, legend)
 
 
@@ -50,34 +52,44 @@ class _Canvas:
         self._owners: list[list[int | None]] = [[None] * columns for _ in range(rows)]
 
     def add(self, curve: Curve, number: int) -> None:
-        """Draw a curve; neighbouring points are joined unless one of them is no finite number."""
-        for (x, y), (next_x, next_y) in zip(curve.points, [*curve.points[1:], curve.points[-1]], strict=True):
+        """Draw a curve: neighbouring points are joined, and a point that has none is two dots wide and high."""
+        for (x, y), (next_x, next_y) in zip(curve.points, curve.points[1:] + curve.points[-1:], strict=True):
             if not math.isfinite(y):
                 continue
             column, row = self._place(x, y)
             end = self._place(next_x, next_y) if math.isfinite(next_y) else (column, row)
             for dot in _line((column, row), end):
                 self._set(*dot, number)
+        for point in curve.lone():
+            column, row = self._place(*point)
+            for across, down in itertools.product((0, 1), repeat=2):
+                self._set(column // 2 * 2 + across, row // 2 * 2 + down, number)
 
     def lines(self) -> Iterator[Text]:
-        """Yield the lines from the top, the vertical axis with three numbers on it."""
+        """Yield the lines from the top, the vertical axis with three numbers on it; one where there is but one."""
+        middle = self.rows // 2
+        marks = (0, middle, self.rows - 1) if self.top > self.bottom else (middle,)
         for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
             share = 1 - row / max(1, self.rows - 1)
-            marked = row in (0, self.rows // 2, self.rows - 1)
-            label = f"{self.bottom + share * (self.top - self.bottom):.4g}" if marked else ""
+            label = f"{self.bottom + share * (self.top - self.bottom):.4g}" if row in marks else ""
             line = Text(f"{label:>{_AXIS_WIDTH - 1}} │", style="dim")
             for letter, owner in zip(letters, owners, strict=True):
                 line.append(chr(letter), style="" if owner is None else f"not dim {COLOURS[owner % len(COLOURS)]}")
             yield line
 
     def _place(self, x: float, y: float) -> tuple[int, int]:
-        column = (x - self.left) / ((self.right - self.left) or 1) * (2 * self.columns - 1)
-        row = (self.top - y) / ((self.top - self.bottom) or 1) * (4 * self.rows - 1)
+        column = _share(x, self.left, self.right) * (2 * self.columns - 1)
+        row = _share(y, self.top, self.bottom) * (4 * self.rows - 1)
         return round(column), round(row)
 
     def _set(self, column: int, row: int, number: int) -> None:
         self._letters[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
         self._owners[row // 4][column // 2] = number
+
+
+def _share(value: float, first: float, last: float) -> float:
+    """Return how far a value is on the way from the first to the last; half where there is no way."""
+    return 0.5 if first == last else (value - first) / (last - first)
 
 
 def _line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:

@@ -81,6 +81,8 @@ def _add(axes: Any, curve: Curve) -> None:
     x = [point for point, _ in curve.points]
     y = [value if math.isfinite(value) else math.nan for _, value in curve.points]
     (line,) = axes.plot(x, y, label=curve.label, linewidth=1.4)
+    lone = curve.lone()  # no line goes to these
+    axes.plot([x for x, _ in lone], [y for _, y in lone], "o", color=line.get_color(), markersize=4)
     if curve.spread:
         low = [value - spread for value, spread in zip(y, curve.spread, strict=True)]
         high = [value + spread for value, spread in zip(y, curve.spread, strict=True)]

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from actbench.render.cells import Cells, cells
+from actbench.render.cells import Cells, cells, spoken
 from actbench.tables import Table
 
 
@@ -22,11 +22,12 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay out the columns that fit, then the notes."""
-        table = fitted(self.table, options.max_width) if console.is_terminal else self.table
+        whole = spoken(self.table)
+        table = fitted(whole, options.max_width) if console.is_terminal else whole
         grid = _grid(table)
         width = options.max_width if console.is_terminal else max(options.max_width, _width(table))
         yield from console.render(grid, options.update(width=width))
-        left_out = [column.title for column in self.table.columns if not (column.spread_of or column in table.columns)]
+        left_out = [column.title for column in whole.columns if not (column.spread_of or column in table.columns)]
         if left_out:
             yield Text(f"Left out here, for want of width: {', '.join(left_out)}.", style="dim")
         for note in table.notes:

@@ -6,21 +6,19 @@ when the author gave none. The seeds go round outermost: the schemes of one seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from actbench.errors import RecipeError
-from actbench.mistakes import explain
+from actbench.mistakes import Location, dotted, explain, flag
 from actbench.recipe.sections import SchemeRow
-from actbench.recipe.shelf import Shelf
+from actbench.recipe.shelf import TRAININGS
 from actbench.records import Data, Published
 from actbench.runs.records import DeviceName
 from actbench.runs.sections import PlannedRun, TrainSection
-
-SHELF = Shelf(".train.toml")
 
 _SECTIONS: dict[str, type[BaseModel]] = {"train": TrainSection, "scheme": SchemeRow, "published": Published}
 
@@ -94,7 +92,7 @@ class TrainingRecipe(Data):
             schemes: Specifications; they stand for all schemes of the recipe.
 
         Raises:
-            RecipeError: A value cannot be used.
+            RecipeError: A value cannot be used; the message names its flag.
         """
         given = {name: value for name, value in flags.items() if value is not None}
         left_out = {"epochs"} if "steps" in given else set()
@@ -102,7 +100,7 @@ class TrainingRecipe(Data):
         base["train"] = [{**_without(section, left_out), **given} for section in base["train"]]
         if schemes:
             base["scheme"] = [{"spec": text} for text in schemes]
-        return _validated(base, "command line")
+        return _validated(base, "command line", flag)
 
 
 def load(source: str | Path) -> TrainingRecipe:
@@ -112,7 +110,7 @@ def load(source: str | Path) -> TrainingRecipe:
         RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
             file and the place of a mistake.
     """
-    data = SHELF.read(source)
+    data = TRAININGS.read(source)
     if "train" not in data and "workload" in data:
         raise RecipeError(f"{source}: this recipe measures steps and trains nothing: run 'actbench sweep {source}'")
     return _validated(data, str(source))
@@ -120,7 +118,7 @@ def load(source: str | Path) -> TrainingRecipe:
 
 def names() -> list[str]:
     """Return the names of the training recipes that ship with actbench."""
-    return SHELF.names()
+    return TRAININGS.names()
 
 
 def shipped() -> dict[str, str]:
@@ -134,16 +132,16 @@ def source(name: str) -> str:
     Raises:
         RecipeError: None is called so.
     """
-    return SHELF.source(name)
+    return TRAININGS.source(name)
 
 
 def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in section.items() if name not in names}
 
 
-def _validated(data: Mapping[str, Any], source: str) -> TrainingRecipe:
+def _validated(data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> TrainingRecipe:
     try:
         return TrainingRecipe.model_validate(data)
     except ValidationError as error:
-        lines = explain(error, data, {"": TrainingRecipe, **_SECTIONS})
-        raise RecipeError("\n".join(f"{source}: {line}" for line in lines)) from None
+        lines = explain(error, data, {"": TrainingRecipe, **_SECTIONS}, place)
+        raise RecipeError("\n".join(dict.fromkeys(f"{source}: {line}" for line in lines))) from None

@@ -83,7 +83,7 @@ class TrainSection(Data):
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
     max_grad_norm: Positive | None = None
     gradient_accumulation: Count | None = None
-    device: DeviceName | Literal["auto"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     seeds: Annotated[Axis[Steps], BeforeValidator(_as_seeds)] = (0,)
 
     @model_validator(mode="after")

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from actbench.errors import SpecError
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import common
 from actbench.training import Batch, TrainingSetup
 
 
@@ -17,7 +19,8 @@ class Composed(Scheme):
         """Compose schemes, refusing those that cannot stand together.
 
         Raises:
-            SpecError: ``exact`` is composed with something, or one scheme stands twice.
+            SpecError: ``exact`` is composed with something, one scheme stands twice, or two would both change what
+                one alone may.
         """
         seen: set[str] = set()
         for part in parts:
@@ -26,6 +29,10 @@ class Composed(Scheme):
             if part.name in seen:
                 raise SpecError(f"scheme {text!r}: {part.name} stands twice; give it once, with all its keys")
             seen.add(part.name)
+        for first, second in itertools.combinations(parts, 2):
+            what = common(first, second)
+            if what is not None:
+                raise SpecError(f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out")
         return cls(parts=tuple(sorted(parts, key=lambda part: (part.rank, part.name))))
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:

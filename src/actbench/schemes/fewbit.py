@@ -18,6 +18,7 @@ from actbench.nn.own import OwnFunction
 from actbench.nn.stepwise import Steps
 from actbench.records import Published
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import ACTIVATIONS
 from actbench.training import TrainingSetup
 from actbench.units import GIB
 
@@ -66,6 +67,7 @@ class FewBit(Scheme):
         Published(quantity="peak_saving", value=0.138, setting=_SETTING, source=_SOURCE),
         Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
     )
+    exclusive: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 
     bits: Annotated[int, BeforeValidator(_whole_number), WithJsonSchema(_BITS)] = 3
     functions: Annotated[tuple[str, ...], WithJsonSchema(_FUNCTIONS)] = ()

@@ -15,6 +15,7 @@ from actbench.nn.offloaded import OffloadedForward
 from actbench.nn.variance import rounding_variance
 from actbench.records import Published, Site
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import SAVED_TENSORS
 from actbench.training import Batch, TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
@@ -76,6 +77,7 @@ class Gact(Scheme):
     positional: ClassVar[str | None] = "level"
     rank: ClassVar[int] = 20
     published: ClassVar[tuple[Published, ...]] = ()
+    exclusive: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
 
     level: Level = "L2"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None

@@ -12,6 +12,7 @@ from actbench.nn.inverted import InvertedActivation
 from actbench.nn.swap import swap
 from actbench.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import ACTIVATIONS
 from actbench.training import TrainingSetup
 
 _SOURCE = "abstract of arXiv 2407.15545"
@@ -36,6 +37,7 @@ class InvAct(Scheme):
         Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),
         Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
     )
+    exclusive: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 
     @property
     def claimed_bits(self) -> float:

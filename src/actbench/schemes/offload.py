@@ -7,6 +7,7 @@ from actbench.nn.hooked import HookedForward
 from actbench.nn.offloaded import OffloadedForward
 from actbench.records import Site
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import SAVED_TENSORS
 from actbench.training import TrainingSetup
 
 
@@ -23,6 +24,7 @@ class Offload(Scheme):
     summary: ClassVar[str] = "saved tensors wait in host memory for the backward pass; gradients are exact"
     paper: ClassVar[str] = "Rhu et al. 2016, arXiv 1602.08124"
     rank: ClassVar[int] = 40
+    exclusive: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind an offloading forward on the model.

@@ -11,6 +11,7 @@ from actbench.nn.activations import instead, refuse_converted, swap_activations
 from actbench.nn.functions import GUISES, function_of, why_not
 from actbench.records import Published
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import ACTIVATIONS
 from actbench.training import TrainingSetup
 
 _SETTING = "ReGELU2/ReSiLU2 with the authors' memory-sharing norms, fine-tuning of ViT and LLaMA"
@@ -35,6 +36,7 @@ class ReGELU2(Scheme):
     published: ClassVar[tuple[Published, ...]] = (
         Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),
     )
+    exclusive: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
     functions: ClassVar[tuple[str, ...]] = GUISES["gelu"]
 
     @property

@@ -28,6 +28,7 @@ from actbench.nn.variance import rounding_variance
 from actbench.optim import PackedOptimizer, packed
 from actbench.records import Site, Unreached
 from actbench.schemes.base import Scheme
+from actbench.schemes.exclusive import SAVED_TENSORS
 from actbench.training import Batch, MakeOptimizer, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
@@ -79,6 +80,11 @@ class EncodedStructures(Scheme):
     def lossy_forward(self) -> bool:
         """Whether modules compute on outputs that the format has changed."""
         return self.forward == "lossy"
+
+    @property
+    def exclusive(self) -> tuple[str, ...]:
+        """What no other scheme may do beside this one: each of its structures is in one format."""
+        return tuple(SAVED_TENSORS if each == "activations" else f"have {WAS[each]} in a format" for each in self.on)
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -18,6 +19,12 @@ class Curve:
     label: str
     points: tuple[tuple[float, float], ...]
     spread: tuple[float, ...] = ()
+
+    def lone(self) -> tuple[tuple[float, float], ...]:
+        """Return the points that have no neighbour to draw a line to, and so are drawn as dots."""
+        seen = [False, *(math.isfinite(y) for _, y in self.points), False]
+        found = zip(self.points, seen[:-2], seen[1:-1], seen[2:], strict=True)
+        return tuple(point for point, before, here, after in found if here and not (before or after))
 
 
 @dataclass(frozen=True)

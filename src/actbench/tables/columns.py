@@ -30,6 +30,7 @@ class Column(Generic[Item]):
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is; formats for people put it there.
         detail: Where a terminal is narrow, the columns of the highest detail are left out first; those of 0 never.
+        quiet: Whether formats for people leave it out, because it tells rows apart nowhere; CSV has it all the same.
     """
 
     key: str
@@ -39,6 +40,7 @@ class Column(Generic[Item]):
     better: Literal["lower", "higher"] | None = None
     spread_of: str | None = None
     detail: int = 0
+    quiet: bool = False
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
@@ -122,6 +124,10 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("seed", "Seed", "count"),
 )
 
+OPTIMIZER_STATE: Column[Entry] = Column(
+    "optimizer_bytes", "Optimizer state", "bytes", _measured("optimizer_bytes"), "lower", detail=1
+)
+
 RESULTS: tuple[Column[Entry], ...] = (
     Column("peak_bytes", "Peak", "bytes", _measured("peak_bytes"), "lower"),
     Column("peak_saving", "Saved", "share", _against_exact("peak_bytes", _saving), "higher"),
@@ -130,6 +136,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("activation_bytes", "Activations", "bytes", _measured("activation_bytes"), "lower", detail=1),
     Column("activation_ratio", "Smaller by", "ratio", _against_exact("activation_bytes", quotient), "higher", detail=1),
     Column("published_activation_ratio", "Smaller by, published", "ratio", _published("activation_ratio"), detail=1),
+    OPTIMIZER_STATE,
     Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
     Column("samples_per_second", "Samples/s", "rate", _value("throughput"), "higher", detail=2),

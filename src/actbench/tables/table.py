@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actbench.records import Record, Site, Unreached
+from actbench.records import Case, Record, Site, Unreached
 from actbench.tables.columns import (
     BATCH,
     ESTIMATES,
@@ -14,6 +14,7 @@ from actbench.tables.columns import (
     MACHINE,
     METER,
     MODEL,
+    OPTIMIZER_STATE,
     RESULTS,
     SCHEME,
     SETTINGS,
@@ -59,7 +60,7 @@ def results_table(records: Sequence[Record], title: str = "Results") -> Table:
     entries = join(records)
     one_meter = (METER,) if len({entry.record.case.meter for entry in entries}) == 1 else ()
     notes = notes_of(entries, (*one_meter, *_constant(entries, SETTINGS)))
-    return fill(title, (*_identity(entries), *RESULTS), entries, notes)
+    return fill(title, (*_identity(entries), *_results(entries)), entries, notes)
 
 
 def estimates_table(records: Sequence[Record], title: str = "Estimates against measurements") -> Table:
@@ -78,6 +79,15 @@ def _identity(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     machines = {MACHINE.compute(entry) for entry in entries}
     machine = (MACHINE,) if len(machines) > 1 else ()
     return (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, LABEL, METER)
+
+
+def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
+    """Return the columns of results; bytes of optimizer state are quiet where all rows of a model have the same."""
+    usual = Case.model_fields["optimizer"].default
+    known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
+    is_usual = all(entry.record.case.optimizer == usual for entry in entries)
+    quiet = is_usual and bool(_constant(known, [OPTIMIZER_STATE]))
+    return tuple(replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column for column in RESULTS)
 
 
 def _constant(entries: Sequence[Entry], settings: Sequence[Column[Entry]]) -> tuple[Column[Entry], ...]:

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from actbench import savedtensors
 from actbench.nn.firstorder import first_order
 from actbench.nn.intercepted import Rules
 
@@ -38,6 +39,7 @@ class FusedAttention(torch.autograd.Function):
         """Return what the operator returns."""
         held = [hooks.held(tensor) for tensor in (query, key, value)]
         if mask is not None:
+            savedtensors.left(mask, "the mask of attention, which stays whole")
             hooks.keeper.leave([mask])
         ctx.hooks, ctx.options, ctx.around = hooks, options, _Surroundings(query, options["dropout_p"])
         ctx.places = [(one.kept.form, one.place, len(one.kept.parts)) for one in held]

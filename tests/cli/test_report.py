@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from actbench.records import Record
+
+MakeRecord = Callable[..., Record]
+
+
+def written(file: Path, *records: Record) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(record.model_dump_json() + "\n" for record in records))
+    return file
+
+
+def test_compare_takes_folders_and_files(cli: Any, tmp_path: Path, make_record: MakeRecord) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    written(before / "quickstart" / "box.jsonl", make_record(peak_bytes=1000))
+    written(before / "other" / "box.jsonl", make_record("checkpoint", peak_bytes=500))
+    file = written(after / "quickstart" / "box.jsonl", make_record(peak_bytes=1100), make_record("checkpoint"))
+
+    for second in (after, file):
+        ended = cli("compare", before, second, "--fail-on", "peak:5%", "--export-csv", tmp_path / "table.csv")
+
+        assert ended.status == 1
+        assert "peak:5%: tiny, exact, batch 8 (simulated): 1,000 B before, 1.07 KiB now" in ended.err
+        assert len((tmp_path / "table.csv").read_text().splitlines()) == 1 + 2
+
+
+def test_an_empty_folder_is_refused(cli: Any, tmp_path: Path) -> None:
+    ended = cli("compare", tmp_path, tmp_path)
+
+    assert ended.status == 2
+    assert f"{tmp_path} holds no results file" in ended.err
