@@ -133,21 +133,75 @@ def test_a_step_may_be_recomputed_where_someone_else_looks_on(first):
     assert torch.equal(x.grad, gradient(module(x), x, twin))
 
 
-def test_codes_that_come_back_in_another_shape_are_refused():
+@pytest.mark.parametrize(
+    ("unpack", "message"),
+    [
+        (lambda kept: kept[:-1], "packed must have 24 bytes, found 23"),
+        (lambda kept: kept.half(), "packed must be contiguous uint8"),
+        (lambda kept: kept.repeat_interleave(2)[::2], "packed must be contiguous uint8"),
+    ],
+)
+def test_codes_that_come_back_in_another_form_are_refused(unpack, message):
     x = torch.randn(64, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept[:-1]):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda kept: kept, lambda kept: unpack(kept) if kept.dtype == torch.uint8 else kept
+    ):
         y = layer(nn.GELU())(x)
 
-    with pytest.raises(ValueError, match="packed must have 24 bytes, found 23"):
+    with pytest.raises(ValueError, match=message):
         y.sum().backward()
 
 
-def test_many_gradients_at_once_are_refused():
-    x = torch.randn(40, requires_grad=True)
-    y = layer(nn.GELU())(x)
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
+def test_many_gradients_at_once(exact):
+    x, grads = torch.randn(40, requires_grad=True), torch.randn(3, 40)
+    y = layer(exact)(x)
+    (found,) = torch.autograd.grad(y, x, grads, is_grads_batched=True, retain_graph=True)
 
-    with pytest.raises(RuntimeError):
-        torch.autograd.grad(y, x, torch.randn(3, 40), is_grads_batched=True)
+    assert torch.equal(found, torch.stack([gradient(y, x, grad) for grad in grads]))
+
+
+def test_values_that_memory_does_not_hold():
+    z = torch.complex(torch.ones(1), torch.full((1,), 2.0)).requires_grad_()
+    negative = z.conj().imag
+
+    assert negative.is_neg()
+    assert torch.equal(layer(nn.ReLU())(negative), torch.zeros(1))
+
+    x = torch.full((1,), 1.5, requires_grad=True)
+    turned = torch.complex(torch.zeros(1), layer(nn.ReLU())(x)).conj() * torch.tensor([2 + 3j])
+    (found,) = torch.autograd.grad(turned.real.sum(), x)
+    assert torch.equal(found, torch.full((1,), 3.0))
+
+
+def test_a_first_use_in_inference_mode_spoils_nothing():
+    module, x = layer(nn.GELU()), torch.randn(8, requires_grad=True)
+    with torch.inference_mode(), torch.enable_grad(), contextlib.suppress(RuntimeError):
+        module(x)
+    module(x).sum().backward()
+
+    assert x.grad is not None
+
+
+def test_a_backward_pass_that_is_compiled_alone():
+    x, grad = torch.randn(64, requires_grad=True), torch.randn(64)
+    y = layer(nn.GELU())(x)
+    with (
+        torch._dynamo.config.patch(compiled_autograd=True),
+        torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
+    ):
+        (found,) = torch.autograd.grad(y, x, grad, retain_graph=True)
+
+    assert torch.equal(found, gradient(y, x, grad))
+
+
+def test_a_layer_that_moves_finds_its_kernels_again():
+    module, x = layer(nn.GELU()), torch.randn(8, requires_grad=True)
+    module(x)
+    assert module.kernels is not None
+
+    module.to("meta")
+    assert module.kernels is None
 
 
 def test_a_second_derivative_is_refused():
@@ -160,6 +214,6 @@ def test_a_second_derivative_is_refused():
 
 def test_a_table_must_go_with_its_bits():
     with pytest.raises(ValueError, match="2 bits take 3 bounds, found 2"):
-        tabled("gelu", (0.0, 1.0), (0.0, 0.5, 1.0, 1.5), 2)
+        tabled("gelu", torch.arange(2.0), torch.arange(4.0), 2)
     with pytest.raises(ValueError, match="2 bits take 4 levels, found 3"):
-        tabled("gelu", (0.0, 1.0, 2.0), (0.0, 0.5, 1.0), 2)
+        tabled("gelu", torch.arange(3.0), torch.arange(3.0), 2)

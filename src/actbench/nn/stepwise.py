@@ -154,9 +154,11 @@ class StepwiseActivation(nn.Module):
             exact: Tensor = self.exact(input)
             return exact
         output: Tensor
-        if self.in_one_pass and straight(input) and self.kernels is not None:
-            output = Straight.apply(input, self.kernels)
-            return output
+        if straight(input):
+            kernels = self.kernels
+            if kernels is not None and kernels.levels.is_cpu:  # whoever shards a model may have moved its tables
+                output = Straight.apply(input, kernels)
+                return output
         bounds, levels = self.bounds, self.levels
         if levels.device != input.device:  # a model over several devices
             self.to(input.device)
@@ -170,17 +172,24 @@ class StepwiseActivation(nn.Module):
     @functools.cached_property
     def kernels(self) -> Kernels | None:
         """What the layer calls on the CPU without operators; None where it has no such kernels."""
+        if not (self.in_one_pass and self.levels.is_cpu):
+            return None
         if self.function == RELU:
-            return masked(self.steps.levels)
+            return masked(self.levels)
         if self.function is None or not isinstance(self.steps, TableSteps) or self.steps.fold:
             return None
-        return tabled(self.function, self.steps.bounds, self.steps.levels, self.steps.bits)
+        return tabled(self.function, self.bounds, self.levels, self.steps.bits)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the kernels, which are found again."""
+        return {name: value for name, value in self.__dict__.items() if name != "kernels"}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.bounds = constants(self.steps.bounds, self.bounds)
         self.levels = constants(self.steps.levels, self.levels)
+        self.__dict__.pop("kernels", None)
         return self
 
     def __repr__(self) -> str:

@@ -2,12 +2,12 @@
 
 A tensor of 6 MiB leaves nothing of a program in the caches, and each line of Python after it is fetched anew: what is
 20 microseconds in a loop over small tensors is 100 there, a tenth of the step. So what is the same in every step is
-looked up and checked when the layer is made, and a step goes straight to the kernels.
+looked up and checked before the first, and a step goes straight to the kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from actbench.ops.arguments import check_table
 from actbench.ops.cpu import mask as maskkernels
 from actbench.ops.cpu import stepwise as stepkernels
 from actbench.ops.cpu.halves import KINDS
-from actbench.ops.library import direct, unseen
+from actbench.ops.library import direct
 
 
 class Kernels(NamedTuple):
@@ -31,7 +31,7 @@ class Kernels(NamedTuple):
         forward: From a contiguous tensor on the CPU to the output and the packed codes.
         backward: From the codes and the contiguous gradient of the output, ``grad``, on the CPU, to that of the input.
         operator: The same for whatever tensors these may be.
-        levels: float32, on the CPU. Saved beside the codes, as by the operators: where a step is recomputed, as many
+        levels: float32, of the layer. Saved beside the codes, as by the operators: where a step is recomputed, as many
             tensors must be saved as in the first, though another one may look on.
     """
 
@@ -41,36 +41,31 @@ class Kernels(NamedTuple):
     levels: Tensor
 
 
-def masked(levels: Sequence[float]) -> Kernels:
-    """Return the kernels of ReLU and its mask, of which the levels are 0 and 1 to whom multiplies."""
-    return Kernels(maskkernels.relu, maskkernels.select, mask.select, _constants(levels))
+def masked(levels: Tensor) -> Kernels:
+    """Return the kernels of ReLU and its mask, with the levels that are saved and not read."""
+    return Kernels(maskkernels.relu, maskkernels.select, mask.select, levels)
 
 
-def tabled(function: str, bounds: Sequence[float], levels: Sequence[float], bits: int) -> Kernels:
-    """Return the kernels of a function and a table of its derivative, which they keep for themselves.
+def tabled(function: str, bounds: Tensor, levels: Tensor, bits: int) -> Kernels:
+    """Return the kernels of a function and a table of its derivative.
 
     Args:
         function: What :mod:`actbench.ops.activate` calls it.
-        bounds: ``2**bits - 1`` numbers, ascending.
-        levels: ``2**bits`` numbers.
+        bounds: float32 ``(2**bits - 1,)``, ascending, on the CPU.
+        levels: float32 ``(2**bits,)``, on the CPU.
         bits: 1 to 8.
 
     Raises:
         ValueError: Bounds or levels do not go with the bits.
     """
-    borders, factors = _constants(bounds), _constants(levels)
-    check_table(borders, factors, bits, (1 << bits) - 1, "bounds")
-    check_table(factors, borders, bits, 1 << bits, "levels")
+    check_table(bounds, levels, bits, (1 << bits) - 1, "bounds")
+    check_table(levels, bounds, bits, 1 << bits, "levels")
     return Kernels(
-        partial(activate.on_cpu, function=function, bounds=borders, bits=bits),
-        partial(stepkernels.decode, levels=factors, bits=bits),
-        partial(stepwise.decode, levels=factors, bits=bits),
-        factors,
+        partial(activate.on_cpu, function=function, bounds=bounds, bits=bits),
+        partial(stepkernels.decode, levels=levels, bits=bits),
+        partial(stepwise.decode, levels=levels, bits=bits),
+        levels,
     )
-
-
-def _constants(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
 class Straight(torch.autograd.Function):
@@ -90,8 +85,8 @@ class Straight(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the steps."""
         codes, _ = ctx.saved_tensors
-        seen = not (unseen(grad) and codes.is_cpu and codes.numel() == ctx.bytes and codes.is_contiguous())
-        take = ctx.kernels.operator if seen else ctx.kernels.backward
+        as_kept = codes.numel() == ctx.bytes and codes.dtype == torch.uint8 and codes.is_contiguous() and codes.is_cpu
+        take = ctx.kernels.backward if as_kept and direct(grad) else ctx.kernels.operator
         return take(codes, grad=grad.contiguous()), None
 
 
