@@ -65,12 +65,12 @@ def plain(x: Tensor, function: str) -> Tensor:
 def one_pass(function: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether function and codes come from one pass over x: where a kernel gives the bits of torch's.
 
-    That is asked once for each device and, on the CPU, for each number of threads. There it is SiLU in float32, which
-    has a kernel; all others are computed by torch's own, whose last bits no other one has, and encoded after.
+    That is asked once for each device and, on the CPU, for each number of threads. There SiLU and GELU in float32 have
+    kernels; all else is computed by torch's own, whose last bits no other one has, and encoded after.
     """
     if device.type == "cuda":
         return dtype != torch.float64 and cuda.agrees(function, dtype, device)
-    return function == "silu" and dtype == torch.float32 and fused.agrees(torch.get_num_threads())
+    return fused.agrees(function, dtype)
 
 
 def _cpu(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
@@ -95,8 +95,8 @@ def on_cpu(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tensor,
     Returns:
         A tensor like x, and uint8 ``(ceil(x.numel() * bits / 8),)``.
     """
-    if function == "silu" and one_pass(function, x.dtype, x.device):
-        return fused.silu(x, bounds, bits)
+    if fused.agrees(function, x.dtype):
+        return fused.activate(x, function, bounds, bits)
     output = FUNCTIONS[function](x) if x.nbytes < hugepages.LEAST_BYTES else plain(x, function)
     return output, cpu.encode(x, bounds, bits, False)
 

@@ -1,12 +1,13 @@
-"""SiLU and the codes of its input on the CPU in one pass, where its bits are torch's.
+"""SiLU or GELU and the codes of its input on the CPU in one pass, where their bits are torch's.
 
-Torch computes whole vectors one way and what does not fill them, at the end of each thread's part, by the C library.
-Those few numbers are left to torch here.
+Torch computes SiLU of whole vectors one way and of what does not fill them, at the end of each thread's part, by the C
+library; those few numbers are left to torch here. GELU it has from oneDNN, which computes all numbers alike.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,22 +18,26 @@ from torch.nn import functional
 
 from actbench.ops.cpu import hugepages
 from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu.errorfunction import encoded_gelu
+from actbench.ops.cpu.errorfunction import gelu as gelu_of
 from actbench.ops.cpu.exponential import encoded_silu
 from actbench.ops.cpu.exponential import silu as silu_of
 from actbench.ops.cpu.lanes import MANY
 from actbench.ops.cpu.stepwise import encode_block, in_registers
-from actbench.ops.cpu.vectors import features
+from actbench.ops.cpu.vectors import features, two_tables
 
 _PLACE: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the program has made the defaults
 _LEAST_PART = 32768  # elements for which torch starts a thread
+_with_onednn: Callable[[], bool] = torch._C._get_mkldnn_enabled
 _STEPS = {"AVX2": 16, "AVX512": 32}  # elements of a step of torch's loop, two vectors; others have no fused products
 
 
-def silu(x: Tensor, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Compute SiLU of x and pack, for each element, how many bounds lie strictly below it, in one pass.
+def activate(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Compute a function of x and pack, for each element, how many bounds lie strictly below it, in one pass.
 
     Args:
         x: float32, contiguous.
+        function: ``silu`` or ``gelu``.
         bounds: float32, ascending, ``2**bits - 1`` of them.
         bits: 1 to 8.
 
@@ -42,12 +47,13 @@ def silu(x: Tensor, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     out = hugepages.empty_like(x)
     count = x.numel()
     packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
-    _silu(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
-    _finish(x, out)
+    kernel, finish = _FUNCTIONS[function]
+    kernel(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
+    finish(x, out)
     return out, packed
 
 
-def _finish(x: Tensor, out: Tensor) -> None:
+def _finish_silu(x: Tensor, out: Tensor) -> None:
     """Write what torch computes outside its vectors."""
     count, step = x.numel(), _step()
     part = -(-count // max(1, min(torch.get_num_threads(), -(-count // _LEAST_PART))))
@@ -60,32 +66,56 @@ def _finish(x: Tensor, out: Tensor) -> None:
         target[rest] = functional.silu(source[rest])
 
 
-@functools.cache
-def agrees(threads: int) -> bool:
-    """Return whether :func:`silu` gives torch's bits with so many threads, tried once for each number of them.
+def _finish_gelu(x: Tensor, out: Tensor) -> None:
+    """Write what torch does not give to oneDNN: a number alone."""
+    if x.numel() == 1:
+        out.copy_(functional.gelu(x.detach()))
 
-    Torch may compute the exponential in another way on another processor or in its next version, or share out the work
+
+def agrees(function: str, dtype: torch.dtype) -> bool:
+    """Return whether :func:`activate` gives torch's bits, tried once for each number of threads.
+
+    Torch may compute a function in another way on another processor or in its next version, or share out the work
     differently. Where it does, torch's operator and a second pass take the place of this one.
     """
+    if dtype != torch.float32:
+        return False
+    if function == "gelu":
+        return _gelu_agrees(_with_onednn())
+    return function == "silu" and _silu_agrees(torch.get_num_threads())
+
+
+@functools.cache
+def _gelu_agrees(with_onednn: bool) -> bool:
+    if not (with_onednn and two_tables()):
+        return False
+    numbers = samples()
+    return all(_same_as_torch(numbers[:count].contiguous(), "gelu") for count in (2, 31, 1019, numbers.numel()))
+
+
+@functools.cache
+def _silu_agrees(threads: int) -> bool:
     if _step() == 0 or "+fma" not in features():
         return False
     numbers = samples()
     vectors, alone = functional.silu(numbers), functional.silu(numbers.repeat_interleave(2)[::2])
-    if not _same_as_torch(numbers):
+    if not _same_as_torch(numbers, "silu"):
         return False
     telling = numbers[(vectors != alone) & ~vectors.isnan()][:1]
     counts = (31, 1019, _LEAST_PART + 7235, _LEAST_PART * threads + 19)  # in one part, in two, and in as many as may be
-    return all(_same_as_torch(telling.expand(count).contiguous()) for count in counts if telling.numel())
+    return all(_same_as_torch(telling.expand(count).contiguous(), "silu") for count in counts if telling.numel())
 
 
 def samples() -> Tensor:
-    """Return numbers of every sign and exponent, and many for which the result is neither x nor zero."""
+    """Return numbers of every sign and exponent, infinities, and many for which the result is neither x nor zero."""
+    infinities = torch.tensor([torch.inf, -torch.inf], **_PLACE)
     words = torch.arange(-(2**31), 2**31, 65521, device="cpu")  # 65,552 words, a prime apart
-    return torch.cat([words.to(torch.int32).view(torch.float32), torch.linspace(-104, 104, 2**15, **_PLACE)])
+    near = [torch.linspace(-end, end, 2**15, **_PLACE) for end in (104, 7)]
+    return torch.cat([infinities, words.to(torch.int32).view(torch.float32), *near])
 
 
-def _same_as_torch(x: Tensor) -> bool:
-    theirs, (ours, _) = functional.silu(x), silu(x, torch.zeros(1, **_PLACE), 1)
+def _same_as_torch(x: Tensor, function: str) -> bool:
+    theirs, (ours, _) = getattr(functional, function)(x), activate(x, function, torch.zeros(1, **_PLACE), 1)
     same = (ours.view(torch.int32) == theirs.view(torch.int32)) | (ours.isnan() & theirs.isnan())
     return bool(same.all())
 
@@ -94,50 +124,91 @@ def _step() -> int:
     return _STEPS.get(torch.backends.cpu.get_cpu_capability(), 0)
 
 
-@inlined
-def _silu_block(values: np.ndarray, bounds: np.ndarray, bits: int, out: np.ndarray, packed: np.ndarray) -> None:
-    """Write SiLU and codes."""
-    done = values.size // MANY * MANY
-    if bits == 1:
-        one = in_registers(bounds, 1)
-        for i in range(0, done, MANY):
-            encoded_silu(i, values, one, out, packed)
-    elif bits == 2:
-        three = in_registers(bounds, 3)
-        for i in range(0, done, MANY):
-            encoded_silu(i, values, three, out, packed)
-    elif bits == 3:
-        seven = in_registers(bounds, 7)
-        for i in range(0, done, MANY):
-            encoded_silu(i, values, seven, out, packed)
-    elif bits == 4:
-        fifteen = in_registers(bounds, 15)
-        for i in range(0, done, MANY):
-            encoded_silu(i, values, fifteen, out, packed)
-    else:
-        for i in range(0, done, MANY):
-            silu_of(i, values, out)
-        encode_block(values[:done], bounds, bits, packed)
-    _silu_rest(values[done:], bounds, bits, out[done:], packed[done // 8 * bits :])
+def _block_of(encoded: Any, alone: Any) -> Any:
+    """Return what writes a function and the codes of a block.
+
+    Args:
+        encoded: Writes both of 32 values, for a table of up to 4 bits.
+        alone: Writes the function of 32 values.
+    """
+    few, rest = _few_bits_of(encoded), _rest_of(alone)
+
+    @inlined
+    def block(values: np.ndarray, bounds: np.ndarray, bits: int, out: np.ndarray, packed: np.ndarray) -> None:
+        done = values.size // MANY * MANY
+        if bits <= 4:
+            few(values[:done], bounds, bits, out, packed)
+        else:
+            for i in range(0, done, MANY):
+                alone(i, values, out)
+            encode_block(values[:done], bounds, bits, packed)
+        rest(values[done:], bounds, bits, out[done:], packed[done // 8 * bits :])
+
+    return block
+
+
+def _few_bits_of(encoded: Any) -> Any:
+    @inlined
+    def few(values: np.ndarray, bounds: np.ndarray, bits: int, out: np.ndarray, packed: np.ndarray) -> None:
+        if bits == 1:
+            one = in_registers(bounds, 1)
+            for i in range(0, values.size, MANY):
+                encoded(i, values, one, out, packed)
+        elif bits == 2:
+            three = in_registers(bounds, 3)
+            for i in range(0, values.size, MANY):
+                encoded(i, values, three, out, packed)
+        elif bits == 3:
+            seven = in_registers(bounds, 7)
+            for i in range(0, values.size, MANY):
+                encoded(i, values, seven, out, packed)
+        else:
+            fifteen = in_registers(bounds, 15)
+            for i in range(0, values.size, MANY):
+                encoded(i, values, fifteen, out, packed)
+
+    return few
+
+
+def _rest_of(alone: Any) -> Any:
+    @inlined
+    def rest(values: np.ndarray, bounds: np.ndarray, bits: int, out: np.ndarray, packed: np.ndarray) -> None:
+        """Write the same of what does not fill a step."""
+        if values.size > 0:
+            padded, computed = np.zeros(MANY, np.float32), np.empty(MANY, np.float32)
+            padded[: values.size] = values
+            alone(0, padded, computed)
+            out[:] = computed[: values.size]
+            encode_block(values, bounds, bits, packed)
+
+    return rest
+
+
+_silu_block = _block_of(encoded_silu, silu_of)
+_gelu_block = _block_of(encoded_gelu, gelu_of)
 
 
 @inlined
-def _silu_rest(values: np.ndarray, bounds: np.ndarray, bits: int, out: np.ndarray, packed: np.ndarray) -> None:
-    """Write the same of what does not fill a step."""
-    if values.size > 0:
-        padded, computed = np.zeros(MANY, np.float32), np.empty(MANY, np.float32)
-        padded[: values.size] = values
-        silu_of(0, padded, computed)
-        out[:] = computed[: values.size]
-        encode_block(values, bounds, bits, packed)
+def _write(write: Any, block: int, count: int, x: int, bounds: int, bits: int, out: int, packed: int) -> None:
+    first, end, step = block * BLOCK, min(count, (block + 1) * BLOCK), BLOCK // 8 * bits
+    values, target = at(x, count, np.float32)[first:end], at(out, count, np.float32)[first:end]
+    stream = at(packed, (count * bits + 7) // 8, np.uint8)[block * step : (block + 1) * step]
+    write(values, at(bounds, (1 << bits) - 1, np.float32), bits, target, stream)
 
 
 @Kernel
 def _silu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, packed: int) -> None:
-    table = at(bounds, (1 << bits) - 1, np.float32)
-    stream = at(packed, (count * bits + 7) // 8, np.uint8)
-    step = BLOCK // 8 * bits
     for block in prange(blocks):
-        first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
-        values, target = at(x, count, np.float32)[first:end], at(out, count, np.float32)[first:end]
-        _silu_block(values, table, bits, target, stream[block * step : (block + 1) * step])
+        _write(_silu_block, block, count, x, bounds, bits, out, packed)
+
+
+@Kernel
+def _gelu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, packed: int) -> None:
+    for block in prange(blocks):
+        _write(_gelu_block, block, count, x, bounds, bits, out, packed)
+
+
+_FUNCTIONS: dict[str, tuple[Kernel, Callable[[Tensor, Tensor], None]]] = {
+    "silu": (_silu, _finish_silu),
+    "gelu": (_gelu, _finish_gelu),
+}

@@ -109,10 +109,20 @@ class Step:
         """Return the low bits of a 64-bit integer at the places that are 1 in a mask; see :func:`quick_deposits`."""
         return self._called("llvm.x86.bmi.pdep.64", LONG, bits, LONG(mask))
 
+    def constants(self, values: Sequence[float]) -> Any:
+        """Return a vector of these numbers, of which float32 holds the nearest."""
+        return ir.Constant(ir.VectorType(FLOAT, len(values)), [float(np.float32(value)) for value in values])
+
+    def permuted(self, numbers: Any, entries: Sequence[float]) -> Any:
+        """Return, in each of 16 lanes, the entry of 32 constants that has the lane's number; see :func:`two_tables`."""
+        low, high = self.constants(entries[:16]), self.constants(entries[16:])
+        return self._called("llvm.x86.avx512.vpermi2var.ps.512", low.type, low, numbers, high)
+
     def _called(self, name: str, kind: ir.Type, *arguments: Any) -> Any:
         declared = self.builder.module.globals.get(name)
         if declared is None:
-            declared = ir.Function(self.builder.module, ir.FunctionType(kind, [kind] * len(arguments)), name)
+            taken = [argument.type for argument in arguments]
+            declared = ir.Function(self.builder.module, ir.FunctionType(kind, taken), name)
         return self.builder.call(declared, arguments)
 
 
@@ -138,3 +148,9 @@ def features() -> frozenset[str]:
 def quick_deposits() -> bool:
     """Return whether that processor scatters bits by a mask in one quick instruction."""
     return "+bmi2" in features() and (_config.CPU_NAME or binding.get_host_cpu_name()) not in _SLOW_DEPOSITS
+
+
+@functools.cache
+def two_tables() -> bool:
+    """Return whether that processor permutes two registers of sixteen entries in one instruction."""
+    return "+avx512f" in features()
