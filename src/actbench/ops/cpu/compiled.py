@@ -25,6 +25,7 @@ BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
 
 _carray: Any = vars(numba)["carray"]
+_threads = torch.get_num_threads
 _config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
 
@@ -71,10 +72,13 @@ class Kernel:
         not asked for its number, which would take as long as a small kernel; a caller who set a lower one keeps it.
         """
         blocks = -(-elements // BLOCK)
-        if blocks == 0:
-            return
-        wanted = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD))
-        if wanted >= _pool():
+        if blocks > self._for_all and _threads() >= self._pool:
+            self._compiled(blocks, *arguments)
+        elif blocks > 0:
+            self._with(min(_threads(), -(-blocks // _BLOCKS_PER_THREAD)), blocks, *arguments)
+
+    def _with(self, wanted: int, blocks: int, *arguments: Any) -> None:
+        if wanted >= self._pool:
             self._compiled(blocks, *arguments)
             return
         before = numba.get_num_threads()
@@ -85,6 +89,16 @@ class Kernel:
             numba.set_num_threads(before)
 
     @functools.cached_property
+    def _pool(self) -> int:
+        """How many threads kernels may use."""
+        return _config.NUMBA_NUM_THREADS if _parallel() else 1
+
+    @functools.cached_property
+    def _for_all(self) -> int:
+        """Blocks up to which not all of them are worth waking."""
+        return (self._pool - 1) * _BLOCKS_PER_THREAD
+
+    @functools.cached_property
     def _compiled(self) -> Callable[..., None]:
         kept = _config.CACHE_DIR
         place = _cache_folder()
@@ -93,12 +107,6 @@ class Kernel:
             return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
         finally:
             _config.CACHE_DIR = kept
-
-
-@functools.cache
-def _pool() -> int:
-    """Return how many threads kernels may use."""
-    return _config.NUMBA_NUM_THREADS if _parallel() else 1
 
 
 @functools.cache
