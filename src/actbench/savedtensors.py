@@ -28,7 +28,9 @@ class Source:
     dtype: torch.dtype
 
 
-_listeners = 0
+listeners = 0
+"""How many contexts of :func:`listening` are open."""
+
 _sources: weakref.WeakKeyDictionary[UntypedStorage, Source] = weakref.WeakKeyDictionary()
 _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictionary()
 
@@ -36,17 +38,17 @@ _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictio
 @contextmanager
 def listening() -> Iterator[None]:
     """Note what is said until the end of the context; may be entered again, and by several threads."""
-    global _listeners
-    _listeners += 1
+    global listeners
+    listeners += 1
     try:
         yield
     finally:
-        _listeners -= 1
+        listeners -= 1
 
 
 def packed(x: Tensor, *parts: Tensor) -> None:
     """Say that ``parts`` are kept in place of ``x``: all of them together, and nothing else."""
-    if _listeners:
+    if listeners:
         source = Source(x.shape, x.dtype)
         for part in parts:
             _sources[part.untyped_storage()] = source
@@ -54,7 +56,7 @@ def packed(x: Tensor, *parts: Tensor) -> None:
 
 def left(x: Tensor, reason: str) -> None:
     """Say why ``x`` is kept as it is; of several who save it the first knows, who would have had to pack it."""
-    if _listeners and x.layout == torch.strided:
+    if listeners and x.layout == torch.strided:
         _reasons.setdefault(x.untyped_storage(), reason)
 
 

@@ -19,7 +19,7 @@ def layer(exact):
 @pytest.fixture
 def calls(monkeypatch):
     """Record the calls of the operators that take one pass, where layers do not go past them."""
-    monkeypatch.setattr(stepwise, "straight", lambda x: False)
+    monkeypatch.setattr(stepwise, "direct", lambda x: False)
     seen = []
 
     def recording(place, name):

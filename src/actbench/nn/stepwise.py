@@ -16,7 +16,9 @@ from actbench.nn.firstorder import first_order
 from actbench.nn.fused import RELU, OnePass, function_name, relu_over
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.standin import carry_hooks, without_hooks
-from actbench.nn.straight import Kernels, Straight, masked, straight, tabled
+from actbench.nn.straight import Kernels, apply, masked, tabled
+from actbench.ops.cpu.halves import KINDS
+from actbench.ops.library import direct
 from actbench.ops.stepwise import decode, encode
 
 
@@ -154,11 +156,10 @@ class StepwiseActivation(nn.Module):
             exact: Tensor = self.exact(input)
             return exact
         output: Tensor
-        if straight(input):
+        if direct(input) and input.dtype in KINDS and input.is_contiguous():
             kernels = self.kernels
             if kernels is not None and kernels.levels.is_cpu:  # whoever shards a model may have moved its tables
-                output = Straight.apply(input, kernels)
-                return output
+                return apply(input, kernels)
         bounds, levels = self.bounds, self.levels
         if levels.device != input.device:  # a model over several devices
             self.to(input.device)

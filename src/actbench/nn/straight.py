@@ -20,7 +20,6 @@ from actbench.ops import activate, mask, stepwise
 from actbench.ops.arguments import check_table
 from actbench.ops.cpu import mask as maskkernels
 from actbench.ops.cpu import stepwise as stepkernels
-from actbench.ops.cpu.halves import KINDS
 from actbench.ops.library import direct
 
 
@@ -69,13 +68,14 @@ def tabled(function: str, bounds: Tensor, levels: Tensor, bits: int) -> Kernels:
 
 
 class Straight(torch.autograd.Function):
-    """A layer with a tensor that may go :func:`straight` to its kernels."""
+    """A layer with a contiguous tensor of a type that kernels take, which operators need not see."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernels: Kernels) -> Tensor:
         """Return the output; keep the packed codes."""
         output, codes = kernels.forward(x)
-        savedtensors.packed(x, codes)
+        if savedtensors.listeners:
+            savedtensors.packed(x, codes)
         ctx.kernels, ctx.bytes = kernels, codes.numel()
         ctx.save_for_backward(codes, kernels.levels)
         return output
@@ -90,6 +90,5 @@ class Straight(torch.autograd.Function):
         return take(codes, grad=grad.contiguous()), None
 
 
-def straight(x: Tensor) -> bool:
-    """Return whether a tensor may go straight to kernels."""
-    return direct(x) and x.dtype in KINDS and x.is_contiguous()
+apply: Callable[[Tensor, Kernels], Tensor] = super(torch.autograd.Function, Straight).apply
+"""What ``Straight.apply`` comes to where no function is transformed; ``direct`` has asked that of the tensor."""

@@ -24,7 +24,10 @@ def relu(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
     Returns:
         ``out``, with the negative zeros and NaN of x, and uint8 of ``ceil(x.numel() / 8)`` bytes.
     """
-    out = hugepages.empty_like(x) if out is None else out
+    if out is None:
+        out = torch.empty_like(x)
+        if out.nbytes >= hugepages.LEAST_BYTES:
+            hugepages.advise(out)
     count = x.numel()
     mask = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
     kernel = _relu32 if x.dtype == torch.float32 else _relu16
@@ -42,7 +45,9 @@ def select(mask: Tensor, grad: Tensor) -> Tensor:
     Returns:
         A tensor like ``grad``.
     """
-    out = hugepages.empty_like(grad)
+    out = torch.empty_like(grad)
+    if out.nbytes >= hugepages.LEAST_BYTES:
+        hugepages.advise(out)
     kernel = _select32 if grad.dtype == torch.float32 else _select16
     kernel(grad.numel(), grad.numel(), mask.data_ptr(), grad.data_ptr(), out.data_ptr())
     return out

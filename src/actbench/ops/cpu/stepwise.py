@@ -51,7 +51,9 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     Returns:
         A tensor like ``grad``.
     """
-    out = hugepages.empty_like(grad)
+    out = torch.empty_like(grad)
+    if out.nbytes >= hugepages.LEAST_BYTES:
+        hugepages.advise(out)
     count, kind = grad.numel(), KINDS[grad.dtype]
     _decode(count, count, packed.data_ptr(), levels.data_ptr(), grad.data_ptr(), kind, bits, out.data_ptr())
     return out
