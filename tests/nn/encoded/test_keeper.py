@@ -2,12 +2,14 @@
 
 import copy
 import gc
+import math
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
+from actbench import savedtensors
 from actbench.codecs import encodings
 from actbench.nn.compressed.small import small_codes
 from actbench.nn.encoded import Encoded, EncodedKeeper
@@ -137,6 +139,85 @@ def test_a_tensor_with_values_that_are_not_finite_stays_whole_where_it_is_looked
     assert keeper.keep(masked, Place("", 8, guarded=True)).parts == (masked,)
     assert isinstance(keeper.keep(masked, Place("", 8)).form, Encoded)
     assert isinstance(keeper.keep(torch.randn(4, 256), Place("", 8, guarded=True)).form, Encoded)
+
+
+STORED = ("smaq", "bf16", "fp16", "fp8:e4m3", "fp8:e5m2", "fp8:e4m3,scale=none", "s2fp8", "int:6")
+
+
+def kept_with(value, spec, dtype):
+    """Return a tensor with such a value in it, what is kept of it where it is looked at, and why it was left."""
+    x = torch.randn(4, 256, dtype=dtype)
+    x[1, 2] = value
+    with savedtensors.listening():
+        kept = EncodedKeeper(encodings.build(spec)).keep(x, Place("", 8, guarded=True))
+    return x, kept, savedtensors.reason_for(x.untyped_storage())
+
+
+@pytest.mark.parametrize("spec", [*STORED, "smaq_simulated", "smaq_simulated,statistics=sample"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_value_that_comes_back_finite_is_packed(spec, dtype, sign):
+    encoding = encodings.build(spec)
+    if encoding.stored and encoding.packed_bytes((1024,), dtype) >= 1024 * dtype.itemsize:
+        return  # it would not be kept in this format
+    _, kept, reason = kept_with(sign * encoding.largest(dtype), spec, dtype)
+
+    assert isinstance(kept.form, Encoded)
+    assert kept.form.restore(kept.parts).isfinite().all()
+    assert reason is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "dtype", "value"),
+    [
+        ("smaq", torch.float32, torch.finfo(torch.float32).min),
+        ("smaq", torch.float32, 3e38),
+        ("smaq", torch.bfloat16, torch.finfo(torch.bfloat16).min),
+        ("bf16", torch.float32, torch.finfo(torch.float32).min),
+        ("bf16,rounding=stochastic", torch.float32, 3.392e38),
+        ("fp16", torch.float32, 65520),
+        ("fp16", torch.float32, -1e6),
+        ("fp16,rounding=stochastic", torch.float32, 65505),
+        ("smaq_simulated", torch.float32, 3e38),
+        *((spec, torch.float64, -1e100) for spec in STORED),
+    ],
+)
+def test_a_tensor_with_a_finite_value_that_the_format_would_lose_stays_whole_and_says_why(spec, dtype, value):
+    x, kept, reason = kept_with(value, spec, dtype)
+
+    assert kept.parts == (x,)
+    assert reason == f"values beyond {encodings.build(spec).largest(dtype):.5g}, which {spec} may not bring back finite"
+
+
+@pytest.mark.parametrize("spec", STORED)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite_has_a_reason_of_its_own(spec, value):
+    x, kept, reason = kept_with(value, spec, torch.float32)
+
+    assert kept.parts == (x,)
+    assert reason == "values that are not finite"
+
+
+@pytest.mark.parametrize("spec", STORED)
+def test_ordinary_masks_are_packed(spec):
+    _, kept, _ = kept_with(-1e4, spec, torch.float32)
+
+    assert isinstance(kept.form, Encoded)
+
+
+@pytest.mark.parametrize("spec", ["smaq", "bf16", "fp16"])
+def test_gradients_behind_a_mask_of_the_lowest_number_are_finite(spec):
+    class Masked(nn.Linear):
+        def forward(self, x):
+            scores = super().forward(x).masked_fill(torch.eye(BATCH, WIDTH) > 0, torch.finfo(torch.float32).min)
+            return scores.logsumexp(-1)
+
+    exact, x = Masked(WIDTH, WIDTH), torch.randn(BATCH, WIDTH)
+    model = copy.deepcopy(exact)
+    hooked(model, spec)
+
+    for found, wanted in zip(step(model, x), step(exact, x), strict=True):
+        assert (found - wanted).norm() <= 0.05 * wanted.norm()
 
 
 def test_memory_order_survives():

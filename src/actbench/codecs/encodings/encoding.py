@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -19,7 +20,7 @@ class Encoding(Data):
     """A number format as a pair of functions, with its parameters as fields; what decoding needs is in the parts.
 
     Elements are taken in the order of ``x.flatten()``, whatever the strides. A value that is not finite stays one, or
-    makes NaN of its group or of its tensor; it never becomes a number.
+    makes NaN of its group or of its tensor; it never becomes a number. What is finite stays so up to :meth:`largest`.
 
     Class attributes that an encoding gives:
         name: How it is called in specifications.
@@ -64,6 +65,14 @@ class Encoding(Data):
         """Return the bytes of all parts of a tensor of a shape and type, by arithmetic alone."""
         raise NotImplementedError
 
+    def largest(self, dtype: torch.dtype) -> float:
+        """Return the largest magnitude that comes back finite in its own type, whatever else is beside it.
+
+        It is a number of that type, of float32 for float64, and at most the largest of float32. Where all values of a
+        tensor are within it none becomes infinite or NaN; one above it may, and may take its group or its tensor along.
+        """
+        return at_most(torch.finfo(torch.float32).max, dtype)
+
     def counted_bits(self, x: Tensor, seed: Tensor) -> float | None:
         """Return the bits per element that the authors count for x; None where parts are really stored."""
         return None
@@ -89,6 +98,14 @@ def within(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return numbers in a type, the largest of it in place of an overflow: only NaN stays what is no number."""
     limit = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
     return values.clamp(-limit, limit).to(dtype)
+
+
+def at_most(bound: float, dtype: torch.dtype) -> float:
+    """Return the largest number of a type that is not above a positive bound; one of float32 for float64."""
+    info = torch.finfo(torch.float32 if dtype == torch.float64 else dtype)
+    fraction, exponent = math.frexp(bound)
+    step = info.eps / 2  # of fractions, which are from 1/2 to 1
+    return min(math.ldexp(math.floor(fraction / step) * step, exponent), info.max)
 
 
 def parts_bytes(parts: Parts) -> int:

@@ -85,7 +85,8 @@ def _quantized(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.uint8
     """Return the nearest codes, uint8, and offset and step as float32, both NaN where a value is not finite."""
     if not values.size:
         return np.zeros(0, np.uint8), np.zeros(2, np.float32)
-    extent = np.array([values.min(), (values.max() - values.min()) / most], np.float32)
+    with np.errstate(over="ignore"):  # what is beyond float32 is found not to be finite below
+        extent = np.array([values.min(), (values.max() - values.min()) / most], np.float32)
     if not np.isfinite(extent).all():
         return np.zeros(values.shape, np.uint8), np.full(2, np.nan, np.float32)
     offset, step = extent.astype(np.float64)

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, flat
+from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, at_most, flat
 from actbench.ops import smaq, smaqblocks
 from actbench.ops.smaqformat import Format, format_of
 from actbench.records import Data
@@ -48,7 +48,7 @@ class Smaq(SmaqParameters, Encoding):
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
     2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaqformat`. The
     numbers farthest from the mean of their block are its outliers, and the farthest ends their range: none is clipped.
-    The part is one vector of bytes. A block with a value that is not finite is NaN, all of it.
+    The part is one vector of bytes. A block with a value that is not finite, or from 2**126 on, is NaN, all of it.
     """
 
     name: ClassVar[str] = "smaq"
@@ -70,6 +70,10 @@ class Smaq(SmaqParameters, Encoding):
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return, of whole blocks, ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number."""
         return self.form.packed_bytes(math.prod(shape))
+
+    def largest(self, dtype: torch.dtype) -> float:
+        """Return the number below 2**126: from there on a difference of two, and what it decodes to, may overflow."""
+        return at_most(math.nextafter(smaqblocks.HUGE, 0.0), dtype)
 
     def _format(self) -> dict[str, Any]:
         return self.model_dump(exclude={"rounding"})

@@ -9,10 +9,11 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
 from actbench.codecs.encodings import rounding as whole
-from actbench.codecs.encodings.encoding import Encoding, Parts, flat
+from actbench.codecs.encodings.encoding import Encoding, Parts, at_most, flat, within
 from actbench.codecs.encodings.statistics import Statistics, moments
 
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
+_LARGEST = 2.0**40  # CUDA sums squares in float32, which has room for those of 2**40 such numbers
 
 
 class SmaqSimulated(Encoding):
@@ -75,7 +76,9 @@ class SmaqSimulated(Encoding):
         if values.numel() < self.min_size:
             return (values.clone(),)
         mean, deviation = moments(_wide(values), self.statistics, self.samples, seed)
-        return (self.quantized(_wide(values), mean, deviation, seed).to(x.dtype),)
+        found = self.quantized(_wide(values), mean, deviation, seed)
+        # A step upwards may pass the largest float16, and a value be too many deviations of a sample away.
+        return (torch.where(values.isinf(), found.to(x.dtype), within(found, x.dtype)),)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the values."""
@@ -84,6 +87,10 @@ class SmaqSimulated(Encoding):
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return the bytes of the tensor itself, which is what is stored."""
         return math.prod(shape) * dtype.itemsize
+
+    def largest(self, dtype: torch.dtype) -> float:
+        """Return 2**40, up to which the deviation is finite on all devices; on a CPU values far above come back too."""
+        return at_most(_LARGEST, dtype)
 
     def counted_bits(self, x: Tensor, seed: Tensor) -> float | None:
         """Return the bits per element that the authors count; 32 for a tensor that stays as it is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from actbench.codecs.encodings import Encoding
 from actbench.nn.encoded.form import Encoded, encoded, gains
 from actbench.nn.keeping import Keeper, Kept, Place
 from actbench.nn.keeping.forms import flat_of
+from actbench.nn.keeping.keeper import NOT_FINITE
 
 
 class EncodedKeeper(Keeper):
@@ -44,12 +46,17 @@ class EncodedKeeper(Keeper):
         known = (kept, Place("output of a module", kept.form.bits))
         self._sharing.remember(flat_of(x), lambda: known)
 
-    def _lost(self, x: Tensor, kept: Kept) -> bool:
-        """Return whether a value is not finite, from the ends of all, which takes no memory; wait for a device."""
+    def _lost(self, x: Tensor, kept: Kept) -> str | None:
+        """Return which values may not come back finite, by the ends of all, which take no memory."""
         if not isinstance(kept.form, Encoded):
-            return False
+            return None
         least, most = x.detach().aminmax()
-        return not bool(least.isfinite() & most.isfinite())
+        found, largest = torch.maximum(-least, most).item(), self.encoding.largest(x.dtype)
+        if found <= largest:
+            return None
+        if not math.isfinite(found):
+            return NOT_FINITE
+        return f"values beyond {largest:.5g}, which {self.encoding.spec} may not bring back finite"
 
     def _grouped(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
         return encoded(x, self.encoding, flat)

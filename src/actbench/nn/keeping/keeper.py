@@ -31,6 +31,9 @@ SMALLEST = 64
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
+NOT_FINITE = "values that are not finite"
+"""Why a tensor is left whole whose group would be lost with one of them."""
+
 
 class Keeper:
     """Keeps tensors in groups of few bits; one keeper serves a whole model, a copy of it knows no tensor.
@@ -126,18 +129,20 @@ class Keeper:
             place.share(owner)
             return kept._replace(form=kept.form.seen_as(x))
         kept = self._packed(x, flat, place)
-        if place.guarded and not isinstance(x, FakeTensor) and self._lost(x, kept):
+        lost = self._lost(x, kept) if place.guarded and not isinstance(x, FakeTensor) else None
+        if lost is not None:
             place.elements = 0
-            return _left(x, "values that are not finite")
+            return _left(x, lost)
         kept = self._moved(x, kept)
         savedtensors.packed(x, *kept.parts)
         if self.share:
             self._sharing.remember(source, _Reference(kept.form, WeakTensors(*kept.parts), place), purpose)
         return kept
 
-    def _lost(self, x: Tensor, kept: Kept) -> bool:
-        """Return whether a value that is not finite made others of its group so; on a device, wait for the answer."""
-        return isinstance(kept.form, Grouped | GroupedRows) and bool((kept.parts[1] == groups.NAN_WORD).any())
+    def _lost(self, x: Tensor, kept: Kept) -> str | None:
+        """Return which values made others of their group NaN, or None for none; on a device, wait for the answer."""
+        grouped = isinstance(kept.form, Grouped | GroupedRows)
+        return NOT_FINITE if grouped and bool((kept.parts[1] == groups.NAN_WORD).any()) else None
 
     @torch.no_grad()
     def _packed(self, x: Tensor, flat: Tensor, place: Place) -> Kept:

@@ -28,7 +28,7 @@ class Place:
             convolutions a quarter of the fan-in, ``weight[0].numel() / 4``.
         inside: Share of these elements that lie in the tensor and not in zeros around it.
         row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
-        guarded: Whether the tensor is looked at for values that are not finite, and then kept as it is.
+        guarded: Whether the tensor is looked at for values that would be lost, and then kept as it is.
         watched: Whether this step's ranges and gradients are to be noted.
         ranges: Sum over the groups of their squared ranges, float32: 0-d, or (rows,) with ``per_sample``; on the
             tensor's device. None before the watched forward.
