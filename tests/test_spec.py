@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from actbench.errors import SpecError
-from actbench.spec import Part, parse
+from actbench.spec import Part, build, parse, shortest
 
 
 def test_a_name_a_value_and_options() -> None:
@@ -17,6 +20,15 @@ def test_parts_joined_by_plus_keep_their_order() -> None:
         Part("fewbit", "3"),
         Part("randomized", "0.2", {"sketch": "rademacher"}),
     )
+
+
+@pytest.mark.parametrize("value", ["1e+3", "1.5E+30", "-2e+0"])
+def test_the_plus_of_an_exponent_joins_no_schemes(value: str) -> None:
+    number = value.replace("+", "")
+
+    assert parse(f"a:{value}+b,scale={value}") == (Part("a", number), Part("b", None, {"scale": number}))
+    with pytest.raises(SpecError, match="'3' does not begin with a name"):
+        parse("a:1+3")
 
 
 @pytest.mark.parametrize(
@@ -51,3 +63,21 @@ _parts = st.builds(Part, _names, st.none() | _values, st.dictionaries(_names, _v
 @given(st.lists(_parts, min_size=1, max_size=4))
 def test_what_is_written_reads_back(parts: list[Part]) -> None:
     assert parse("+".join(map(str, parts))) == tuple(parts)
+
+
+class _Number(BaseModel):
+    value: float
+
+
+@given(st.floats(allow_nan=False))
+@example(1e300)
+@example(-0.0)
+@example(5e-324)
+@example(2.0**53 + 2)
+def test_every_number_is_written_shortly_and_reads_back(value: float) -> None:
+    text = shortest("a", "value", _Number(value=value))
+    (part,) = parse(text)
+    read = build(_Number, "value", part, "").value
+
+    assert len(text) <= len("a:-1.2345678901234567e-308")
+    assert (read, math.copysign(1, read)) == (value, math.copysign(1, value))

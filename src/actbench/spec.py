@@ -26,6 +26,7 @@ from actbench.errors import SpecError
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 _SIGNS = re.compile(r"[,+]|^\s|\s$|^$")
+_EXPONENT = re.compile(r"([=:]-?[\d.]+[eE])\+(?=\d)")  # its plus joins no schemes
 
 Found = TypeVar("Found")
 Built = TypeVar("Built", bound=BaseModel)
@@ -52,7 +53,7 @@ def parse(text: str) -> tuple[Part, ...]:
     """
     if not text.strip():
         raise SpecError("the scheme is empty: write a name such as exact or fewbit:3 (see 'actbench schemes')")
-    parts = [part.strip() for part in text.split("+")]
+    parts = [part.strip() for part in _EXPONENT.sub(r"\1", text).split("+")]
     return tuple(parse_part(part, f"scheme {text!r}", f" in {part!r}") for part in parts)
 
 
@@ -116,7 +117,7 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
         positional: The field that the value after the colon fills; None where there is none.
         part: The part.
         about: What a message begins with.
-        see: What a message about a wrong value ends with.
+        see: What a message about a wrong value ends with, unless the value says itself where to look.
 
     Raises:
         SpecError: A key or value is wrong; the message names it and what is allowed.
@@ -137,7 +138,8 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
     try:
         return cls.model_validate(given)
     except ValidationError as error:
-        raise SpecError(f"{about}: {'; '.join(map(_problem, error.errors()))}{see}") from None
+        problems = "; ".join(map(_problem, error.errors()))
+        raise SpecError(f"{about}: {problems}{'' if '(see ' in problems else see}") from None
 
 
 def _problem(error: ErrorDetails) -> str:
@@ -166,7 +168,10 @@ def shortest(name: str, positional: str | None, built: BaseModel) -> str:
         if key == positional or value != field_info.get_default(call_default_factory=True):
             options[key] = _written(value)
             if _SIGNS.search(options[key]):
-                raise SpecError(f"{name}: no specification can say {key}={options[key]!r}; rename it, without , and +")
+                raise SpecError(
+                    f"{name}: no specification can say {key}={options[key]!r}; rename it, without , and + and without "
+                    "space at its ends"
+                )
     return str(Part(name, None if positional is None else options.pop(positional), options))
 
 
@@ -175,6 +180,6 @@ def _written(value: object) -> str:
         return "/".join(map(str, value))
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)  # of a float the shortest text that reads back as the same number
+    if isinstance(value, float):  # its shortest text that reads back as the same number, without a sign of the grammar
+        return str(value).removesuffix(".0").replace("e+", "e")
+    return str(value)

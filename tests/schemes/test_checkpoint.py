@@ -7,6 +7,7 @@ from torch import nn
 
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
+from actbench.schemes.checkpoint import Checkpoint
 from actbench.training import TrainingSetup
 
 
@@ -58,6 +59,11 @@ def test_converting_twice_or_nothing_is_an_error():
         convert(torchvision.models.vgg11(init_weights=False))
     with pytest.raises(ConversionError, match="no module of class Blok"):
         convert(plain(), "checkpoint,blocks=Blok")
+
+
+def test_a_name_that_is_no_class_is_refused():
+    with pytest.raises(ValueError, match="'A/B' is not the name of a class"):
+        Checkpoint(blocks=("Block", "A/B"))
 
 
 @pytest.mark.parametrize("text", ["checkpoint,every=0", "checkpoint,every=1.5", "checkpoint:3"])

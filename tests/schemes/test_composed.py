@@ -26,6 +26,15 @@ def test_what_one_scheme_alone_can_do_is_refused_before_there_is_a_model(text: s
         schemes.build(text)
 
 
+@pytest.mark.parametrize(("text", "helps"), [("smaq+offload", True), ("gact+smaq", False), ("invact+fewbit", False)])
+def test_gact_is_advised_only_where_tensors_are_to_be_moved(text: str, helps: bool) -> None:
+    with pytest.raises(SpecError) as caught:
+        schemes.build(text)
+
+    assert str(caught.value).endswith("; leave one of them out" + " (gact:L3 does both)" * helps)
+    assert str(caught.value).count("gact:L3") == helps
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -7,6 +7,7 @@ from actbench.codecs.activation import activation
 from actbench.codecs.tables import table
 from actbench.errors import ConversionError, SpecError
 from actbench.nn.stepwise import StepwiseActivation
+from actbench.schemes.fewbit import FewBit
 from actbench.training import TrainingSetup
 
 
@@ -169,8 +170,6 @@ def test_wrong_specifications(spec, message):
 
 @pytest.mark.parametrize("bits", [True, 2.0, 2.5, None])
 def test_bits_are_whole_numbers_in_python_too(bits):
-    from actbench.schemes.fewbit import FewBit
-
     with pytest.raises(ValueError, match="whole number"):
         FewBit(bits=bits)
 
@@ -180,6 +179,17 @@ def test_spec_and_claim():
     assert scheme.spec == "fewbit:4,functions=gelu"
     assert scheme.claimed_bits == 4
     assert schemes.build("fewbit").spec == "fewbit:3"
+
+
+def test_a_folder_called_as_a_function_is_told_from_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gelu").mkdir()
+    (tmp_path / "gelu" / "f.py").write_text("def fn(x):\n    return x\n")
+    scheme = FewBit(functions=("silu", "gelu/f.py:fn", "relu"))
+
+    assert scheme.spec == "fewbit:3,functions=silu/./gelu/f.py:fn/relu"
+    assert schemes.build(scheme.spec) == scheme
+    assert scheme.runs_files == ("./gelu/f.py:fn",)
 
 
 CONTINUOUS = {

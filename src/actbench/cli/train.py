@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from actbench.learning.team import Team
 
 RecipeArgument = Annotated[
-    str | None, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.")
+    str, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.")
 ]
 SeedsOption = Annotated[
     str | None, option("--seeds", "One run of each scheme for each seed: 0-4, or 0,1,2.", metavar="RANGE")
@@ -43,7 +43,7 @@ CheckpointOption = Annotated[float, option("--checkpoint-seconds", "Time between
 @expanded
 def train(
     *,
-    recipe: RecipeArgument = None,
+    recipe: RecipeArgument = "digits",
     scheme: SchemeOption = None,
     seeds: SeedsOption = None,
     steps: StepsOption = None,
@@ -75,14 +75,14 @@ def train(
     from actbench.runs import load
 
     def chosen() -> runs.TrainingRecipe:
-        read = load(recipe or "digits")
+        read = load(recipe)
         _check_pictures(export_curves or [])  # before an hour of training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
 
     def compared(recipe: runs.TrainingRecipe, team: Team) -> TrainingComparison:
         return _run_shown(recipe, output or Path("results"), team, force=force, checkpoint_seconds=checkpoint_seconds)
 
-    with schemes_from("--scheme" if scheme else recipe or "digits"):
+    with schemes_from("--scheme" if scheme else recipe):
         title, comparison = _together(chosen, compared)
     _export(comparison, title, exports, export_curves or [])
     _finish(comparison, title)

@@ -8,37 +8,30 @@ the author gave none.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import field_validator
 
-from actbench.errors import RecipeError
-from actbench.mistakes import Location, dotted, explain, flag
+from actbench.mistakes import flag
 from actbench.recipe.sections import Measure, PlannedCase, SchemeRow, WorkloadGrid
-from actbench.recipe.shelf import SWEEPS
-from actbench.records import Case, Data, Published
+from actbench.recipe.shelf import SWEEPS, Shelf
+from actbench.recipe.written import Tables, Written
+from actbench.records import Case, Data
 
 
-def _as_rows(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-class Recipe(Data):
+class Recipe(Written):
     """What to compare.
 
     Attributes:
-        title: The question that the comparison answers.
-        name: Names the results; that of the file unless given.
         workload: Grids of models, settings and batch sizes; one or several.
         measure: Meters and their settings.
-        scheme: The schemes to compare.
     """
 
-    title: str = Field(min_length=1)
-    name: str = Field(min_length=1)
-    workload: Annotated[tuple[WorkloadGrid, ...], BeforeValidator(_as_rows), Field(min_length=1)]
+    shelf: ClassVar[Shelf] = SWEEPS
+    sections: ClassVar[Mapping[str, type[Data]]] = {"workload": WorkloadGrid, "measure": Measure}
+
+    workload: Tables[WorkloadGrid]
     measure: Measure = Measure()
     scheme: tuple[SchemeRow, ...] = ()
 
@@ -50,8 +43,12 @@ class Recipe(Data):
                 raise ValueError(f"the same scheme stands twice: {row.spec!r} and {other.spec!r}")
         return rows
 
-    @model_validator(mode="after")
-    def _no_case_twice(self) -> Recipe:
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of all grids."""
+        return tuple(model for grid in self.workload for model in grid.model)
+
+    def _check_repeats(self) -> None:
         seen: set[str] = set()
         for planned in self.cases():
             case = planned.case
@@ -61,22 +58,6 @@ class Recipe(Data):
                     f"({case.meter}); each [[workload]] must differ from the others"
                 )
             seen.add(case.key())
-        return self
-
-    @model_validator(mode="after")
-    def _models_are_there(self) -> Recipe:
-        models = list(dict.fromkeys(model for grid in self.workload for model in grid.model))
-        for place, row in enumerate(self.scheme):
-            for model in row.models or ():
-                if model not in models:
-                    found = f"scheme[{place}].models: {model!r} is not a model of this recipe"
-                    raise ValueError(f"{found}: {', '.join(models)}")
-        return self
-
-    def rows(self, model: str) -> tuple[SchemeRow, ...]:
-        """Return the schemes for a model, with ``exact`` first when the author gave none: ratios need it."""
-        rows = tuple(row for row in self.scheme if row.suits(model))
-        return rows if any(row.spec == "exact" for row in rows) else (SchemeRow(spec="exact"), *rows)
 
     def cases(self) -> tuple[PlannedCase, ...]:
         """Return every case of the grid, the schemes of one point beside each other."""
@@ -114,7 +95,7 @@ class Recipe(Data):
         models = workload.get("model") or ()
         name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
         base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
-        return _validated(_with_flags(base, workload, measure or {}, schemes), "command line", flag)
+        return Recipe.validated(_with_flags(base, workload, measure or {}, schemes), "command line", flag)
 
     def with_flags(
         self,
@@ -124,54 +105,7 @@ class Recipe(Data):
     ) -> Recipe:
         """Return this recipe with the flags that were given in place of what it says; see :meth:`from_flags`."""
         base = self.model_dump(exclude_none=True)
-        return _validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", flag)
-
-
-def load(source: str | Path) -> Recipe:
-    """Read a recipe from a file, or one that ships with actbench by its name.
-
-    Raises:
-        RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
-            file and the place of a mistake.
-    """
-    data = SWEEPS.read(source)
-    if "workload" not in data and "train" in data:
-        raise RecipeError(f"{source}: this recipe trains models and measures no steps: run 'actbench train {source}'")
-    return _validated(data, str(source))
-
-
-def names() -> list[str]:
-    """Return the names of the recipes that ship with actbench."""
-    return SWEEPS.names()
-
-
-def shipped() -> dict[str, str]:
-    """Return the title of each recipe that ships with actbench, by name."""
-    return {name: load(name).title for name in names()}
-
-
-def source(name: str) -> str:
-    """Return the text of a recipe that ships with actbench.
-
-    Raises:
-        RecipeError: None is called so.
-    """
-    return SWEEPS.source(name)
-
-
-def _validated(data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Recipe:
-    sections: dict[str, type[BaseModel]] = {
-        "": Recipe,
-        "workload": WorkloadGrid,
-        "measure": Measure,
-        "scheme": SchemeRow,
-        "published": Published,
-    }
-    try:
-        return Recipe.model_validate(data)
-    except ValidationError as error:
-        lines = explain(error, data, sections, place)
-        raise RecipeError("\n".join(dict.fromkeys(f"{source}: {line}" for line in lines))) from None
+        return Recipe.validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", flag)
 
 
 def _with_flags(

@@ -20,10 +20,12 @@ class Shelf:
     Attributes:
         suffix: What the names of their files end with, such as ``.toml``; the rest is a bare name without a dot.
         verb: What runs them.
+        section: The table that each of them has, and none of another kind.
     """
 
     suffix: str
     verb: str
+    section: str
 
     def names(self) -> list[str]:
         """Return the names of the shipped recipes."""
@@ -45,7 +47,7 @@ class Shelf:
         """Read a recipe from a file, or a shipped one by its name; ``name`` is that of the file unless given.
 
         Raises:
-            RecipeError: There is no such recipe, or it is no TOML.
+            RecipeError: There is no such recipe, or it is no TOML, or of another kind.
         """
         file = self._file(source)
         try:
@@ -56,6 +58,9 @@ class Shelf:
             raise RecipeError(f"{source}: the recipe is not UTF-8 text (byte {error.start})") from None
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"{source}: not valid TOML: {error}") from None
+        for other in SHELVES:
+            if other.section in data and self.section not in data:
+                raise other._is_here(source)
         return {"name": Path(file.name.removesuffix(self.suffix)).stem, **data}
 
     def _file(self, source: str | Path) -> Traversable:
@@ -73,13 +78,16 @@ class Shelf:
     def _unknown(self, name: str) -> RecipeError:
         for other in SHELVES:
             if name in other.names():
-                return RecipeError(f"{name} is a recipe of 'actbench {other.verb}': run 'actbench {other.verb} {name}'")
+                return other._is_here(name)
         names = self.names()
         close = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one of: {', '.join(names)}")
 
+    def _is_here(self, source: str | Path) -> RecipeError:
+        return RecipeError(f"{source} is a recipe of 'actbench {self.verb}': run 'actbench {self.verb} {source}'")
 
-SWEEPS = Shelf(".toml", "sweep")
-TRAININGS = Shelf(".train.toml", "train")
+
+SWEEPS = Shelf(".toml", "sweep", "workload")
+TRAININGS = Shelf(".train.toml", "train", "train")
 SHELVES = (SWEEPS, TRAININGS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from actbench.runs.recipe import TrainingRecipe, load, names, shipped, source
+from actbench.runs.recipe import TrainingRecipe
 
 __all__ = ["TrainingRecipe", "load", "names", "shipped", "source"]
+
+load, shipped = TrainingRecipe.load, TrainingRecipe.shipped
+names, source = TrainingRecipe.shelf.names, TrainingRecipe.shelf.source

@@ -55,6 +55,11 @@ class Scheme(Data):
         return False
 
     @property
+    def exclusive(self) -> tuple[str, ...]:
+        """What no other scheme may do beside this one, whatever the model, in words that go on from ``they``."""
+        return ()
+
+    @property
     def claimed_bits(self) -> float | None:
         """Bits kept per element of what the scheme packs, or None where that is no fixed number."""
         return None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, field_validator
 
 from actbench.errors import ConversionError
 from actbench.nn.census import census
@@ -32,6 +32,14 @@ class Checkpoint(Scheme):
 
     every: PositiveInt = 1
     blocks: tuple[str, ...] = ()
+
+    @field_validator("blocks")
+    @classmethod
+    def _classes(cls, blocks: tuple[str, ...]) -> tuple[str, ...]:
+        for name in blocks:
+            if "/" in name:  # specifications divide the names by it
+                raise ValueError(f"{name!r} is not the name of a class")
+        return blocks
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a recomputing forward on the blocks.

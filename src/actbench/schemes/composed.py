@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from actbench.errors import SpecError
 from actbench.schemes.base import Scheme
-from actbench.schemes.exclusive import common
 from actbench.training import Batch, TrainingSetup
 
 
@@ -30,9 +29,12 @@ class Composed(Scheme):
                 raise SpecError(f"scheme {text!r}: {part.name} stands twice; give it once, with all its keys")
             seen.add(part.name)
         for first, second in itertools.combinations(parts, 2):
-            what = common(first, second)
-            if what is not None:
-                raise SpecError(f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out")
+            for what in first.exclusive:
+                if what in second.exclusive:
+                    hint = " (gact:L3 does both)" if "offload" in (first.name, second.name) else ""
+                    raise SpecError(
+                        f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out{hint}"
+                    )
         return cls(parts=tuple(sorted(parts, key=lambda part: (part.rank, part.name))))
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:

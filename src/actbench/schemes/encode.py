@@ -6,7 +6,7 @@ from pydantic import field_validator, model_validator
 
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding
-from actbench.errors import UsageError
+from actbench.errors import SpecError
 from actbench.schemes.structures import EncodedStructures
 
 
@@ -34,10 +34,11 @@ class Encode(EncodedStructures):
     @field_validator("encoding")
     @classmethod
     def _canonical(cls, encoding: str) -> str:
+        text = encoding.replace("/", ",")
         try:
-            return encodings.build(encoding.replace("/", ",")).spec.replace(",", "/")
-        except UsageError as error:
-            raise ValueError(str(error)) from None
+            return encodings.build(text).spec.replace(",", "/")
+        except SpecError as error:
+            raise ValueError(str(error).removeprefix(f"encoding {text!r}: ")) from None
 
     @model_validator(mode="after")
     def _has_a_rate(self) -> Self:

@@ -142,6 +142,11 @@ def _joined(parts: Iterable[str]) -> Iterable[str]:
             continue
         path.append(part)
         if _PATH.fullmatch(part):
-            yield "/".join(path)
+            yield _told_apart("/".join(path))
             path = []
     yield from path
+
+
+def _told_apart(path: str) -> str:
+    """Begin a path with ``./`` where a specification would have its first folder for a function of that name."""
+    return f"./{path}" if path.partition("/")[0] in NAMES else path
