@@ -81,14 +81,17 @@ class Straight(torch.autograd.Function):
         return output
 
     @staticmethod
-    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the steps."""
+        """Return the gradient of the steps; codes that hooks have made something else of are for operators to refuse."""
+        if torch.is_grad_enabled():
+            return _once(ctx, grad)
         codes, _ = ctx.saved_tensors
         as_kept = codes.numel() == ctx.bytes and codes.dtype == torch.uint8 and codes.is_contiguous() and codes.is_cpu
         take = ctx.kernels.backward if as_kept and direct(grad) else ctx.kernels.operator
         return take(codes, grad=grad.contiguous()), None
 
+
+_once = first_order(Straight.backward)
 
 apply: Callable[[Tensor, Kernels], Tensor] = super(torch.autograd.Function, Straight).apply
 """What ``Straight.apply`` comes to where no function is transformed; ``direct`` has asked that of the tensor."""
