@@ -82,7 +82,7 @@ class Straight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the steps; codes that hooks have made something else of are for operators to refuse."""
+        """Return the gradient of the steps; codes of which hooks made something else are for operators to refuse."""
         if torch.is_grad_enabled():
             return _once(ctx, grad)
         codes, _ = ctx.saved_tensors
