@@ -1,4 +1,8 @@
-"""Seconds of calls: rounds in which each call runs once, so that all of them meet the same disturbances."""
+"""Seconds of calls: rounds in which each call runs once, so that all of them meet the same disturbances.
+
+Before each comes something else of the same size, since what a layer finds in the caches is what its neighbours left
+there: run twice in a row it would find its own.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,12 @@ _WARM_UP = 3
 _WARM_UP_SHARE = 4
 
 
-def interleaved(calls: Sequence[Call], seconds: float, device: torch.device) -> list[tuple[float, ...]]:
+def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: torch.device) -> list[tuple[float, ...]]:
     """Return the seconds of each run of each call.
 
     Args:
         calls: Run in turn, each round in the opposite order of the one before.
+        between: Run before each of them, and not timed.
         seconds: Rounds are begun until so much time has passed, and at least 5, after a quarter of it to warm up.
         device: What computes; on CUDA, the time between two events.
     """
@@ -33,6 +38,7 @@ def interleaved(calls: Sequence[Call], seconds: float, device: torch.device) -> 
     while len(found[0]) < LEAST_ROUNDS or time.perf_counter() < end:
         order = range(len(calls)) if len(found[0]) % 2 else reversed(range(len(calls)))
         for place in order:
+            between()
             found[place].append(timed(calls[place]))
     return [tuple(runs) for runs in found]
 

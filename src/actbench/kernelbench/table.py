@@ -10,7 +10,10 @@ from actbench.tables.columns import Column
 from actbench.tables.timing import Spread, ratio, step_time
 
 _GIGA = 1e9
-_HOW = "medians with interquartile ranges of runs that were interleaved with the copy and the exact operator."
+_HOW = (
+    "medians with interquartile ranges of runs that took turns with the copy and the exact operator, each after a copy "
+    "of other tensors."
+)
 _BYTES = (
     "GB/s and its share: bytes that the operator reads and writes, by count, against those of copy_ between two "
     "existing tensors. Bytes: those moved, against reading and writing each tensor once."
