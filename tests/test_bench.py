@@ -161,6 +161,7 @@ def test_recurrent_layers_are_not_simulated(tmp_path: Path) -> None:
         bench.Session(case("exact", model=f"{tmp_path}/own.py:recurrent", meter="simulated"))
 
 
+@pytest.mark.slow
 def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
     limit = {"memory_limit_bytes": 64 * 2**20, "find_largest_batch": True}
 

@@ -128,6 +128,7 @@ def test_two_processes_on_one_file_are_refused(cli: Any, recipe: Path, tmp_path:
     assert "another actbench process" in ended.err
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_its_curve_is_the_same_bit_for_bit(recipe: Path, tmp_path: Path) -> None:
     # The exact run comes first and is stored; the other one is killed, which must remember what it adapted.
     steps = ["--steps", "60", "-s", "actnn:L3,adapt_interval=7"]

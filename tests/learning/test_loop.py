@@ -81,17 +81,21 @@ def test_schemes_of_a_seed_start_alike_and_other_seeds_do_not() -> None:
     assert not torch.equal(exact[1], other[1])
 
 
+WATCHED = "actnn:L3,adapt_interval=3"
+FOUR_EPOCHS = case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,use_gradient=true")
+
+
 @pytest.mark.parametrize(
     ("base", "stop"),
     [
         (case(steps=12, evaluate_every=4), 7),
-        (case(TEXT, scheme="randomized:0.5"), 7),
-        (case(steps=12, scheme="actnn:L3,adapt_interval=3"), 6),  # between two watched steps
-        (case(steps=12, scheme="actnn:L3,adapt_interval=3"), 7),  # a watched step's ranges are not gathered yet
-        (case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,use_gradient=true"), 7),  # the fourth epoch
+        (case(steps=12, scheme=WATCHED), 7),  # a watched step's ranges are not gathered yet
         (case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7),
-        (case(TEXT, scheme="actnn:L3,adapt_interval=3"), 7),  # attention by hooks
         (case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7),
+        pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=pytest.mark.slow),
+        pytest.param(case(steps=12, scheme=WATCHED), 6, marks=pytest.mark.slow),  # between two watched steps
+        pytest.param(FOUR_EPOCHS, 7, marks=pytest.mark.slow),  # the fourth epoch
+        pytest.param(case(TEXT, scheme=WATCHED), 7, marks=pytest.mark.slow),  # attention by hooks
     ],
 )
 def test_a_resumed_run_has_the_same_curve_bit_for_bit(tmp_path: Path, base: TrainingCase, stop: int) -> None:
@@ -158,6 +162,7 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], told: str)
         TrainingLoop(case(**fields)).check()
 
 
+@pytest.mark.slow
 def test_a_small_bert_learns_to_read_reviews() -> None:
     fields = {"learning_rate": 1e-3, "steps": 80, "evaluate_every": 80, "warmup_steps": 20, "image_size": None}
     words = {"data": "reviews", "sequence_length": 16, "optimizer": "adamw", "momentum": 0.0}
@@ -166,6 +171,7 @@ def test_a_small_bert_learns_to_read_reviews() -> None:
     assert trained(case(model=model, **fields, **words)).final.accuracy > 0.65  # chance is 0.5
 
 
+@pytest.mark.slow
 def test_a_small_vit_learns_the_digits() -> None:
     fields = {"learning_rate": 1e-3, "steps": 150, "evaluate_every": 150, "optimizer": "adamw", "momentum": 0.0}
 

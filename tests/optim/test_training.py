@@ -35,6 +35,7 @@ def with_linear_second_moment(module: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+@pytest.mark.slow
 def test_a_second_moment_on_a_linear_scale_does_not_train(losses: Callable[..., list[float]]) -> None:
     """See docs/decisions: its small values become zero, and a first moment divided by them goes anywhere."""
     exact = losses(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2), steps=60)
