@@ -155,7 +155,6 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
-        output: Tensor
         if direct(input) and input.dtype in KINDS and input.is_contiguous():
             kernels = self.kernels
             if kernels is not None and kernels.levels.is_cpu:  # whoever shards a model may have moved its tables
@@ -164,6 +163,7 @@ class StepwiseActivation(nn.Module):
         if levels.device != input.device:  # a model over several devices
             self.to(input.device)
             bounds, levels = self.bounds, self.levels
+        output: Tensor
         if self.in_one_pass and input.is_contiguous():
             output = OnePass.apply(input, self.function, self.steps, bounds, levels)
         else:

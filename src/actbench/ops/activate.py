@@ -97,8 +97,7 @@ def on_cpu(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tensor,
     """
     if fused.agrees(function, x.dtype):
         return fused.activate(x, function, bounds, bits)
-    output = FUNCTIONS[function](x) if x.nbytes < hugepages.LEAST_BYTES else plain(x, function)
-    return output, cpu.encode(x, bounds, bits, False)
+    return plain(x, function), cpu.encode(x, bounds, bits, False)
 
 
 def _cuda(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:

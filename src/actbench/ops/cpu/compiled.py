@@ -78,9 +78,7 @@ class Kernel:
             self._with(min(_threads(), -(-blocks // _BLOCKS_PER_THREAD)), blocks, *arguments)
 
     def _with(self, wanted: int, blocks: int, *arguments: Any) -> None:
-        if wanted >= self._pool:
-            self._compiled(blocks, *arguments)
-            return
+        """Run on fewer threads than the pool has."""
         before = numba.get_num_threads()
         numba.set_num_threads(wanted)
         try:
