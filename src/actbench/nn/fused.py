@@ -45,16 +45,32 @@ def _gelu_held(held: Any) -> str | None:
     return None
 
 
+class OnePassMask(torch.autograd.Function):
+    """ReLU of a contiguous input, not in place; it does little, since it is part of the time of every step."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return ReLU; keep the packed mask."""
+        output, codes = mask.relu(x)
+        savedtensors.packed(x, codes)
+        ctx.save_for_backward(codes)
+        return output
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
+        """Return the gradient where the mask is 1."""
+        (codes,) = ctx.saved_tensors
+        return (mask.select(codes, grad.contiguous()),)
+
+
 class OnePass(torch.autograd.Function):
-    """A layer on a contiguous input, not in place; it does little, since it is part of the time of every step."""
+    """The same for a layer with a table of its derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: str, steps: Any, bounds: Tensor, levels: Tensor) -> Tensor:
         """Return the output; keep the packed codes and the levels, which belong to the layer."""
-        if function == RELU:
-            output, codes = mask.relu(x)
-        else:
-            output, codes = activate(x, function, bounds, steps.bits, steps.fold)
+        output, codes = activate(x, function, bounds, steps.bits, steps.fold)
         savedtensors.packed(x, codes)
         ctx.steps = steps
         ctx.save_for_backward(codes, levels)

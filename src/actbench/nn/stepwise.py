@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from actbench import savedtensors
 from actbench.codecs.tables import Table
 from actbench.nn.firstorder import first_order
-from actbench.nn.fused import RELU, OnePass, function_name, relu_over
+from actbench.nn.fused import RELU, OnePass, OnePassMask, function_name, relu_over
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.standin import carry_hooks, without_hooks
-from actbench.nn.straight import Kernels, apply, masked, tabled
+from actbench.nn.straight import Kernels, apply_mask, apply_table, tabled
 from actbench.ops.cpu.halves import KINDS
 from actbench.ops.library import direct
 from actbench.ops.stepwise import decode, encode
@@ -144,6 +144,7 @@ class StepwiseActivation(nn.Module):
         self.exact = without_hooks(exact)
         self.function = function_name(exact) if self.steps.fusible else None
         self.in_one_pass = self.function is not None and not getattr(exact, "inplace", False)
+        self.masked = self.in_one_pass and self.function == RELU
         carry_hooks(exact, self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
@@ -155,16 +156,22 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
-        if direct(input) and input.dtype in KINDS and input.is_contiguous():
+        one_pass = self.in_one_pass and input.is_contiguous()
+        if one_pass and direct(input) and input.dtype in KINDS:
+            if self.masked:
+                return apply_mask(input)
             kernels = self.kernels
             if kernels is not None and kernels.levels.is_cpu:  # whoever shards a model may have moved its tables
-                return apply(input, kernels)
+                return apply_table(input, kernels)
+        output: Tensor
+        if one_pass and self.masked:
+            output = OnePassMask.apply(input)
+            return output
         bounds, levels = self.bounds, self.levels
         if levels.device != input.device:  # a model over several devices
             self.to(input.device)
             bounds, levels = self.bounds, self.levels
-        output: Tensor
-        if self.in_one_pass and input.is_contiguous():
+        if one_pass:
             output = OnePass.apply(input, self.function, self.steps, bounds, levels)
         else:
             output = StepwiseGradient.apply(input, self.exact, self.steps, bounds, levels, self.function)
@@ -172,11 +179,9 @@ class StepwiseActivation(nn.Module):
 
     @functools.cached_property
     def kernels(self) -> Kernels | None:
-        """What the layer calls on the CPU without operators; None where it has no such kernels."""
+        """What a layer with a table calls on the CPU without operators; None where it has no such kernels."""
         if not (self.in_one_pass and self.levels.is_cpu):
             return None
-        if self.function == RELU:
-            return masked(self.levels)
         if self.function is None or not isinstance(self.steps, TableSteps) or self.steps.fold:
             return None
         return tabled(self.function, self.bounds, self.levels, self.steps.bits)

@@ -3,6 +3,8 @@
 A tensor of 6 MiB leaves nothing of a program in the caches, and each line of Python after it is fetched anew: what is
 20 microseconds in a loop over small tensors is 100 there, a tenth of the step. So what is the same in every step is
 looked up and checked before the first, and a step goes straight to the kernels.
+
+As many tensors are saved as by the operators: where a step is recomputed, another one may look on.
 """
 
 from __future__ import annotations
@@ -12,15 +14,39 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled, uint8
 
 from actbench import savedtensors
 from actbench.nn.firstorder import first_order
 from actbench.ops import activate, mask, stepwise
 from actbench.ops.arguments import check_table
-from actbench.ops.cpu import mask as maskkernels
-from actbench.ops.cpu import stepwise as stepkernels
+from actbench.ops.cpu.mask import relu, select
+from actbench.ops.cpu.stepwise import decode
 from actbench.ops.library import direct
+
+
+class Masked(torch.autograd.Function):
+    """ReLU of a contiguous tensor of a type that kernels take, which operators need not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return ReLU; keep the packed mask."""
+        output, codes = relu(x)
+        if savedtensors.listeners:
+            savedtensors.packed(x, codes)
+        ctx.save_for_backward(codes)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient where the mask is 1; a mask that hooks made something else of is for operators."""
+        if is_grad_enabled():
+            return _masked_once(ctx, grad)
+        (codes,) = ctx.saved_tensors
+        as_many = codes.numel() == (grad.numel() + 7) // 8
+        as_kept = as_many and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
+        choose = select if as_kept and direct(grad) else mask.select
+        return (choose(codes, grad.contiguous()),)
 
 
 class Kernels(NamedTuple):
@@ -30,19 +56,13 @@ class Kernels(NamedTuple):
         forward: From a contiguous tensor on the CPU to the output and the packed codes.
         backward: From the codes and the contiguous gradient of the output, ``grad``, on the CPU, to that of the input.
         operator: The same for whatever tensors these may be.
-        levels: float32, of the layer. Saved beside the codes, as by the operators: where a step is recomputed, as many
-            tensors must be saved as in the first, though another one may look on.
+        levels: float32, of the layer; saved beside the codes.
     """
 
     forward: Callable[[Tensor], tuple[Tensor, Tensor]]
     backward: Callable[..., Tensor]
     operator: Callable[..., Tensor]
     levels: Tensor
-
-
-def masked(levels: Tensor) -> Kernels:
-    """Return the kernels of ReLU and its mask, with the levels that are saved and not read."""
-    return Kernels(maskkernels.relu, maskkernels.select, mask.select, levels)
 
 
 def tabled(function: str, bounds: Tensor, levels: Tensor, bits: int) -> Kernels:
@@ -61,14 +81,14 @@ def tabled(function: str, bounds: Tensor, levels: Tensor, bits: int) -> Kernels:
     check_table(levels, bounds, bits, 1 << bits, "levels")
     return Kernels(
         partial(activate.on_cpu, function=function, bounds=bounds, bits=bits),
-        partial(stepkernels.decode, levels=levels, bits=bits),
+        partial(decode, levels=levels, bits=bits),
         partial(stepwise.decode, levels=levels, bits=bits),
         levels,
     )
 
 
-class Straight(torch.autograd.Function):
-    """A layer with a contiguous tensor of a type that kernels take, which operators need not see."""
+class Tabled(torch.autograd.Function):
+    """The same for a function and a table of its derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernels: Kernels) -> Tensor:
@@ -83,15 +103,16 @@ class Straight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the steps; codes of which hooks made something else are for operators to refuse."""
-        if torch.is_grad_enabled():
-            return _once(ctx, grad)
+        if is_grad_enabled():
+            return _tabled_once(ctx, grad)
         codes, _ = ctx.saved_tensors
-        as_kept = codes.numel() == ctx.bytes and codes.dtype == torch.uint8 and codes.is_contiguous() and codes.is_cpu
+        as_kept = codes.numel() == ctx.bytes and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
         take = ctx.kernels.backward if as_kept and direct(grad) else ctx.kernels.operator
         return take(codes, grad=grad.contiguous()), None
 
 
-_once = first_order(Straight.backward)
+_masked_once, _tabled_once = first_order(Masked.backward), first_order(Tabled.backward)
 
-apply: Callable[[Tensor, Kernels], Tensor] = super(torch.autograd.Function, Straight).apply
-"""What ``Straight.apply`` comes to where no function is transformed; ``direct`` has asked that of the tensor."""
+apply_mask: Callable[[Tensor], Tensor] = super(torch.autograd.Function, Masked).apply
+apply_table: Callable[[Tensor, Kernels], Tensor] = super(torch.autograd.Function, Tabled).apply
+"""What ``apply`` comes to where no function is transformed; ``direct`` has asked that of the tensor."""

@@ -42,6 +42,7 @@ def define(
 
 
 _internals: Any = torch._C
+_compiling = torch.compiler.is_dynamo_compiling
 _modes, _transforms = _internals._len_torch_dispatch_stack, _internals._functorch.peek_interpreter_stack
 _batched = _internals._functorch.is_legacy_batchedtensor
 _left_over = _internals._functorch.is_dead_tensor_wrapper
@@ -53,7 +54,7 @@ def direct(tensor: Tensor) -> bool:
     That is on the CPU, where no one would see it go by (no tracer, no mode, no transform, no subclass), and where the
     tensor's memory holds its values. Exporters trace by modes.
     """
-    if torch.compiler.is_dynamo_compiling():
+    if _compiling():
         return False
     plain = type(tensor) is Tensor and tensor.is_cpu and not _modes() and _transforms() is None
     return plain and not (tensor.is_neg() or tensor._is_zerotensor() or _batched(tensor) or _left_over(tensor))

@@ -93,7 +93,7 @@ def test_the_serial_kernel_is_the_same(function, monkeypatch):
     x = torch.randn(20_001)
     monkeypatch.setattr(compiled, "_parallel", lambda: False)
     kernel, finish = activate._FUNCTIONS[function]
-    monkeypatch.setitem(activate._FUNCTIONS, function, (compiled.Kernel(kernel._function), finish))
+    monkeypatch.setitem(activate._FUNCTIONS, function, (compiled.kernel(kernel.__wrapped__), finish))
     y, packed = activate.activate(x, function, bounds_of(3), 3)
     assert torch.equal(y, EXACT[function](x))
     assert torch.equal(packed, encode_reference(x, bounds_of(3), 3, False))

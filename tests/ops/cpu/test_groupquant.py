@@ -86,7 +86,7 @@ def test_neither_threads_nor_their_absence_change_a_bit(monkeypatch):
         torch.set_num_threads(before)
     monkeypatch.setattr(compiled, "_parallel", lambda: False)
     for name in ("_encode", "_decode"):
-        monkeypatch.setattr(groupquant, name, compiled.Kernel(getattr(groupquant, name)._function))
+        monkeypatch.setattr(groupquant, name, compiled.kernel(getattr(groupquant, name).__wrapped__))
     serial = api.encode(x, 3, 256, SEED)
 
     for other in (alone, serial):

@@ -84,7 +84,7 @@ def test_the_serial_kernels_are_the_same(monkeypatch):
     x = torch.randn(20_001)
     monkeypatch.setattr(compiled, "_parallel", lambda: False)
     for name in ("_encode", "_decode"):
-        monkeypatch.setattr(stepwise, name, compiled.Kernel(getattr(stepwise, name)._function))
+        monkeypatch.setattr(stepwise, name, compiled.kernel(getattr(stepwise, name).__wrapped__))
     packed = stepwise.encode(x, bounds, 3, False)
 
     assert torch.equal(packed, encode_reference(x, bounds, 3, False))

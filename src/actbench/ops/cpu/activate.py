@@ -16,8 +16,8 @@ from numba import prange
 from torch import Tensor
 from torch.nn import functional
 
-from actbench.ops.cpu import hugepages
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu import CPU, hugepages
+from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.errorfunction import encoded_gelu
 from actbench.ops.cpu.errorfunction import gelu as gelu_of
 from actbench.ops.cpu.exponential import encoded_silu
@@ -26,7 +26,7 @@ from actbench.ops.cpu.lanes import MANY
 from actbench.ops.cpu.stepwise import encode_block, in_registers
 from actbench.ops.cpu.vectors import features, two_tables
 
-_PLACE: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the program has made the defaults
+_PLACE: Any = {"dtype": torch.float32, "device": CPU}  # whatever the program has made the defaults
 _LEAST_PART = 32768  # elements for which torch starts a thread
 _with_onednn: Callable[[], bool] = torch._C._get_mkldnn_enabled
 _STEPS = {"AVX2": 16, "AVX512": 32}  # elements of a step of torch's loop, two vectors; others have no fused products
@@ -46,9 +46,9 @@ def activate(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tenso
     """
     out = hugepages.empty_like(x)
     count = x.numel()
-    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
-    kernel, finish = _FUNCTIONS[function]
-    kernel(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
+    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device=CPU)
+    compute, finish = _FUNCTIONS[function]
+    compute(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
     finish(x, out)
     return out, packed
 
@@ -109,7 +109,7 @@ def _silu_agrees(threads: int) -> bool:
 def samples() -> Tensor:
     """Return numbers of every sign and exponent, infinities, and many for which the result is neither x nor zero."""
     infinities = torch.tensor([torch.inf, -torch.inf], **_PLACE)
-    words = torch.arange(-(2**31), 2**31, 65521, device="cpu")  # 65,552 words, a prime apart
+    words = torch.arange(-(2**31), 2**31, 65521, device=CPU)  # 65,552 words, a prime apart
     near = [torch.linspace(-end, end, 2**15, **_PLACE) for end in (104, 7)]
     return torch.cat([infinities, words.to(torch.int32).view(torch.float32), *near])
 
@@ -196,19 +196,19 @@ def _write(write: Any, block: int, count: int, x: int, bounds: int, bits: int, o
     write(values, at(bounds, (1 << bits) - 1, np.float32), bits, target, stream)
 
 
-@Kernel
+@kernel
 def _silu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, packed: int) -> None:
     for block in prange(blocks):
         _write(_silu_block, block, count, x, bounds, bits, out, packed)
 
 
-@Kernel
+@kernel
 def _gelu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, packed: int) -> None:
     for block in prange(blocks):
         _write(_gelu_block, block, count, x, bounds, bits, out, packed)
 
 
-_FUNCTIONS: dict[str, tuple[Kernel, Callable[[Tensor, Tensor], None]]] = {
+_FUNCTIONS: dict[str, tuple[Callable[..., None], Callable[[Tensor, Tensor], None]]] = {
     "silu": (_silu, _finish_silu),
     "gelu": (_gelu, _finish_gelu),
 }

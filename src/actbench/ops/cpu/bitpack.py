@@ -13,7 +13,8 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu import CPU
+from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -27,7 +28,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
         uint8 ``(ceil(n * bits / 8),)``.
     """
     count = codes.numel()
-    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device="cpu")
+    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device=CPU)
     _pack(count, count, codes.data_ptr(), bits, packed.data_ptr())
     return packed
 
@@ -43,7 +44,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     Returns:
         uint8 ``(count,)``.
     """
-    codes = torch.empty(count, dtype=torch.uint8, device="cpu")
+    codes = torch.empty(count, dtype=torch.uint8, device=CPU)
     _unpack(count, count, packed.data_ptr(), bits, codes.data_ptr())
     return codes
 
@@ -161,7 +162,7 @@ def _load(packed: np.ndarray, count: int, words: np.ndarray) -> None:
         _load_bytes(packed, count, words)
 
 
-@Kernel
+@kernel
 def _pack(blocks: int, count: int, codes: int, bits: int, packed: int) -> None:
     source, stream = at(codes, count, np.uint8), at(packed, (count * bits + 7) // 8, np.uint8)
     step, low = BLOCK // 8 * bits, np.uint8((1 << bits) - 1)
@@ -174,7 +175,7 @@ def _pack(blocks: int, count: int, codes: int, bits: int, packed: int) -> None:
         pack(words, bits, stream[block * step : (block + 1) * step])
 
 
-@Kernel
+@kernel
 def _unpack(blocks: int, count: int, packed: int, bits: int, codes: int) -> None:
     stream, target = at(packed, (count * bits + 7) // 8, np.uint8), at(codes, count, np.uint8)
     step = BLOCK // 8 * bits

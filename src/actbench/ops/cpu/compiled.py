@@ -54,50 +54,56 @@ def at(address: int, count: int, dtype: Any) -> np.ndarray:
     return _carray(_pointer(address), (count,), dtype)  # type: ignore[no-any-return]
 
 
-class Kernel:
-    """A function over blocks (``numba.prange``), compiled at its first call.
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Return what runs a function over blocks (``numba.prange``), compiled at its first call.
 
-    Args:
-        function: Takes the number of blocks, then the arguments of the call.
+    It takes the number of elements, then the arguments of the function, which takes the number of blocks before them,
+    and is a plain function: an object that can be called costs a step 5 microseconds more (docs/decisions/0003).
+
+    Numba's pool has as many threads as the process may use, and torch usually takes all of them too. Then Numba is not
+    asked for its number, which would take as long as a small kernel; a caller who set a lower one keeps it.
     """
+    launch = _Launch(function)
+
+    @functools.wraps(function)
+    def run(elements: int, *arguments: Any) -> None:
+        blocks = -(-elements // BLOCK)
+        if blocks > launch.for_all and _threads() >= launch.pool:
+            launch.compiled(blocks, *arguments)
+        elif blocks > 0:
+            launch.on_fewer(blocks, *arguments)
+
+    return run
+
+
+class _Launch:
+    """What the calls of a kernel share, looked up at the first."""
 
     def __init__(self, function: Callable[..., None]) -> None:
-        functools.update_wrapper(self, function)
         self._function = function
 
-    def __call__(self, elements: int, *arguments: Any) -> None:
-        """Run over ``elements`` elements with torch's number of threads, or fewer for little work.
-
-        Numba's pool has as many threads as the process may use, and torch usually takes all of them too. Then Numba is
-        not asked for its number, which would take as long as a small kernel; a caller who set a lower one keeps it.
-        """
-        blocks = -(-elements // BLOCK)
-        if blocks > self._for_all and _threads() >= self._pool:
-            self._compiled(blocks, *arguments)
-        elif blocks > 0:
-            self._with(min(_threads(), -(-blocks // _BLOCKS_PER_THREAD)), blocks, *arguments)
-
-    def _with(self, wanted: int, blocks: int, *arguments: Any) -> None:
-        """Run on fewer threads than the pool has."""
+    def on_fewer(self, blocks: int, *arguments: Any) -> None:
+        """Run on no more threads than torch has, and fewer for little work."""
         before = numba.get_num_threads()
-        numba.set_num_threads(wanted)
+        numba.set_num_threads(min(_threads(), -(-blocks // _BLOCKS_PER_THREAD)))
         try:
-            self._compiled(blocks, *arguments)
+            self.compiled(blocks, *arguments)
         finally:
             numba.set_num_threads(before)
 
     @functools.cached_property
-    def _pool(self) -> int:
+    def pool(self) -> int:
         """How many threads kernels may use."""
         return _config.NUMBA_NUM_THREADS if _parallel() else 1
 
     @functools.cached_property
-    def _for_all(self) -> int:
+    def for_all(self) -> int:
         """Blocks up to which not all of them are worth waking."""
-        return (self._pool - 1) * _BLOCKS_PER_THREAD
+        return (self.pool - 1) * _BLOCKS_PER_THREAD
 
     @functools.cached_property
-    def _compiled(self) -> Callable[..., None]:
+    def compiled(self) -> Callable[..., None]:
+        """The machine code."""
         kept = _config.CACHE_DIR
         place = _cache_folder()
         _config.CACHE_DIR = str(place or "")

@@ -12,9 +12,9 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.cpu import hugepages
+from actbench.ops.cpu import CPU, hugepages
 from actbench.ops.cpu.bitpack import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at
+from actbench.ops.cpu.compiled import BLOCK, at, kernel
 from actbench.ops.cpu.groups import noise_of, place_of, quantize, restore, values_of, word_of
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
 from actbench.ops.groups import NAN_WORD
@@ -35,7 +35,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: int, stochastic: bool) -
     Returns:
         uint8 ``(ceil(n * bits / 8),)`` and int32 ``(ceil(n / group_size),)``.
     """
-    codes = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device="cpu")
+    codes = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device=CPU)
     target = bits, 0, 0, codes.data_ptr(), codes.numel(), np.uint64(noise.mixed(seed)), stochastic
     return codes, _encoded(x[None], group_size, *target)
 
@@ -56,7 +56,7 @@ def encode_rows(
     Returns:
         uint8 ``(size,)`` and int32 ``(R * ceil(F / group_size),)``.
     """
-    codes, sums = torch.empty(size, dtype=torch.uint8, device="cpu"), widths.cumsum(0, dtype=torch.int64)
+    codes, sums = torch.empty(size, dtype=torch.uint8, device=CPU), widths.cumsum(0, dtype=torch.int64)
     places = 0, widths.data_ptr(), sums.data_ptr()
     return codes, _encoded(x, group_size, *places, codes.data_ptr(), size, np.uint64(noise.mixed(seed)), stochastic)
 
@@ -70,7 +70,7 @@ def words(x: Tensor, group_size: int) -> Tensor:
 def _encoded(x: Tensor, group_size: int, *target: int | np.uint64) -> Tensor:
     """Return the words of rows, and write their codes where ``target``, the kernel's last arguments, says."""
     rows, columns = x.shape
-    meta = torch.empty(rows * -(-columns // group_size), dtype=torch.int32, device="cpu")
+    meta = torch.empty(rows * -(-columns // group_size), dtype=torch.int32, device=CPU)
     units = -(-meta.numel() // _per_unit(group_size))
     place = rows, columns, group_size, _per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
     _encode(units * BLOCK, meta.data_ptr(), *place, *target)
@@ -124,13 +124,13 @@ def _decoded(out: Tensor, start: int, group_size: int, *source: int) -> None:
 
 def empty(count: int, dtype: torch.dtype) -> Tensor:
     """Return an uninitialised vector, on huge pages where it is large enough for them."""
-    out = torch.empty(count, dtype=dtype, device="cpu")
+    out = torch.empty(count, dtype=dtype, device=CPU)
     if out.nbytes >= hugepages.LEAST_BYTES:
         hugepages.advise(out)
     return out
 
 
-@Kernel
+@kernel
 def _encode(
     units: int,
     meta: int,
@@ -169,7 +169,7 @@ def _encode(
                 found[group] = np.uint32(NAN_WORD)
 
 
-@Kernel
+@kernel
 def _decode(
     units: int,
     codes: int,

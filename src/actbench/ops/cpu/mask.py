@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numba import prange
-from torch import Tensor
+from torch import Tensor, bfloat16, empty, empty_like, float16, float32, uint8
 
-from actbench.ops.cpu import hugepages, lanes
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu import CPU, lanes
+from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu.hugepages import LEAST_BYTES, advise
 from actbench.ops.cpu.lanes import MANY
 
-_NEGATIVE_INFINITY = {torch.float32: 0xFF80_0000, torch.float16: 0xFC00, torch.bfloat16: 0xFF80}
+_NEGATIVE_INFINITY = {float16: 0xFC00, bfloat16: 0xFF80}
 
 
 def relu(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -25,13 +25,15 @@ def relu(x: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
         ``out``, with the negative zeros and NaN of x, and uint8 of ``ceil(x.numel() / 8)`` bytes.
     """
     if out is None:
-        out = torch.empty_like(x)
-        if out.nbytes >= hugepages.LEAST_BYTES:
-            hugepages.advise(out)
+        out = empty_like(x)
+        if out.nbytes >= LEAST_BYTES:
+            advise(out)
     count = x.numel()
-    mask = torch.empty((count + 7) // 8, dtype=torch.uint8, device="cpu")
-    kernel = _relu32 if x.dtype == torch.float32 else _relu16
-    kernel(count, count, x.data_ptr(), _NEGATIVE_INFINITY[x.dtype], out.data_ptr(), mask.data_ptr())
+    mask = empty((count + 7) // 8, dtype=uint8, device=CPU)
+    if x.dtype == float32:
+        _relu32(count, count, x.data_ptr(), out.data_ptr(), mask.data_ptr())
+    else:
+        _relu16(count, count, x.data_ptr(), _NEGATIVE_INFINITY[x.dtype], out.data_ptr(), mask.data_ptr())
     return out, mask
 
 
@@ -45,11 +47,11 @@ def select(mask: Tensor, grad: Tensor) -> Tensor:
     Returns:
         A tensor like ``grad``.
     """
-    out = torch.empty_like(grad)
-    if out.nbytes >= hugepages.LEAST_BYTES:
-        hugepages.advise(out)
-    kernel = _select32 if grad.dtype == torch.float32 else _select16
-    kernel(grad.numel(), grad.numel(), mask.data_ptr(), grad.data_ptr(), out.data_ptr())
+    out = empty_like(grad)
+    if out.nbytes >= LEAST_BYTES:
+        advise(out)
+    count, choose = grad.numel(), _select32 if grad.dtype == float32 else _select16
+    choose(count, count, mask.data_ptr(), grad.data_ptr(), out.data_ptr())
     return out
 
 
@@ -76,15 +78,15 @@ def _select_block(mask: np.ndarray, grad: np.ndarray, out: np.ndarray) -> None:
         out[i] = grad[i] if kept != 0 else grad.dtype.type(0)
 
 
-@Kernel
-def _relu32(blocks: int, count: int, x: int, infinity: int, out: int, mask: int) -> None:
+@kernel
+def _relu32(blocks: int, count: int, x: int, out: int, mask: int) -> None:
     for block in prange(blocks):
         first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
         bits = at(mask, (count + 7) // 8, np.uint8)[first // 8 : (end + 7) // 8]
-        _relu_block(at(x, count, np.uint32)[first:end], infinity, at(out, count, np.uint32)[first:end], bits)
+        _relu_block(at(x, count, np.uint32)[first:end], 0xFF80_0000, at(out, count, np.uint32)[first:end], bits)
 
 
-@Kernel
+@kernel
 def _relu16(blocks: int, count: int, x: int, infinity: int, out: int, mask: int) -> None:
     for block in prange(blocks):
         first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
@@ -92,7 +94,7 @@ def _relu16(blocks: int, count: int, x: int, infinity: int, out: int, mask: int)
         _relu_block(at(x, count, np.uint16)[first:end], infinity, at(out, count, np.uint16)[first:end], bits)
 
 
-@Kernel
+@kernel
 def _select32(blocks: int, count: int, mask: int, grad: int, out: int) -> None:
     for block in prange(blocks):
         first, end = block * BLOCK, min(count, (block + 1) * BLOCK)
@@ -100,7 +102,7 @@ def _select32(blocks: int, count: int, mask: int, grad: int, out: int) -> None:
         _select_block(bits, at(grad, count, np.uint32)[first:end], at(out, count, np.uint32)[first:end])
 
 
-@Kernel
+@kernel
 def _select16(blocks: int, count: int, mask: int, grad: int, out: int) -> None:
     for block in prange(blocks):
         first, end = block * BLOCK, min(count, (block + 1) * BLOCK)

@@ -8,7 +8,8 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.cpu.compiled import BLOCK, Kernel, inlined
+from actbench.ops.cpu import CPU
+from actbench.ops.cpu.compiled import BLOCK, inlined, kernel
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(noise.GOLDEN), np.uint64(noise.FIRST), np.uint64(noise.SECOND)
 
@@ -17,7 +18,7 @@ def rows(seed: int, first_row: int, rows: int, dim: int, kind: str) -> Tensor:
     """Return (rows, dim) float32 entries of the matrix of a seed, from row ``first_row`` on."""
     from actbench.ops.sketch import gaussian_table
 
-    out = torch.empty(rows, dim, device="cpu")
+    out = torch.empty(rows, dim, device=CPU)
     state, first, flat = np.uint64(noise.mixed(seed)), first_row * dim, out.numpy().reshape(-1)
     if kind == "rademacher":
         _rademacher(out.numel(), state, first, flat)
@@ -35,7 +36,7 @@ def _fill(state: np.uint64, first: int, words: np.ndarray) -> None:
         words[i] = word ^ (word >> np.uint64(31))
 
 
-@Kernel
+@kernel
 def _rademacher(blocks: int, state: np.uint64, first: int, out: np.ndarray) -> None:
     for block in prange(blocks):
         part = out[block * BLOCK : (block + 1) * BLOCK]
@@ -49,7 +50,7 @@ def _rademacher(blocks: int, state: np.uint64, first: int, out: np.ndarray) -> N
             part[i] = np.float32(1) - np.float32(2) * np.float32(bit)
 
 
-@Kernel
+@kernel
 def _gaussian(blocks: int, state: np.uint64, first: int, table: np.ndarray, out: np.ndarray) -> None:
     for block in prange(blocks):
         part = out[block * BLOCK : (block + 1) * BLOCK]

@@ -7,7 +7,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.cpu.compiled import Kernel, at
+from actbench.ops.cpu.compiled import at, kernel
 from actbench.ops.cpu.groups import values_of
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
 from actbench.ops.cpu.smaqblocks import limit
@@ -50,7 +50,7 @@ def decode(packed: Tensor, first: int, form: Format, out: Tensor) -> None:
     _decode(work_of(elements, form.block), packed.data_ptr() + begin, *sizes, *place, *form)
 
 
-@Kernel
+@kernel
 def _encode(
     units: int,
     packed: int,
@@ -81,7 +81,7 @@ def _encode(
             write_block(values, (main_bits, outlier_bits), k, noise_from, state, stochastic, work, bytes_of)
 
 
-@Kernel
+@kernel
 def _decode(
     units: int,
     packed: int,

@@ -37,7 +37,7 @@ def per_unit(block: int) -> int:
 
 
 def work_of(count: int, block: int) -> int:
-    """Return the elements that :class:`Kernel` is told, so many that it makes the units that there are."""
+    """Return the elements that a kernel is told, so many that it makes the units that there are."""
     return -(-count // (per_unit(block) * block)) * BLOCK
 
 

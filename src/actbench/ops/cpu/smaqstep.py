@@ -14,7 +14,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.groups import values_of
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
 from actbench.ops.cpu.smaqblocks import float_of
@@ -101,7 +101,7 @@ def _store(values: np.ndarray, kind: int, address: int) -> None:
         narrow(values.view(np.uint32), kind, at(address, values.size, np.uint16))
 
 
-@Kernel
+@kernel
 def _adam(
     units: int,
     param: int,
@@ -143,7 +143,7 @@ def _adam(
                 write_block(moments[moment, :count], bits, k, first, state, True, work, packed)
 
 
-@Kernel
+@kernel
 def _sgd(
     units: int,
     param: int,

@@ -14,9 +14,9 @@ from numba import prange
 from numba.np.unsafe import ndarray as unsafe
 from torch import Tensor
 
-from actbench.ops.cpu import hugepages, lanes
+from actbench.ops.cpu import CPU, hugepages, lanes
 from actbench.ops.cpu.bitpack import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, Kernel, at, inlined
+from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, widen
 from actbench.ops.cpu.lanes import MANY, SOME
 
@@ -33,7 +33,7 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
     Returns:
         uint8 of ``ceil(x.numel() * bits / 8)`` bytes.
     """
-    packed = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device="cpu")
+    packed = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device=CPU)
     count = x.numel()
     _encode(count, count, x.data_ptr(), KINDS[x.dtype], bounds.data_ptr(), bits, fold, packed.data_ptr())
     return packed
@@ -134,7 +134,7 @@ def _scale_rest(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.ndar
             out[i] = grad[i] * levels[codes[i]]
 
 
-@Kernel
+@kernel
 def _encode(blocks: int, count: int, x: int, kind: int, bounds: int, bits: int, fold: bool, packed: int) -> None:
     table = at(bounds, (1 << bits) - 1, np.float32)
     stream = at(packed, (count * bits + 7) // 8, np.uint8)
@@ -155,7 +155,7 @@ def _encode(blocks: int, count: int, x: int, kind: int, bounds: int, bits: int, 
         encode_block(values, table, bits, stream[block * step : (block + 1) * step])
 
 
-@Kernel
+@kernel
 def _decode(blocks: int, count: int, packed: int, levels: int, grad: int, kind: int, bits: int, out: int) -> None:
     table = at(levels, 1 << bits, np.float32)
     stream = at(packed, (count * bits + 7) // 8, np.uint8)
