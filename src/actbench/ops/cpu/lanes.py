@@ -12,8 +12,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from actbench.ops.cpu.compiled import intrinsic
 from actbench.ops.cpu.vectors import BYTE, FLOAT, INT, LONG, TABLE, Step, emitted, quick_deposits
 
-MANY, SOME = 32, 16
-"""Lanes of a step of encoding and of a step of decoding."""
+MANY, SOME, AT_ONCE = 32, 16, 128
+"""Lanes of a step of encoding, of a step of decoding, and of one that only reads and writes."""
 
 VALUES = ir.VectorType(FLOAT, MANY)
 
@@ -168,11 +168,13 @@ def positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, m
 
 @intrinsic
 def keep(typing_context: Any, index: Any, mask: Any, values: Any, out: Any) -> Any:
-    """Write 32 values where their bits are 1, and zero elsewhere.
+    """Write 128 values where their bits are 1, and zero elsewhere.
+
+    All are read before the first is written: a tenth faster where they come from memory.
 
     Args:
         typing_context: Numba's; callers leave it out.
-        index: Of the first value, a multiple of 32.
+        index: Of the first value, a multiple of 128.
         mask: uint8, the bits of all values.
         values: Bits of the values: uint32, or uint16 for the half types.
         out: As values.
@@ -180,9 +182,12 @@ def keep(typing_context: Any, index: Any, mask: Any, values: Any, out: Any) -> A
 
     def emit(step: Step, index: Any) -> None:
         builder, vector = step.builder, ir.VectorType(ir.IntType(signature.args[2].dtype.bitwidth), MANY)
-        word = step.load(1, builder.lshr(index, LONG(3)), ir.IntType(MANY))
-        bits = builder.bitcast(word, ir.VectorType(ir.IntType(1), MANY))
-        step.store(builder.select(bits, step.load(2, index, vector), ir.Constant(vector, [0] * MANY)), 3, index)
+        places = [builder.add(index, LONG(first)) for first in range(0, AT_ONCE, MANY)]
+        words = [step.load(1, builder.lshr(place, LONG(3)), ir.IntType(MANY)) for place in places]
+        read = [step.load(2, place, vector) for place in places]
+        for place, word, value in zip(places, words, read, strict=True):
+            bits = builder.bitcast(word, ir.VectorType(ir.IntType(1), MANY))
+            step.store(builder.select(bits, value, ir.Constant(vector, [0] * MANY)), 3, place)
 
     signature, generate = emitted(emit, index, mask, values, out)
     return signature, generate

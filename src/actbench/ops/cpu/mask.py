@@ -9,7 +9,7 @@ from torch import Tensor, bfloat16, empty, empty_like, float16, float32, uint8
 from actbench.ops.cpu import CPU, lanes
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.hugepages import LEAST_BYTES, advise
-from actbench.ops.cpu.lanes import MANY
+from actbench.ops.cpu.lanes import AT_ONCE, MANY
 
 _NEGATIVE_INFINITY = {float16: 0xFC00, bfloat16: 0xFF80}
 
@@ -70,8 +70,8 @@ def _relu_block(x: np.ndarray, infinity: int, out: np.ndarray, mask: np.ndarray)
 
 @inlined
 def _select_block(mask: np.ndarray, grad: np.ndarray, out: np.ndarray) -> None:
-    done = grad.size // MANY * MANY
-    for i in range(0, done, MANY):
+    done = grad.size // AT_ONCE * AT_ONCE
+    for i in range(0, done, AT_ONCE):
         lanes.keep(i, mask, grad, out)
     for i in range(done, grad.size):
         kept = mask[i >> 3] & np.uint8(1 << (i & 7))
