@@ -18,7 +18,7 @@ from actbench.ops.cpu import CPU, hugepages, lanes
 from actbench.ops.cpu.bitpack import pack, unpack
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, widen
-from actbench.ops.cpu.lanes import MANY, SOME
+from actbench.ops.cpu.lanes import DECODED, MANY
 
 
 def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
@@ -103,22 +103,22 @@ def _count_below(values: np.ndarray, bounds: np.ndarray, codes: np.ndarray) -> N
 @inlined
 def _scale_block(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.ndarray, out: np.ndarray) -> None:
     """Write ``grad * levels[code]``."""
-    done = grad.size // SOME * SOME if bits <= 4 else 0
+    done = grad.size // DECODED * DECODED if bits <= 4 else 0
     if bits == 1:
         two = in_registers(levels, 2)
-        for i in range(0, done, SOME):
+        for i in range(0, done, DECODED):
             lanes.scale1(i, packed, two, grad, out)
     elif bits == 2:
         four = in_registers(levels, 4)
-        for i in range(0, done, SOME):
+        for i in range(0, done, DECODED):
             lanes.scale2(i, packed, four, grad, out)
     elif bits == 3:
         eight = in_registers(levels, 8)
-        for i in range(0, done, SOME):
+        for i in range(0, done, DECODED):
             lanes.scale3(i, packed, eight, grad, out)
     elif bits == 4:
         sixteen = in_registers(levels, 16)
-        for i in range(0, done, SOME):
+        for i in range(0, done, DECODED):
             lanes.scale4(i, packed, sixteen, grad, out)
     _scale_rest(packed[done // 8 * bits :], levels, bits, grad[done:], out[done:])
 
