@@ -92,8 +92,8 @@ def test_parts_of_threads_end_where_torchs_do(threads):
 def test_the_serial_kernel_is_the_same(function, monkeypatch):
     x = torch.randn(20_001)
     monkeypatch.setattr(compiled, "_parallel", lambda: False)
-    kernel, finish = activate._FUNCTIONS[function]
-    monkeypatch.setitem(activate._FUNCTIONS, function, (compiled.kernel(kernel.__wrapped__), finish))
+    kernel, rests = activate._FUNCTIONS[function]
+    monkeypatch.setitem(activate._FUNCTIONS, function, (compiled.kernel(kernel.__wrapped__), rests))
     y, packed = activate.activate(x, function, bounds_of(3), 3)
     assert torch.equal(y, EXACT[function](x))
     assert torch.equal(packed, encode_reference(x, bounds_of(3), 3, False))
@@ -117,6 +117,7 @@ def test_one_other_bit_of_torchs_is_noticed(where, function, monkeypatch):
 @pytest.mark.parametrize(("name", "value"), [("_LEAST_PART", 20_000), ("_STEPS", {"AVX2": 8, "AVX512": 16})])
 def test_other_parts_or_vectors_of_torchs_are_noticed(name, value, monkeypatch):
     monkeypatch.setattr(activate, name, value)
+    monkeypatch.setitem(activate._FUNCTIONS, "silu", (activate._silu, activate._silu_rests.__wrapped__))
     before = torch.get_num_threads()
     torch.set_num_threads(2)  # one thread has no parts
     try:

@@ -47,29 +47,27 @@ def activate(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tenso
     out = hugepages.empty_like(x)
     count = x.numel()
     packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device=CPU)
-    compute, finish = _FUNCTIONS[function]
+    compute, rests = _FUNCTIONS[function]
     compute(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
-    finish(x, out)
+    for rest in rests(count, torch.get_num_threads()):
+        out.view(-1)[rest] = getattr(functional, function)(x.detach().view(-1)[rest])
     return out, packed
 
 
-def _finish_silu(x: Tensor, out: Tensor) -> None:
-    """Write what torch computes outside its vectors."""
-    count, step = x.numel(), _step()
-    part = -(-count // max(1, min(torch.get_num_threads(), -(-count // _LEAST_PART))))
+@functools.lru_cache(maxsize=1024)
+def _silu_rests(count: int, threads: int) -> tuple[slice, ...]:
+    """Return where torch computes outside its vectors."""
+    step, part = _step(), -(-count // max(1, min(threads, -(-count // _LEAST_PART))))
     if count % step == part % step == 0:
-        return
-    source, target = x.detach().view(-1), out.view(-1)
-    for first in range(0, count, part):
-        end = min(count, first + part)
-        rest = slice(end - (end - first) % step, end)
-        target[rest] = functional.silu(source[rest])
+        return ()
+    ends = [min(count, first + part) for first in range(0, count, part)]
+    return tuple(slice(end - (end - first) % step, end) for first, end in zip(range(0, count, part), ends, strict=True))
 
 
-def _finish_gelu(x: Tensor, out: Tensor) -> None:
-    """Write what torch does not give to oneDNN: a number alone."""
-    if x.numel() == 1:
-        out.copy_(functional.gelu(x.detach()))
+@functools.lru_cache(maxsize=1024)
+def _gelu_rests(count: int, threads: int) -> tuple[slice, ...]:
+    """Return what torch does not give to oneDNN: a number alone."""
+    return (slice(0, 1),) if count == 1 else ()
 
 
 def agrees(function: str, dtype: torch.dtype) -> bool:
@@ -208,7 +206,7 @@ def _gelu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, pac
         _write(_gelu_block, block, count, x, bounds, bits, out, packed)
 
 
-_FUNCTIONS: dict[str, tuple[Callable[..., None], Callable[[Tensor, Tensor], None]]] = {
-    "silu": (_silu, _finish_silu),
-    "gelu": (_gelu, _finish_gelu),
+_FUNCTIONS: dict[str, tuple[Callable[..., None], Callable[[int, int], tuple[slice, ...]]]] = {
+    "silu": (_silu, _silu_rests),
+    "gelu": (_gelu, _gelu_rests),
 }
