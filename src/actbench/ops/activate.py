@@ -95,9 +95,11 @@ def on_cpu(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tensor,
     Returns:
         A tensor like x, and uint8 ``(ceil(x.numel() * bits / 8),)``.
     """
-    if fused.agrees(function, x.dtype):
-        return fused.activate(x, function, bounds, bits)
-    return plain(x, function), cpu.encode(x, bounds, bits, False)
+    found = fused.ONE_PASS.get(function) if x.dtype == torch.float32 else None
+    rests = None if found is None else found.rests(x.numel(), found.state())
+    if rests is None:
+        return plain(x, function), cpu.encode(x, bounds, bits, False)
+    return fused.activate(x, function, rests, bounds, bits)
 
 
 def _cuda(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:

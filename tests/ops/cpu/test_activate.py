@@ -63,7 +63,7 @@ def test_every_exponent_and_every_special_number_has_torchs_bits(function):
     near_the_limits = torch.cat([edge + torch.arange(-4096, 4096) * 2.0**-12 for edge in (-104, -88.7, -87.3, 86)])
     near_the_pieces = torch.arange(0x3DC00001, 0x40E00001, 509).to(torch.int32).view(torch.float32)
     for x in (numbers, special.repeat(64), near_the_limits, near_the_pieces, -near_the_pieces):
-        y, packed = activate.activate(x, function, NEAR_ZERO, 2)
+        y, packed = operator.on_cpu(x, function, NEAR_ZERO, 2)
         assert torch.equal(words(y), words(EXACT[function](x)))
         assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, False))
 
@@ -84,7 +84,7 @@ def test_parts_of_threads_end_where_torchs_do(threads):
         pytest.skip("torch shares out its work in another way here")
     for size in (*SIZES, 32_768 * threads + 19):
         x = torch.linspace(-8, 1, size)  # where exp of the C library differs most often from that of vectors
-        y, packed = activate.activate(x, "silu", NEAR_ZERO, 2)
+        y, packed = operator.on_cpu(x, "silu", NEAR_ZERO, 2)
         assert torch.equal(words(y), words(silu(x))), size
         assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, False)), size
 
@@ -92,9 +92,10 @@ def test_parts_of_threads_end_where_torchs_do(threads):
 def test_the_serial_kernel_is_the_same(function, monkeypatch):
     x = torch.randn(20_001)
     monkeypatch.setattr(compiled, "_parallel", lambda: False)
-    kernel, rests = activate._FUNCTIONS[function]
-    monkeypatch.setitem(activate._FUNCTIONS, function, (compiled.kernel(kernel.__wrapped__), rests))
-    y, packed = activate.activate(x, function, bounds_of(3), 3)
+    found = activate.ONE_PASS[function]
+    serial = found._replace(kernel=compiled.kernel(found.kernel.__wrapped__))
+    monkeypatch.setitem(activate.ONE_PASS, function, serial)
+    y, packed = operator.on_cpu(x, function, bounds_of(3), 3)
     assert torch.equal(y, EXACT[function](x))
     assert torch.equal(packed, encode_reference(x, bounds_of(3), 3, False))
 
@@ -117,7 +118,6 @@ def test_one_other_bit_of_torchs_is_noticed(where, function, monkeypatch):
 @pytest.mark.parametrize(("name", "value"), [("_LEAST_PART", 20_000), ("_STEPS", {"AVX2": 8, "AVX512": 16})])
 def test_other_parts_or_vectors_of_torchs_are_noticed(name, value, monkeypatch):
     monkeypatch.setattr(activate, name, value)
-    monkeypatch.setitem(activate._FUNCTIONS, "silu", (activate._silu, activate._silu_rests.__wrapped__))
     before = torch.get_num_threads()
     torch.set_num_threads(2)  # one thread has no parts
     try:
@@ -146,7 +146,7 @@ def test_without_onednn_gelu_is_torchs_own():
 @pytest.mark.parametrize("function", EXACT)
 @pytest.mark.parametrize(("fold", "dtype"), [(False, torch.float32), (True, torch.float32), (False, torch.bfloat16)])
 def test_the_operator_is_torchs_either_way(agrees, function, fold, dtype, monkeypatch):
-    monkeypatch.setattr(operator.fused, "agrees", activate.agrees if agrees else lambda function, dtype: False)
+    monkeypatch.setattr(activate, "ONE_PASS", activate.ONE_PASS if agrees else {})
     x = torch.randn(5, 1003).to(dtype)
     y, packed = torch.ops.actbench.stepwise_activate(x, function, NEAR_ZERO, 2, fold)
     assert torch.equal(y, EXACT[function](x))
@@ -176,6 +176,6 @@ def test_all_numbers_have_torchs_gelu():
     step = 2**24
     for first in range(-(2**31), 2**31, step):
         x = torch.arange(first, first + step, dtype=torch.int64).to(torch.int32).view(torch.float32)
-        y, _ = activate.activate(x, "gelu", NEAR_ZERO, 2)
+        y, _ = operator.on_cpu(x, "gelu", NEAR_ZERO, 2)
         expected = gelu(x)
         assert bool(((words(y) == words(expected)) | (y.isnan() & expected.isnan())).all()), hex(first)

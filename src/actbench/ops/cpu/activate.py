@@ -8,55 +8,76 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numba import prange
-from torch import Tensor
+from torch import Tensor, empty, empty_like, uint8
 from torch.nn import functional
 
-from actbench.ops.cpu import CPU, hugepages
+from actbench.ops.cpu import CPU
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.errorfunction import encoded_gelu
 from actbench.ops.cpu.errorfunction import gelu as gelu_of
 from actbench.ops.cpu.exponential import encoded_silu
 from actbench.ops.cpu.exponential import silu as silu_of
+from actbench.ops.cpu.hugepages import LEAST_BYTES, advise
 from actbench.ops.cpu.lanes import MANY
 from actbench.ops.cpu.stepwise import encode_block, in_registers
 from actbench.ops.cpu.vectors import features, two_tables
 
 _PLACE: Any = {"dtype": torch.float32, "device": CPU}  # whatever the program has made the defaults
 _LEAST_PART = 32768  # elements for which torch starts a thread
-_with_onednn: Callable[[], bool] = torch._C._get_mkldnn_enabled
+Rests = tuple[slice, ...]
 _STEPS = {"AVX2": 16, "AVX512": 32}  # elements of a step of torch's loop, two vectors; others have no fused products
 
 
-def activate(x: Tensor, function: str, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+class OnePass(NamedTuple):
+    """A function that has a kernel.
+
+    Attributes:
+        kernel: Writes it and the codes.
+        state: What torch's way depends on besides the number of elements.
+        rests: From that number and the state, what torch computes otherwise than the kernel; None where that is all.
+    """
+
+    kernel: Callable[..., None]
+    state: Callable[[], int]
+    rests: Callable[[int, int], Rests | None]
+
+
+def activate(x: Tensor, function: str, rests: Rests, bounds: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """Compute a function of x and pack, for each element, how many bounds lie strictly below it, in one pass.
 
     Args:
         x: float32, contiguous.
-        function: ``silu`` or ``gelu``.
+        function: One of :data:`ONE_PASS`.
+        rests: What is left to torch.
         bounds: float32, ascending, ``2**bits - 1`` of them.
         bits: 1 to 8.
 
     Returns:
         A tensor like x, and uint8 of ``ceil(x.numel() * bits / 8)`` bytes.
     """
-    out = hugepages.empty_like(x)
+    out = empty_like(x)
+    if out.nbytes >= LEAST_BYTES:
+        advise(out)
     count = x.numel()
-    packed = torch.empty((count * bits + 7) // 8, dtype=torch.uint8, device=CPU)
-    compute, rests = _FUNCTIONS[function]
-    compute(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
-    for rest in rests(count, torch.get_num_threads()):
+    packed = empty((count * bits + 7) // 8, dtype=uint8, device=CPU)
+    ONE_PASS[function].kernel(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
+    for rest in rests:
         out.view(-1)[rest] = getattr(functional, function)(x.detach().view(-1)[rest])
     return out, packed
 
 
 @functools.lru_cache(maxsize=1024)
-def _silu_rests(count: int, threads: int) -> tuple[slice, ...]:
-    """Return where torch computes outside its vectors."""
+def _silu_rests(count: int, threads: int) -> Rests | None:
+    return _outside_vectors(count, threads) if _silu_agrees(threads) else None
+
+
+def _outside_vectors(count: int, threads: int) -> Rests:
+    """Return the ends of threads' parts, for which torch calls the C library."""
     step, part = _step(), -(-count // max(1, min(threads, -(-count // _LEAST_PART))))
     if count % step == part % step == 0:
         return ()
@@ -65,30 +86,29 @@ def _silu_rests(count: int, threads: int) -> tuple[slice, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _gelu_rests(count: int, threads: int) -> tuple[slice, ...]:
+def _gelu_rests(count: int, with_onednn: int) -> Rests | None:
     """Return what torch does not give to oneDNN: a number alone."""
+    if not _gelu_agrees(with_onednn):
+        return None
     return (slice(0, 1),) if count == 1 else ()
 
 
 def agrees(function: str, dtype: torch.dtype) -> bool:
-    """Return whether :func:`activate` gives torch's bits, tried once for each number of threads.
+    """Return whether there is a kernel with torch's bits, tried once for each number of threads.
 
     Torch may compute a function in another way on another processor or in its next version, or share out the work
     differently. Where it does, torch's operator and a second pass take the place of this one.
     """
-    if dtype != torch.float32:
-        return False
-    if function == "gelu":
-        return _gelu_agrees(_with_onednn())
-    return function == "silu" and _silu_agrees(torch.get_num_threads())
+    found = ONE_PASS.get(function)
+    return found is not None and dtype == torch.float32 and found.rests(0, found.state()) is not None
 
 
 @functools.cache
-def _gelu_agrees(with_onednn: bool) -> bool:
+def _gelu_agrees(with_onednn: int) -> bool:
     if not (with_onednn and two_tables()):
         return False
     numbers = samples()
-    return all(_same_as_torch(numbers[:count].contiguous(), "gelu") for count in (2, 31, 1019, numbers.numel()))
+    return all(_same_as_torch(numbers[:count].contiguous(), "gelu", ()) for count in (2, 31, 1019, numbers.numel()))
 
 
 @functools.cache
@@ -97,11 +117,15 @@ def _silu_agrees(threads: int) -> bool:
         return False
     numbers = samples()
     vectors, alone = functional.silu(numbers), functional.silu(numbers.repeat_interleave(2)[::2])
-    if not _same_as_torch(numbers, "silu"):
+    if not _same_as_torch(numbers, "silu", _outside_vectors(numbers.numel(), threads)):
         return False
     telling = numbers[(vectors != alone) & ~vectors.isnan()][:1]
     counts = (31, 1019, _LEAST_PART + 7235, _LEAST_PART * threads + 19)  # in one part, in two, and in as many as may be
-    return all(_same_as_torch(telling.expand(count).contiguous(), "silu") for count in counts if telling.numel())
+    return all(
+        _same_as_torch(telling.expand(count).contiguous(), "silu", _outside_vectors(count, threads))
+        for count in counts
+        if telling.numel()
+    )
 
 
 def samples() -> Tensor:
@@ -112,8 +136,9 @@ def samples() -> Tensor:
     return torch.cat([infinities, words.to(torch.int32).view(torch.float32), *near])
 
 
-def _same_as_torch(x: Tensor, function: str) -> bool:
-    theirs, (ours, _) = getattr(functional, function)(x), activate(x, function, torch.zeros(1, **_PLACE), 1)
+def _same_as_torch(x: Tensor, function: str, rests: Rests) -> bool:
+    theirs = getattr(functional, function)(x)
+    ours, _ = activate(x, function, rests, torch.zeros(1, **_PLACE), 1)
     same = (ours.view(torch.int32) == theirs.view(torch.int32)) | (ours.isnan() & theirs.isnan())
     return bool(same.all())
 
@@ -206,7 +231,8 @@ def _gelu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, pac
         _write(_gelu_block, block, count, x, bounds, bits, out, packed)
 
 
-_FUNCTIONS: dict[str, tuple[Callable[..., None], Callable[[int, int], tuple[slice, ...]]]] = {
-    "silu": (_silu, _silu_rests),
-    "gelu": (_gelu, _gelu_rests),
+ONE_PASS = {
+    "silu": OnePass(_silu, torch.get_num_threads, _silu_rests),
+    "gelu": OnePass(_gelu, torch._C._get_mkldnn_enabled, _gelu_rests),
 }
+"""What has a kernel here, by the name that :mod:`actbench.ops.activate` has for it."""
