@@ -1,13 +1,6 @@
 from __future__ import annotations
 
-import random
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, field
-from itertools import groupby
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,24 +8,9 @@ import pytest
 from actbench import store
 from actbench.errors import MeasurementError
 from actbench.recipe.sections import PlannedCase
-from actbench.records import Case, Failure, Measurement, Published, Record
+from actbench.records import Case, Measurement, Published, Record
 from actbench.runner import Summary, run
-from actbench.runner.cohort import MEMORY_SHARE, Cohort
-from actbench.runner.processes import ForkServer
-from actbench.runner.progress import Silent
 from actbench.runner.trials import Trials
-
-HERE = str(Path(__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def _fakebench_is_importable(monkeypatch):
-    monkeypatch.syspath_prepend(HERE)
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log"
 
 
 @dataclass
@@ -66,21 +44,6 @@ def sweep(plan, rows=None, **settings):
 def events(log, kind):
     lines = log.read_text().splitlines() if log.exists() else []
     return [line.split()[0] for line in lines if line.split()[2] == kind]
-
-
-def assert_no_process_is_left(log, seconds=5.0):
-    deadline = time.monotonic() + seconds
-    while left := [process for process in psutil.process_iter() if _belongs(process, log)]:
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.02)
-
-
-def _belongs(process, log):
-    try:
-        about_us = any(str(log.parent) in argument for argument in process.cmdline())
-        return about_us and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_each_case_becomes_a_record_with_all_that_is_known_of_it(log):
@@ -118,7 +81,7 @@ def test_a_case_that_fails_is_a_row_with_a_reason_and_the_sweep_goes_on(log, met
         assert [word for word in words if word not in outcome.message] == []
 
 
-def test_a_case_that_takes_too_long_is_killed_with_its_children(log):
+def test_a_case_that_takes_too_long_is_killed_with_its_children(log, assert_no_process_is_left):
     plan = [*cases(log, "hang", meter="simulated"), *cases(log, "hang", "exact+then+hang", "exact")]
     rows, summary = sweep(plan, timeout_seconds=1.5)
     assert summary == Summary(measured=1, failed=3)
@@ -155,19 +118,6 @@ def test_a_case_that_dies_while_timed_takes_no_other_with_it(log):
     assert summary == Summary(measured=2, failed=1)
     assert rows.outcome("name:x+then+kill").reason == "crash"
     assert len(rows.outcome("name:y").step_seconds) == 10
-
-
-def measure(cohort, memory_bytes):
-    with ForkServer("fakebench") as server:
-        return list(Cohort(server, memory_bytes, None, Silent()).measure(cohort))
-
-
-def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):
-    cohort = cases(log, "peak:400", "peak:300", "peak:100")
-    outcomes = measure(cohort, memory_bytes=500 / MEMORY_SHARE)
-    assert [outcome.peak_bytes for _, outcome in outcomes] == [400, 100, 300]
-    order = [scheme for scheme, _ in groupby(events(log, "time"))]
-    assert order == [*["peak:400", "peak:100"] * 5, "peak:300"]
 
 
 def order_of_rows(plan, log):
@@ -219,41 +169,6 @@ def test_a_scheme_added_later_is_timed_beside_exact_which_keeps_its_record(log):
 def test_a_scheme_whose_exact_model_has_no_record_is_timed_alone(log):
     sweep(cases(log, "name:a"))
     assert events(log, "begin") == ["name:a"]
-
-
-def test_a_case_put_off_is_timed_beside_exact_again(log):
-    cohort = cases(log, "exact", "peak:300", "peak:600")
-    outcomes = {case.scheme: outcome for case, outcome in measure(cohort, memory_bytes=1700 / MEMORY_SHARE)}
-    assert events(log, "time") == ["exact", "peak:300"] * 5 + ["exact", "peak:600"] * 5
-    assert outcomes["peak:600"].exact_step_seconds == (0.25,) * 10
-    assert outcomes["peak:300"].exact_step_seconds is None
-
-
-def test_where_exact_does_not_fit_beside_a_case_put_off_it_is_timed_alone(log):
-    outcomes = dict(measure(cases(log, "exact", "peak:600"), memory_bytes=1600 / MEMORY_SHARE))
-    assert events(log, "begin") == ["exact", "peak:600", "peak:600"]
-    rounds = [outcome.timing_round for outcome in outcomes.values()]
-    assert rounds[0] != rounds[1]
-    assert [outcome.exact_step_seconds for outcome in outcomes.values()] == [None, None]
-
-
-def test_a_case_that_finds_no_room_beside_others_is_measured_again_alone(log):
-    outcomes = measure(cases(log, "exact", "shy", "name:b"), memory_bytes=2**40)
-    assert [type(outcome) for _, outcome in outcomes] == [Measurement] * 3
-    assert events(log, "begin") == ["exact", "shy", "name:b", "shy", "exact"]
-    assert events(log, "time") == ["exact", "name:b"] * 5 + ["exact", "shy"] * 5
-
-
-def test_a_case_that_dies_beside_others_is_measured_again_alone_and_then_believed(log):
-    outcomes = dict(measure(cases(log, "exact", "kill", "bug"), memory_bytes=2**40))
-    assert [case.scheme for case, outcome in outcomes.items() if isinstance(outcome, Failure)] == ["bug", "kill"]
-    assert events(log, "begin") == ["exact", "kill", "bug", "kill"]
-
-
-def test_a_case_that_finds_no_room_alone_is_not_measured_again(log):
-    outcomes = measure(cases(log, "shy", "exact"), memory_bytes=2**40)
-    assert [type(outcome) for _, outcome in outcomes] == [Failure, Measurement]
-    assert events(log, "begin") == ["shy", "exact"]
 
 
 def test_what_is_done_is_skipped_unless_forced(log):
@@ -354,7 +269,7 @@ def test_a_bench_that_cannot_be_imported_is_one_error_that_shows_why(log):
         sweep(cases(log, "exact"), bench="nosuchbench")
 
 
-def test_an_error_while_storing_ends_the_sweep_and_its_processes(log):
+def test_an_error_while_storing_ends_the_sweep_and_its_processes(log, assert_no_process_is_left):
     class Full(Rows):
         def append(self, record):
             raise OSError("disk full")
@@ -362,91 +277,3 @@ def test_an_error_while_storing_ends_the_sweep_and_its_processes(log):
     with pytest.raises(OSError, match="disk full"):
         sweep(cases(log, "exact", *["hang"], "name:b", meter="simulated"), Full(), jobs=2)
     assert_no_process_is_left(log)
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-sys.path[:0] = [{here!r}, {folder!r}]
-from actbench import store
-from actbench.records import Case
-from actbench.runner import run
-from actbench.recipe.sections import PlannedCase
-log = {folder!r} + "/log"
-plan = [
-    PlannedCase(Case(model=log, scheme=f"name:{{name}}+sleep:0.04", batch_size=batch, meter=meter, min_seconds=0.0))
-    for meter, names in (("simulated", "abcdef"), ("cpu", "ab")) for batch in (1, 2, 3) for name in names
-]
-plan.append(PlannedCase(Case(model=log, scheme={last!r}, batch_size=9, meter="cpu", min_seconds=0.0)))
-with store.Store.open_for_sweep(Path({folder!r}) / "results.jsonl") as results:
-    run(plan, results, recipe="test", command="test", jobs=2, bench="fakebench", preload=())
-assert "torch" not in sys.modules
-"""
-
-
-def start(folder, last="oom"):
-    folder.mkdir(exist_ok=True)
-    program = PROGRAM.format(here=HERE, folder=str(folder), last=last)
-    return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
-
-
-def rows_of(folder):
-    lines = (folder / "results.jsonl").read_text().splitlines()
-    records = store.read(folder / "results.jsonl").records
-    assert len(records) == len(lines)
-    cleared = [record.case.model_copy(update={"model": "log"}) for record in records]
-    outcomes = [untied(record.outcome) for record in records]
-    return sorted((case.key(), outcome) for case, outcome in zip(cleared, outcomes, strict=True))
-
-
-def untied(outcome):
-    """Return an outcome without the random name of the group it was timed in."""
-    return outcome.model_copy(update={"timing_round": None}) if isinstance(outcome, Measurement) else outcome
-
-
-def wait_for_events(log, count):
-    """Wait until so many more things have happened in cases."""
-    end = count + log.read_text().count("\n") if log.exists() else count
-    while (log.read_text().count("\n") if log.exists() else 0) < end:
-        time.sleep(0.001)
-
-
-def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturbed_one(tmp_path):
-    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    assert start(undisturbed).wait() == 0
-    moments = random.Random(20)
-    for _ in range(10):
-        process = start(killed)
-        wait_for_events(killed / "log", moments.randint(0, 5))
-        time.sleep(moments.uniform(0, 0.06))
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
-        process.stderr.close()
-        assert_no_process_is_left(killed / "log")
-    assert start(killed).wait() == 0
-    assert len(rows_of(killed)) == 3 * (6 + 2) + 1
-    assert rows_of(killed) == rows_of(undisturbed)
-
-
-@pytest.mark.parametrize("last", ["hang", "exact+then+hang"])
-def test_a_sweep_killed_while_a_case_has_children_leaves_no_process(tmp_path, last):
-    process = start(tmp_path / "sweep", last)
-    log = tmp_path / "sweep" / "log"
-    while f"{last} 9 begin" not in (log.read_text() if log.exists() else ""):
-        time.sleep(0.01)
-    time.sleep(0.2)
-    process.kill()
-    process.communicate()
-    assert_no_process_is_left(log)
-
-
-def test_ctrl_c_keeps_the_rows_and_leaves_no_process(tmp_path):
-    process = start(tmp_path / "sweep", "hang")
-    results = tmp_path / "sweep" / "results.jsonl"
-    while not results.exists() or results.read_text().count("\n") < 3:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
-    assert "KeyboardInterrupt" in error
-    assert_no_process_is_left(tmp_path / "sweep" / "log")
-    assert 2 <= len(rows_of(tmp_path / "sweep")) < 25  # the third may have been on its way to the disk

@@ -1,0 +1,38 @@
+"""Where the cases of fakebench write, and what is asked of the processes of a sweep."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _fakebench_is_importable(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def assert_no_process_is_left():
+    """Gives what fails where a process that a sweep began is alive some seconds later."""
+
+    def check(log, seconds=5.0):
+        deadline = time.monotonic() + seconds
+        while left := [process for process in psutil.process_iter() if _belongs(process, log)]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.02)
+
+    return check
+
+
+def _belongs(process, log):
+    try:
+        about_us = any(str(log.parent) in argument for argument in process.cmdline())
+        return about_us and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
