@@ -21,13 +21,16 @@ MODELS = {
 }
 SCHEMES = ("exact", "fewbit:3", "randomized:0.2", "checkpoint", "offload", "fewbit:3+randomized:0.2+checkpoint")
 PAIRS = [(name, spec) for name in MODELS for spec in SCHEMES if not (name == "resnet18" and "fewbit" in spec)]
+QUICK = [(name, spec) for name, spec in PAIRS if name in ("resnet18", "roberta") or spec == "fewbit:3"]
 
 
 def case(spec: str, **fields: object) -> Case:
     return Case.model_validate({"scheme": spec, "batch_size": 4, "gradient_quality": False, **fields})
 
 
-@pytest.mark.parametrize(("name", "spec"), PAIRS)
+@pytest.mark.parametrize(
+    ("name", "spec"), [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in PAIRS]
+)
 def test_the_simulated_peak_is_that_of_the_allocator(name: str, spec: str) -> None:
     simulated = bench.Session(case(spec, **MODELS[name], meter="simulated", device_profile="cpu")).memory()
     measured = bench.Session(case(spec, **MODELS[name], meter="cpu")).memory()

@@ -81,7 +81,13 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+QUICK = {"resnet18", "roberta-sdpa", "gpt2-eager"}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [pytest.param(build, id=name, marks=[] if name in QUICK else pytest.mark.slow) for name, build in MODELS.items()],
+)
 def test_the_simulated_peak_is_that_of_the_allocator(build: Callable[[], Built], step_of) -> None:
     def reading(meter: Meter):
         module, batch, loss = build()

@@ -4,7 +4,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from actbench import fake
 from actbench.codecs.tables import table
@@ -240,3 +240,23 @@ def test_on_fake_tensors_it_keeps_the_same_bytes(convert_first):
         y.sum().backward()
     assert [t.numel() for t in kept if t.dtype == torch.uint8] == [5 * 16 * 3 // 8]
     assert model[0].weight.grad.shape == (16, 8)
+
+
+def test_codes_that_are_recomputed_of_another_layout_are_refused():
+    """Torch's ``save_on_cpu`` may bring a tensor back in another order of memory."""
+    module = StepwiseActivation(nn.GELU(), table("gelu", 3), "layer")
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept.contiguous(), lambda kept: kept):
+        y = checkpoint(lambda t: module(t * 1), x, use_reentrant=False)
+
+    with pytest.raises(CheckpointError, match="different metadata"):
+        y.sum().backward()
+
+
+def test_a_table_for_relu_is_not_left_aside():
+    steps = table("gelu", 3)
+    x, grad = torch.randn(300, requires_grad=True), torch.randn(300)
+    (found,) = torch.autograd.grad(StepwiseActivation(nn.ReLU(), steps, "layer")(x), x, grad)
+
+    levels = torch.tensor(steps.levels)[torch.searchsorted(torch.tensor(steps.borders), x.detach())]
+    assert torch.equal(found, grad * levels)

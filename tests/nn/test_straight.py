@@ -85,17 +85,19 @@ def test_what_kernels_cannot_read_takes_the_operators(x):
     assert torch.equal(y, nn.functional.gelu(x))
 
 
-def test_a_gradient_that_is_not_contiguous():
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
+def test_a_gradient_that_is_not_contiguous(exact):
     x, grad = torch.randn(6, 5, requires_grad=True), torch.randn(5, 6).t()
-    y = layer(nn.GELU())(x)
+    y = layer(exact)(x)
 
     assert went_straight(y)
     assert torch.equal(gradient(y, x, grad), gradient(y, x, grad.contiguous()))
 
 
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_a_used_layer_can_be_copied(copied):
-    module = layer(nn.GELU())
+def test_a_used_layer_can_be_copied(copied, exact):
+    module = layer(exact)
     x = torch.randn(100, requires_grad=True)
     y = module(x)
     again = copied(module)(x)
@@ -121,9 +123,10 @@ def test_as_much_is_saved_as_by_the_operators(exact):
     assert saved(x) == expected
 
 
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
 @pytest.mark.parametrize("first", [True, False])
-def test_a_step_may_be_recomputed_where_someone_else_looks_on(first):
-    module = layer(nn.GELU())
+def test_a_step_may_be_recomputed_where_someone_else_looks_on(first, exact):
+    module = layer(exact)
     x, twin = torch.randn(64).requires_grad_(), torch.randn(64)
     with Watching() if first else contextlib.nullcontext():
         y = checkpoint(module, x, use_reentrant=False)
@@ -136,19 +139,20 @@ def test_a_step_may_be_recomputed_where_someone_else_looks_on(first):
 @pytest.mark.parametrize(
     ("unpack", "message"),
     [
-        (lambda kept: kept[:-1], "packed must have 24 bytes, found 23"),
+        (lambda kept: kept[:-1], "packed must have {} bytes, found {}"),
         (lambda kept: kept.half(), "packed must be contiguous uint8"),
         (lambda kept: kept.repeat_interleave(2)[::2], "packed must be contiguous uint8"),
     ],
 )
-def test_codes_that_come_back_in_another_form_are_refused(unpack, message):
+@pytest.mark.parametrize(("exact", "count"), [(nn.GELU(), 64 * 3 // 8), (nn.ReLU(), 64 // 8)], ids=repr)
+def test_codes_that_come_back_in_another_form_are_refused(unpack, message, exact, count):
     x = torch.randn(64, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(
         lambda kept: kept, lambda kept: unpack(kept) if kept.dtype == torch.uint8 else kept
     ):
-        y = layer(nn.GELU())(x)
+        y = layer(exact)(x)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message.format(count, count - 1)):
         y.sum().backward()
 
 
@@ -183,9 +187,10 @@ def test_a_first_use_in_inference_mode_spoils_nothing():
     assert x.grad is not None
 
 
-def test_a_backward_pass_that_is_compiled_alone():
+@pytest.mark.parametrize("exact", [nn.GELU(), nn.ReLU()], ids=repr)
+def test_a_backward_pass_that_is_compiled_alone(exact):
     x, grad = torch.randn(64, requires_grad=True), torch.randn(64)
-    y = layer(nn.GELU())(x)
+    y = layer(exact)(x)
     with (
         torch._dynamo.config.patch(compiled_autograd=True),
         torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")),
@@ -204,9 +209,10 @@ def test_a_layer_that_moves_finds_its_kernels_again():
     assert module.kernels is None
 
 
-def test_a_second_derivative_is_refused():
+@pytest.mark.parametrize("exact", EXACT, ids=repr)
+def test_a_second_derivative_is_refused(exact):
     x = torch.randn(40, requires_grad=True)
-    (first,) = torch.autograd.grad(layer(nn.GELU())(x).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(layer(exact)(x).sum(), x, create_graph=True)
 
     with pytest.raises(RuntimeError, match="second derivative"):
         first.sum().backward()

@@ -41,7 +41,18 @@ def gradients(setup: TrainingSetup, draw: int) -> list[Tensor]:
     return [p.grad.flatten().double() for p in setup.module.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("spec", ["actnn:L2", "actnn:L3,bits=2,group_size=64", "gact:L1.2", "gact:L2.1"])
+LONG = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param("actnn:L2", marks=LONG),
+        pytest.param("actnn:L3,bits=2,group_size=64", marks=LONG),
+        "gact:L1.2",
+        pytest.param("gact:L2.1", marks=LONG),
+    ],
+)
 def test_the_mean_over_many_draws_is_the_exact_gradient(spec: str) -> None:
     exact = gradients(network(), 0)
     setup = schemes.build(spec).apply(network())
@@ -78,8 +89,8 @@ def test_to_the_nearest_code_the_gradient_is_biased() -> None:
     ("layer", "shape"),
     [
         (nn.Linear(32, 16, bias=False), (64, 32)),
-        (nn.Conv2d(8, 8, 3, padding=1, bias=False), (16, 8, 4, 4)),
-        (nn.Conv2d(8, 4, 3, stride=2, padding=2, bias=False), (16, 8, 5, 5)),
+        pytest.param(nn.Conv2d(8, 8, 3, padding=1, bias=False), (16, 8, 4, 4), marks=LONG),
+        pytest.param(nn.Conv2d(8, 4, 3, stride=2, padding=2, bias=False), (16, 8, 5, 5), marks=LONG),
     ],
 )
 def test_the_variance_is_below_the_closed_form_and_near_it(layer: nn.Module, shape: tuple[int, ...], bits: int) -> None:
@@ -101,6 +112,7 @@ def test_the_variance_is_below_the_closed_form_and_near_it(layer: nn.Module, sha
     assert 0.4 * most < float(found.var(0).sum()) < most
 
 
+@LONG
 def test_a_batch_norm_multiplies_two_decoded_values_and_is_biased_by_the_share_of_one_element() -> None:
     """Its input's gradient has ``x * mean(dy * x)`` in it: off by ``dy * Var(x) / M`` where M elements are a channel's.
 

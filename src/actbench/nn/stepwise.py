@@ -99,11 +99,11 @@ class StepwiseGradient(torch.autograd.Function):
             codes = relu_over(x, ctx.order)
             if codes is not None:
                 savedtensors.packed(x, codes)
-                ctx.save_for_backward(codes, levels)
+                ctx.save_for_backward(_in_order(codes, ctx.order), levels)
                 return x
         codes = encode(steps.compared(in_order(x, ctx.order)), bounds, steps.bits, steps.fold)
         savedtensors.packed(x, codes)
-        ctx.save_for_backward(codes, levels)
+        ctx.save_for_backward(_in_order(codes, ctx.order), levels)
         if inplace:
             exact(x)
             return x  # and not what exact returns, in which torch.compile does not know the marked tensor again
@@ -114,8 +114,13 @@ class StepwiseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the steps, laid out in memory as x was."""
         codes, levels = ctx.saved_tensors
-        product = ctx.steps.gradient(codes, levels, in_order(grad, ctx.order))
+        product = ctx.steps.gradient(codes.view(-1), levels, in_order(grad, ctx.order))
         return as_it_lay(product, ctx.order).to(ctx.dtype), None, None, None, None, None
+
+
+def _in_order(codes: Tensor, order: list[int] | None) -> Tensor:
+    """Give codes of elements in another order another shape: who recomputes them of a copy in order is told."""
+    return codes if order is None else codes[None]
 
 
 class StepwiseActivation(nn.Module):
@@ -142,7 +147,8 @@ class StepwiseActivation(nn.Module):
         self.register_buffer("bounds", constants(self.steps.bounds, place), persistent=False)
         self.register_buffer("levels", constants(self.steps.levels, place), persistent=False)
         self.exact = without_hooks(exact)
-        self.function = function_name(exact) if self.steps.fusible else None
+        name = function_name(exact) if self.steps.fusible else None
+        self.function = None if name == RELU and isinstance(self.steps, TableSteps) else name  # its kernel has no table
         self.in_one_pass = self.function is not None and not getattr(exact, "inplace", False)
         self.masked = self.in_one_pass and self.function == RELU
         carry_hooks(exact, self)

@@ -44,7 +44,7 @@ class Masked(torch.autograd.Function):
             return _masked_once(ctx, grad)
         (codes,) = ctx.saved_tensors
         as_many = codes.numel() == (grad.numel() + 7) // 8
-        as_kept = as_many and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
+        as_kept = as_many and type(codes) is Tensor and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
         choose = select if as_kept and direct(grad) else mask.select
         return (choose(codes, grad.contiguous()),)
 
@@ -106,7 +106,8 @@ class Tabled(torch.autograd.Function):
         if is_grad_enabled():
             return _tabled_once(ctx, grad)
         codes, _ = ctx.saved_tensors
-        as_kept = codes.numel() == ctx.bytes and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
+        as_many = codes.numel() == ctx.bytes
+        as_kept = as_many and type(codes) is Tensor and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
         take = ctx.kernels.backward if as_kept and direct(grad) else ctx.kernels.operator
         return take(codes, grad=grad.contiguous()), None
 

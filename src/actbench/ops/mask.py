@@ -143,5 +143,7 @@ def relu_(x: Tensor) -> Tensor:
 
 def select(mask: Tensor, grad: Tensor) -> Tensor:
     """Return a contiguous gradient where the bits of a mask are 1, and zero elsewhere."""
-    found: Tensor = _select_cpu(mask, grad) if direct(grad) else _ops.mask_select.default(mask, grad)
+    if type(mask) is Tensor and direct(grad):
+        return _select_cpu(mask, grad)
+    found: Tensor = _ops.mask_select.default(mask, grad)
     return found

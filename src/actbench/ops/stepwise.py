@@ -131,7 +131,7 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
 
 def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     """Return each gradient times the level of its code; arguments as the reference's."""
-    if direct(grad):
+    if type(packed) is Tensor and direct(grad):
         return _decode_cpu(packed, levels, grad, bits)
     product: Tensor = _ops.stepwise_decode.default(packed, levels, grad, bits)
     return product

@@ -46,7 +46,7 @@ class FewBit(Scheme):
     Kept for backward: ``ceil(elements * bits / 8)`` bytes, and ``2**bits`` levels per layer. The forward pass is exact;
     the gradient is multiplied with the level in place of the derivative. The functions whose derivative has but two
     values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) keep one bit whatever
-    ``bits`` says, and their gradient is exact.
+    ``bits`` says, and their gradient is exact; ReLU has no levels.
     Not reproduced: the authors' CUDA kernels, which store one bit more than named.
 
     Attributes:

@@ -30,10 +30,12 @@ from actbench.ops.cpu.vectors import features, two_tables
 _PLACE: Any = {"dtype": torch.float32, "device": CPU}  # whatever the program has made the defaults
 _LEAST_PART = 32768  # elements for which torch starts a thread
 Rests = tuple[slice, ...]
+"""Elements that torch computes otherwise than the kernel, in the order of memory."""
+
 _STEPS = {"AVX2": 16, "AVX512": 32}  # elements of a step of torch's loop, two vectors; others have no fused products
 
 
-class OnePass(NamedTuple):
+class Fused(NamedTuple):
     """A function that has a kernel.
 
     Attributes:
@@ -82,7 +84,8 @@ def _outside_vectors(count: int, threads: int) -> Rests:
     if count % step == part % step == 0:
         return ()
     ends = [min(count, first + part) for first in range(0, count, part)]
-    return tuple(slice(end - (end - first) % step, end) for first, end in zip(range(0, count, part), ends, strict=True))
+    parts = zip(range(0, count, part), ends, strict=True)
+    return tuple(slice(end - (end - first) % step, end) for first, end in parts if (end - first) % step)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -94,7 +97,7 @@ def _gelu_rests(count: int, with_onednn: int) -> Rests | None:
 
 
 def agrees(function: str, dtype: torch.dtype) -> bool:
-    """Return whether there is a kernel with torch's bits, tried once for each number of threads.
+    """Return whether there is a kernel with torch's bits, tried once for each state of torch that matters.
 
     Torch may compute a function in another way on another processor or in its next version, or share out the work
     differently. Where it does, torch's operator and a second pass take the place of this one.
@@ -232,7 +235,7 @@ def _gelu(blocks: int, count: int, x: int, bounds: int, bits: int, out: int, pac
 
 
 ONE_PASS = {
-    "silu": OnePass(_silu, torch.get_num_threads, _silu_rests),
-    "gelu": OnePass(_gelu, torch._C._get_mkldnn_enabled, _gelu_rests),
+    "silu": Fused(_silu, torch.get_num_threads, _silu_rests),
+    "gelu": Fused(_gelu, torch._C._get_mkldnn_enabled, _gelu_rests),
 }
 """What has a kernel here, by the name that :mod:`actbench.ops.activate` has for it."""

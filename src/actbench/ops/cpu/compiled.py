@@ -8,6 +8,7 @@ started at import; the first call takes the ``omp`` layer, and each call takes a
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ BLOCK = 2048
 
 _carray: Any = vars(numba)["carray"]
 _threads = torch.get_num_threads
+_first = threading.RLock()  # Numba's settings are the program's, and change for the time of a first call
 _config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
 
@@ -83,9 +85,9 @@ class _Launch:
         self._function = function
 
     def on_fewer(self, blocks: int, *arguments: Any) -> None:
-        """Run on no more threads than torch has, and fewer for little work."""
+        """Run on no more threads than torch and the caller have, and fewer for little work."""
         before = numba.get_num_threads()
-        numba.set_num_threads(min(_threads(), -(-blocks // _BLOCKS_PER_THREAD)))
+        numba.set_num_threads(min(before, _threads(), -(-blocks // _BLOCKS_PER_THREAD)))
         try:
             self.compiled(blocks, *arguments)
         finally:
@@ -104,29 +106,30 @@ class _Launch:
     @functools.cached_property
     def compiled(self) -> Callable[..., None]:
         """The machine code."""
-        kept = _config.CACHE_DIR
-        place = _cache_folder()
-        _config.CACHE_DIR = str(place or "")
-        try:  # the folder is read when a function is wrapped, so other users of Numba keep theirs
-            return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
-        finally:
-            _config.CACHE_DIR = kept
+        with _first:
+            kept, place = _config.CACHE_DIR, _cache_folder()
+            _config.CACHE_DIR = str(place or "")
+            try:  # the folder is read when a function is wrapped, so other users of Numba keep theirs
+                return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
+            finally:
+                _config.CACHE_DIR = kept
 
 
 @functools.cache
 def _parallel() -> bool:
     """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
-    before, threads = _config.THREADING_LAYER, torch.get_num_threads()
-    _config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
-    try:
-        numba.get_num_threads()
-        return threading_layer() in ("omp", "tbb")  # type: ignore[no-untyped-call]
-    except ValueError:  # no OpenMP library here: one thread is slower, and safe
-        return False
-    finally:
-        _config.THREADING_LAYER = before
-        if torch.get_num_threads() != threads:  # the pool's number became that of torch: one OpenMP library for both
-            torch.set_num_threads(threads)
+    with _first:
+        before, threads = _config.THREADING_LAYER, torch.get_num_threads()
+        _config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
+        try:
+            numba.get_num_threads()
+            return threading_layer() in ("omp", "tbb")  # type: ignore[no-untyped-call]
+        except ValueError:  # no OpenMP library here: one thread is slower, and safe
+            return False
+        finally:
+            _config.THREADING_LAYER = before
+            if torch.get_num_threads() != threads:  # the pool's number became that of torch: both have one OpenMP
+                torch.set_num_threads(threads)
 
 
 @functools.cache

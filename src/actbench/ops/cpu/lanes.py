@@ -1,6 +1,6 @@
 """Steps on many elements at once: encoding, decoding and masks.
 
-Counts are multiples of the number of lanes; callers take what is left over one by one.
+Counts are multiples of the values of a step; callers see to what is left over.
 """
 
 from __future__ import annotations
