@@ -16,7 +16,7 @@ from actbench.units import format_bytes, format_seconds, parse_bytes
         ("16GiB", 16 * 1024**3),
         ("512 MB", 512 * 1000**2),
         ("1.5g", 1024**3 * 3 // 2),
-        ("4096", 4096),
+        ("4096B", 4096),
         (" 2 tib ", 2 * 1024**4),
         ("3kB", 3 * 1000),
         ("7b", 7),

@@ -13,7 +13,6 @@ from actbench.errors import UsageError
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 
 _FACTORS = {
-    "": 1,
     "b": 1,
     "kb": 1000,
     "mb": 1000**2,
@@ -31,7 +30,7 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes such as ``16GiB``, ``512 MB``, ``1.5g`` or ``4096``.
+    """Read a number of bytes such as ``16GiB``, ``512 MB``, ``1.5g`` or ``4096B``; a bare number may mean anything.
 
     Raises:
         UsageError: The text is not a positive number followed by a known unit.

@@ -22,6 +22,7 @@ def test_rows_exports_and_notes(cli, tmp_path):
     assert second.startswith("smaq_simulated,True,32.0,6.")
     assert "| int:6 |" in markdown.read_text()
     assert "4096 float32 numbers" in ended.out
+    assert f"written: {markdown}, {csv}, {as_json}" in ended.err
     assert "bits are as the authors count them" in ended.out
 
 

@@ -161,12 +161,21 @@ def test_converting_a_model_around_or_inside_a_converted_one_is_converting_twice
         convert(nn.Sequential(inside, nn.Linear(2, 2)), "randomized:0.5")
 
 
-@pytest.mark.parametrize("spec", ["fewbit:3", "exact"])
-def test_converting_nothing_is_an_error(spec: str):
+@pytest.mark.parametrize(
+    ("spec", "message"), [("fewbit:3", "nothing in this model"), ("exact", "leave the conversion")]
+)
+def test_converting_nothing_is_an_error(spec: str, message: str):
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
-    with pytest.raises(ConversionError):
+    with pytest.raises(ConversionError, match=message):
         convert(model, spec)
     assert conversion_of(model) is None
+
+
+def test_what_is_no_model_or_no_scheme_is_refused():
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module and changes it, found 'resnet18'"):
+        convert("resnet18", "fewbit:3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="such as 'fewbit:3', or a Scheme, found None"):
+        convert(perceptron(), None)  # type: ignore[arg-type]
 
 
 def test_a_wrong_specification_is_refused_before_anything_changes():

@@ -159,6 +159,14 @@ def test_sites_have_totals_of_those_that_ran() -> None:
     assert table.notes == ("1 of 3 sites never ran in the step and are not counted.",)
 
 
+def test_sites_that_lose_more_than_the_model_have_a_note() -> None:
+    sites = [Site(path="a", was="nn.ReLU", becomes="1-bit ReLU", bytes_before=4096, bytes_after=1024, calls=1)]
+
+    assert tables.sites_table(sites, saved_bytes=3072).notes == ()
+    (note,) = tables.sites_table(sites, saved_bytes=64).notes
+    assert note == "3.00 KiB leave these places, 64 B the model: other layers keep some of the same tensors."
+
+
 def test_sites_whose_bytes_are_not_known_have_no_total() -> None:
     table = tables.sites_table([Site(path="", was="the model", becomes="offloaded")])
 

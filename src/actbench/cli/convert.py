@@ -90,7 +90,8 @@ def convert(
     )
     folder = None if dry_run else output or Path(_folder_name(f"{model}-{case.scheme}"))
     report = convert_workload(case, folder, force=force)
-    sites = sites_table(report.sites, f"{model} with {case.scheme}, batch {batch_size}")
+    title = f"{model} with {case.scheme}, batch {batch_size}"
+    sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)
     show(sites)
     if report.unreached:
         show(unreached_table(report.unreached))

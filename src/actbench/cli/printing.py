@@ -108,6 +108,8 @@ def write_files(*asked: tuple[Path | None, Callable[[], str]]) -> None:
     if len({path for path, _ in texts}) < len(texts):
         raise UsageError("two exports name the same file: give each a file of its own, or it would be written twice")
     exports.export(dict(texts))
+    if texts:
+        remark(f"written: {', '.join(str(path) for path, _ in texts)}")
 
 
 def finish(comparison: Comparison, title: str) -> None:
@@ -123,6 +125,8 @@ def finish(comparison: Comparison, title: str) -> None:
         remark(comparison.notice)
     summary = comparison.summary
     remark(f"{summary.measured} measured, {summary.failed} failed, {summary.skipped} taken from the results file")
+    if summary.skipped and not (summary.measured or summary.failed):
+        remark("nothing was measured: all rows were there; --force measures again, --output FOLDER puts it elsewhere")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
     failures = [(record.case, record.outcome) for record in comparison.records if isinstance(record.outcome, Failure)]

@@ -67,10 +67,15 @@ def convert(
         The converted model: ``model`` itself, unless the scheme replaces the whole of it.
 
     Raises:
+        TypeError: There is no model, or no scheme.
         SpecError: The specification is wrong.
         ConversionError: The model was converted before, nothing in it can be converted, or the scheme changes more
             than a model can carry.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"convert takes a torch.nn.Module and changes it, found {model!r:.60}")
+    if not isinstance(scheme, str | Scheme):
+        raise TypeError(f"the scheme must be a specification such as 'fewbit:3', or a Scheme, found {scheme!r:.60}")
     scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
     converted = _converted(model, scheme, example_batch, loss)
     found = conversion_of(converted)
@@ -109,6 +114,8 @@ def mark(setup: TrainingSetup, scheme: Scheme) -> nn.Module:
         ConversionError: Nothing was converted.
     """
     if not setup.sites:
+        if scheme.spec == "exact":
+            raise ConversionError("'exact' is the unconverted model: leave the conversion out")
         raise ConversionError(f"scheme {scheme.spec!r} converts nothing in this model; see 'actbench schemes'")
     vars(setup.module)[_MARK] = Conversion(
         scheme=scheme.spec,

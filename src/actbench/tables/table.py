@@ -24,6 +24,7 @@ from actbench.tables.columns import (
 from actbench.tables.entries import Entry, join
 from actbench.tables.notes import notes_of
 from actbench.tables.values import Value
+from actbench.units import format_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -121,10 +122,15 @@ UNREACHED: tuple[Column[Unreached], ...] = (
 )
 
 
-def sites_table(sites: Sequence[Site], title: str = "Converted sites") -> Table:
+def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_bytes: int | None = None) -> Table:
     """Return what was converted, with the bytes it keeps for backward before and after, and totals.
 
     A site that the step never ran keeps nothing either way: it is shown and not counted.
+
+    Args:
+        sites: What was converted.
+        title: Of the table.
+        saved_bytes: What the whole model keeps less. Where the sites lose more, a note says that others keep the rest.
     """
     ran = [site for site in sites if site.calls != 0]
     notes = []
@@ -132,7 +138,14 @@ def sites_table(sites: Sequence[Site], title: str = "Converted sites") -> Table:
         notes.append(f"{len(sites) - len(ran)} of {len(sites)} sites never ran in the step and are not counted.")
     if any(site.bytes_before == 0 for site in ran):
         notes.append("A tensor that several places keep is counted at the first: 0 B before means that another has it.")
-    return fill(title, SITES, [*sites, _total(ran)], notes)
+    total = _total(ran)
+    lost = (total.bytes_before or 0) - (total.bytes_after or 0)
+    if saved_bytes is not None and lost > saved_bytes:
+        notes.append(
+            f"{format_bytes(lost)} leave these places, {format_bytes(saved_bytes)} the model: "
+            "other layers keep some of the same tensors."
+        )
+    return fill(title, SITES, [*sites, total], notes)
 
 
 def unreached_table(unreached: Sequence[Unreached], title: str = "Not converted") -> Table:
