@@ -27,7 +27,7 @@ def test_amounts_are_read_in_binary_and_decimal_units(text: str, amount: int) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "0", "0.0GiB", "-1GiB", "16 potatoes", "nan", "inf", "1e3", "1,5GiB", "0.1"]
+    "text", ["", "GiB", "16", "0", "0.0GiB", "-1GiB", "16 potatoes", "nan", "inf", "1e3", "1,5GiB", "0.1"]
 )
 def test_what_is_no_amount_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="is not an amount of memory"):

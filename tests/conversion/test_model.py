@@ -162,7 +162,7 @@ def test_converting_a_model_around_or_inside_a_converted_one_is_converting_twice
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"), [("fewbit:3", "nothing in this model"), ("exact", "leave the conversion")]
+    ("spec", "message"), [("fewbit:3", "no activation modules"), ("exact", "leave the conversion")]
 )
 def test_converting_nothing_is_an_error(spec: str, message: str):
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
