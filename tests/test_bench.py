@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actbench import bench, schemes
-from actbench.errors import ConversionError, OutOfMemoryError, SpecError, UntraceableError
+from actbench.errors import ConversionError, ModelError, OutOfMemoryError, SpecError, UntraceableError
 from actbench.records import Case
 
 TOLERANCE = 0.02
@@ -91,6 +91,23 @@ def test_a_batch_that_does_not_fit_is_a_failure_with_the_peak_it_would_need() ->
 )
 def test_every_error_has_a_reason(error: BaseException, reason: str) -> None:
     assert bench.failure_of(error).reason == reason
+
+
+def test_an_error_in_ones_own_model_tells_its_line(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import torch\n"
+        "def build():\n"
+        "    return torch.nn.Linear(2, 3), lambda n: {'x': torch.zeros(n, 2)}, lambda m, b: m(b['y'])\n"
+        "def many():\n"
+        "    return torch.nn.Linear(2, 3), lambda n: {'x': torch.zeros(n, 2)}, lambda m, b: m(b['x'])\n"
+    )
+    with pytest.raises(KeyError) as missing:
+        bench.Session(case("exact", model=f"{own}:build", meter="cpu")).memory()
+    assert bench.failure_of(missing.value).message == f"KeyError: 'y' ({own}:3)"
+
+    with pytest.raises(ModelError, match=r"the loss is a tensor of shape \(4, 3\); it must be one number"):
+        bench.Session(case("exact", model=f"{own}:many", meter="cpu")).memory()
 
 
 def test_measure_times_as_many_steps_as_asked() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -213,5 +216,15 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 def failure_of(error: BaseException) -> Failure:
     """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
-    message = str(error) if isinstance(error, ActbenchError) else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, ActbenchError) else f"{type(error).__name__}: {error}{_place(error)}"
     return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
+
+
+def _place(error: BaseException) -> str:
+    """Return where in the user's own code an error arose, in parentheses, or nothing."""
+    installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in installed):
+            return f" ({path}:{frame.lineno})"
+    return ""

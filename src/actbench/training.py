@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, ModelError
 from actbench.records import Site, Unreached
 
 Batch = Mapping[str, Any]
@@ -94,8 +94,15 @@ class TrainStep:
         self.optimizer = setup.make_optimizer(setup.module)
 
     def forward(self) -> Tensor:
-        """Return the loss, a scalar with its graph."""
-        return self.setup.forward(self.batch)
+        """Return the loss, a scalar with its graph.
+
+        Raises:
+            ModelError: The loss has not one number.
+        """
+        loss = self.setup.forward(self.batch)
+        if loss.numel() != 1:
+            raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
+        return loss
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss to the parameters."""

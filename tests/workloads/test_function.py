@@ -100,6 +100,14 @@ def test_a_function_that_returns_something_else_is_an_error(tmp_path: Path, text
         workload.setup(materialize=True, seed=0)
 
 
+def test_the_line_is_found_by_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "def build():\n    return 1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(ModelError, match=r"own\.py:2: ZeroDivisionError"):
+        workloads.load(Case(model="own.py:build", batch_size=1)).setup(materialize=True, seed=0)
+
+
 def test_a_batch_must_be_a_mapping(tmp_path: Path) -> None:
     text = "from torch import nn\ndef build():\n    return nn.Linear(1, 1), lambda n: [n], lambda m, b: 0\n"
     workload = workloads.load(Case(model=write(tmp_path, text), batch_size=1))

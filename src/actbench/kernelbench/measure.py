@@ -35,7 +35,8 @@ def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text:
         _settle_heap()
     results, notes = [], []
     for operator, size, dtype, bits in _points(plan):
-        progress(f"{operator} {dtype} {bits} bits {size.rows}x{size.columns}")
+        width = "" if operator in ONE_WIDTH else f" {bits} bits"
+        progress(f"{operator} {dtype}{width} {size.rows}x{size.columns}")
         place = Place(size.rows, size.columns, getattr(torch, dtype), device, bits)
         try:
             result, note = _result(operator, place, plan)

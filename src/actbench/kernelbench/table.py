@@ -26,7 +26,7 @@ def report_table(report: KernelReport) -> Table:
 
 
 def _notes(report: KernelReport) -> list[str]:
-    where = f"{report.machine.name}, {report.threads} threads of the processor, torch {report.versions.torch}"
+    where = f"{report.machine.name}, {report.threads} thread{'s' if report.threads > 1 else ''} of the processor, torch {report.versions.torch}"
     return [f"{where}; {_HOW}", _BYTES, *report.notes]
 
 

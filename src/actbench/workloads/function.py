@@ -81,7 +81,8 @@ class FunctionWorkload:
         with seeded(seed):
             batch = self._run(lambda: make_batch(batch_size))
         if not hasattr(batch, "items"):
-            raise ModelError(f"{self.spec}: make_batch returned {type(batch).__name__}, not a dict of tensors")
+            found = type(batch).__name__.removeprefix("Fake")
+            raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors")
         tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()}
         if tensors and all(value.shape[0] != batch_size for value in tensors.values()):
             shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
@@ -130,7 +131,8 @@ class FunctionWorkload:
     def _line(self, error: BaseException) -> str:
         if isinstance(error, SyntaxError) and error.filename:
             return f"{error.filename}:{error.lineno}"
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
+        here = self.path.resolve()
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() == here]
         return f"{self.path}:{own[-1].lineno}" if own else str(self.path)
 
 
