@@ -80,3 +80,9 @@ def test_what_has_no_twin_is_refused_with_the_reason() -> None:
     ]:
         with pytest.raises(UsageError, match=message):
             optim.packed(optimizer)
+
+
+def test_what_is_packed_is_not_packed_again():
+    packed = optim.packed(torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))]))
+    with pytest.raises(UsageError, match="packed already"):
+        optim.packed(packed)

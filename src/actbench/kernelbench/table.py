@@ -26,7 +26,8 @@ def report_table(report: KernelReport) -> Table:
 
 
 def _notes(report: KernelReport) -> list[str]:
-    where = f"{report.machine.name}, {report.threads} thread{'s' if report.threads > 1 else ''} of the processor, torch {report.versions.torch}"
+    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    where = f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}"
     return [f"{where}; {_HOW}", _BYTES, *report.notes]
 
 

@@ -32,6 +32,8 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
     Raises:
         UsageError: There is no twin of this optimizer; the message says why.
     """
+    if isinstance(optimizer, SGD | Adam):
+        raise UsageError("the optimizer's state is packed already")
     kind = type(optimizer)
     if kind not in _OPTIONS:
         known = ", ".join(other.__name__ for other in _OPTIONS)
