@@ -244,6 +244,7 @@ def test_a_scheme_that_finds_nothing_is_refused(cli: Any) -> None:
     refused(cli, "convert", "resnet18", "-s", "fewbit:3,functions=gelu", "--dry-run", naming="ReLU")
 
 
+@pytest.mark.slow
 def test_a_memory_limit_below_the_weights_is_a_failed_row(cli: Any, tmp_path: Path) -> None:
     ended = cli("measure", "tiny-roberta", "--memory-limit", "100KiB", "-o", tmp_path / "r.jsonl")
 

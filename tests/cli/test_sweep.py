@@ -1,6 +1,9 @@
+import pytest
+
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 
 
+@pytest.mark.slow
 def test_a_sweep_that_measures_nothing_says_so(cli, tmp_path):
     first = cli("sweep", *SMALL, "--output", tmp_path)
     again = cli("sweep", *SMALL, "--output", tmp_path)

@@ -59,6 +59,7 @@ def test_the_optimizer_keeps_what_it_is_said_to_keep() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_scheme_that_is_exact_gives_the_exact_curve() -> None:
     # dropout is on in this model: the masks must be the same ones
     exact, checkpointed = trained(TEXT), trained(case(TEXT, scheme="checkpoint"))
@@ -89,8 +90,8 @@ FOUR_EPOCHS = case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,u
     ("base", "stop"),
     [
         (case(steps=12, evaluate_every=4), 7),
-        (case(steps=12, scheme=WATCHED), 7),  # a watched step's ranges are not gathered yet
-        (case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7),
+        pytest.param(case(steps=12, scheme=WATCHED), 7, marks=pytest.mark.slow),  # ranges are not gathered yet
+        pytest.param(case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=pytest.mark.slow),
         (case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7),
         pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=pytest.mark.slow),
         pytest.param(case(steps=12, scheme=WATCHED), 6, marks=pytest.mark.slow),  # between two watched steps
