@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -223,3 +224,15 @@ def test_a_table_must_go_with_its_bits():
         tabled("gelu", torch.arange(2.0), torch.arange(4.0), 2)
     with pytest.raises(ValueError, match="2 bits take 4 levels, found 3"):
         tabled("gelu", torch.arange(3.0), torch.arange(3.0), 2)
+
+
+@pytest.mark.parametrize("exact", [nn.GELU(), nn.ReLU()], ids=repr)
+def test_codes_without_memory_are_not_read(exact):
+    mode, x = FakeTensorMode(), torch.randn(64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda kept: kept, lambda kept: mode.from_tensor(kept) if kept.dtype == torch.uint8 else kept
+    ):
+        y = layer(exact)(x)
+
+    with pytest.raises(AssertionError, match="FakeTensorMode"):
+        y.sum().backward()
