@@ -8,6 +8,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 from actbench import fake
 from actbench.codecs.tables import table
+from actbench.nn.compressed.relu import relu
 from actbench.nn.stepwise import StepwiseActivation
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -242,9 +243,9 @@ def test_on_fake_tensors_it_keeps_the_same_bytes(convert_first):
     assert model[0].weight.grad.shape == (16, 8)
 
 
-def test_codes_that_are_recomputed_of_another_layout_are_refused():
+@pytest.mark.parametrize("module", [layer(), relu], ids=["layer", "relu"])
+def test_codes_that_are_recomputed_of_another_layout_are_refused(module):
     """Torch's ``save_on_cpu`` may bring a tensor back in another order of memory."""
-    module = StepwiseActivation(nn.GELU(), table("gelu", 3), "layer")
     x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept.contiguous(), lambda kept: kept):
         y = checkpoint(lambda t: module(t * 1), x, use_reentrant=False)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from actbench import savedtensors
 from actbench.nn.firstorder import first_order
+from actbench.nn.layout import as_it_lay, in_order, memory_order, told_apart
 from actbench.ops import mask
 from actbench.ops.activate import activate
 
@@ -45,27 +46,35 @@ def _gelu_held(held: Any) -> str | None:
     return None
 
 
-class OnePassMask(torch.autograd.Function):
-    """ReLU of a contiguous input, not in place; it does little, since it is part of the time of every step."""
+class MaskedRelu(torch.autograd.Function):
+    """ReLU of which backward knows only where it passed its input on."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return ReLU; keep the packed mask."""
-        output, codes = mask.relu(x)
+    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
+        """Return ReLU of x; keep uint8 ``(ceil(x.numel() / 8),)``."""
+        ctx.order = memory_order(x)
+        if inplace:
+            ctx.mark_dirty(x)
+            output, codes = x, _masked_over(x, ctx.order)
+        else:
+            output, codes = mask.relu(in_order(x, ctx.order))
         savedtensors.packed(x, codes)
-        ctx.save_for_backward(codes)
-        return output
+        ctx.save_for_backward(told_apart(codes, ctx.order))
+        if inplace or ctx.order is None:
+            return output
+        # .data: autograd would let nobody change a view that was made in here
+        return as_it_lay(output, ctx.order).data
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor]:
-        """Return the gradient where the mask is 1."""
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient where the bits are 1, and zero elsewhere."""
         (codes,) = ctx.saved_tensors
-        return (mask.select(codes, grad.contiguous()),)
+        return as_it_lay(mask.select(codes.view(-1), in_order(grad, ctx.order)), ctx.order), None
 
 
 class OnePass(torch.autograd.Function):
-    """The same for a layer with a table of its derivative."""
+    """A layer on a contiguous input, not in place; it does little, since it is part of the time of every step."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, function: str, steps: Any, bounds: Tensor, levels: Tensor) -> Tensor:
@@ -93,3 +102,11 @@ def relu_over(x: Tensor, order: list[int] | None) -> Tensor | None:
     """
     lying = x if order is None else x.permute(order)
     return mask.relu_(lying) if lying.is_contiguous() else None
+
+
+def _masked_over(x: Tensor, order: list[int] | None) -> Tensor:
+    codes = relu_over(x, order)
+    if codes is None:  # x has gaps
+        output, codes = mask.relu(in_order(x, order))
+        x.copy_(as_it_lay(output, order))
+    return codes

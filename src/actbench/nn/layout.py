@@ -25,6 +25,11 @@ def as_it_lay(x: Tensor, order: list[int] | None) -> Tensor:
     return x if order is None else x.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
+def told_apart(codes: Tensor, order: list[int] | None) -> Tensor:
+    """Give codes of elements in another order another shape: who recomputes them of a copy in order is told."""
+    return codes if order is None else codes[None]
+
+
 def without_repeats(tensor: Tensor) -> Tensor:
     """Return the elements of a tensor once each: a dimension of stride 0 has size 1."""
     for dim, stride in enumerate(tensor.stride()):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from actbench import savedtensors
 from actbench.codecs.tables import Table
 from actbench.nn.firstorder import first_order
-from actbench.nn.fused import RELU, OnePass, OnePassMask, function_name, relu_over
-from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
+from actbench.nn.fused import RELU, MaskedRelu, OnePass, function_name, relu_over
+from actbench.nn.layout import as_it_lay, constants, in_order, memory_order, told_apart
 from actbench.nn.standin import carry_hooks, without_hooks
 from actbench.nn.straight import Kernels, apply_mask, apply_table, tabled
 from actbench.ops.cpu.halves import KINDS
@@ -99,11 +99,11 @@ class StepwiseGradient(torch.autograd.Function):
             codes = relu_over(x, ctx.order)
             if codes is not None:
                 savedtensors.packed(x, codes)
-                ctx.save_for_backward(_in_order(codes, ctx.order), levels)
+                ctx.save_for_backward(told_apart(codes, ctx.order), levels)
                 return x
         codes = encode(steps.compared(in_order(x, ctx.order)), bounds, steps.bits, steps.fold)
         savedtensors.packed(x, codes)
-        ctx.save_for_backward(_in_order(codes, ctx.order), levels)
+        ctx.save_for_backward(told_apart(codes, ctx.order), levels)
         if inplace:
             exact(x)
             return x  # and not what exact returns, in which torch.compile does not know the marked tensor again
@@ -116,11 +116,6 @@ class StepwiseGradient(torch.autograd.Function):
         codes, levels = ctx.saved_tensors
         product = ctx.steps.gradient(codes.view(-1), levels, in_order(grad, ctx.order))
         return as_it_lay(product, ctx.order).to(ctx.dtype), None, None, None, None, None
-
-
-def _in_order(codes: Tensor, order: list[int] | None) -> Tensor:
-    """Give codes of elements in another order another shape: who recomputes them of a copy in order is told."""
-    return codes if order is None else codes[None]
 
 
 class StepwiseActivation(nn.Module):
@@ -171,7 +166,7 @@ class StepwiseActivation(nn.Module):
                 return apply_table(input, kernels)
         output: Tensor
         if one_pass and self.masked:
-            output = OnePassMask.apply(input)
+            output = MaskedRelu.apply(input, False)
             return output
         bounds, levels = self.bounds, self.levels
         if levels.device != input.device:  # a model over several devices

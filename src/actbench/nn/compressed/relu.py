@@ -15,50 +15,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
-from actbench import savedtensors
 from actbench.nn import piecewise
 from actbench.nn.compressed.pieces import needs_codes
-from actbench.nn.firstorder import first_order
-from actbench.nn.fused import relu_over
-from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
+from actbench.nn.fused import MaskedRelu
+from actbench.nn.layout import constants
 from actbench.nn.piecewise import Piecewise
 from actbench.nn.stepwise import StepwiseGradient
-from actbench.ops import mask
-
-
-class MaskedRelu(torch.autograd.Function):
-    """ReLU of which backward knows only where it passed its input on."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
-        """Return ReLU of x; keep uint8 ``(ceil(x.numel() / 8),)``."""
-        ctx.order = memory_order(x)
-        if inplace:
-            ctx.mark_dirty(x)
-            output, codes = x, _masked_over(x, ctx.order)
-        else:
-            output, codes = mask.relu(in_order(x, ctx.order))
-        savedtensors.packed(x, codes)
-        ctx.save_for_backward(codes)
-        if inplace or ctx.order is None:
-            return output
-        # .data: autograd would let nobody change a view that was made in here
-        return as_it_lay(output, ctx.order).data
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient where the bits are 1, and zero elsewhere."""
-        (codes,) = ctx.saved_tensors
-        return as_it_lay(mask.select(codes, in_order(grad, ctx.order)), ctx.order), None
-
-
-def _masked_over(x: Tensor, order: list[int] | None) -> Tensor:
-    codes = relu_over(x, order)
-    if codes is None:  # x has gaps
-        output, codes = mask.relu(in_order(x, order))
-        x.copy_(as_it_lay(output, order))
-    return codes
 
 
 @dataclass(frozen=True)

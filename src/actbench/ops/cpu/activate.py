@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numba import prange
-from torch import Tensor, empty, empty_like, uint8
+from torch import Tensor, empty, uint8
 from torch.nn import functional
 
-from actbench.ops.cpu import CPU
+from actbench.ops.cpu import CPU, hugepages
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.errorfunction import encoded_gelu
 from actbench.ops.cpu.errorfunction import gelu as gelu_of
 from actbench.ops.cpu.exponential import encoded_silu
 from actbench.ops.cpu.exponential import silu as silu_of
-from actbench.ops.cpu.hugepages import LEAST_BYTES, advise
 from actbench.ops.cpu.lanes import MANY
 from actbench.ops.cpu.stepwise import encode_block, in_registers
 from actbench.ops.cpu.vectors import features, two_tables
@@ -62,9 +61,7 @@ def activate(x: Tensor, function: str, rests: Rests, bounds: Tensor, bits: int) 
     Returns:
         A tensor like x, and uint8 of ``ceil(x.numel() * bits / 8)`` bytes.
     """
-    out = empty_like(x)
-    if out.nbytes >= LEAST_BYTES:
-        advise(out)
+    out = hugepages.empty_like(x)
     count = x.numel()
     packed = empty((count * bits + 7) // 8, dtype=uint8, device=CPU)
     ONE_PASS[function].kernel(count, count, x.data_ptr(), bounds.data_ptr(), bits, out.data_ptr(), packed.data_ptr())
