@@ -12,6 +12,8 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1
+SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
+"""Not ``Literal[1]``, which takes ``true`` for 1."""
 
 Task = Literal[
     "auto",
@@ -238,7 +240,7 @@ class Published(Data):
 class Record(Data):
     """One line of a results file. ``label`` is what the recipe calls the scheme, where it does."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: SchemaVersion = SCHEMA_VERSION
     recipe: str
     case: Case
     outcome: Outcome

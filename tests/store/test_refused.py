@@ -69,6 +69,33 @@ def test_a_broken_line_is_told_with_its_number(tmp_path: Path, make_record: Make
     assert message.startswith(f"{path}:2: the line is broken (not JSON). Remove it")
 
 
+DAMAGED = {
+    "a typo in the last row": (lambda content: content[:-30] + b"!" + content[-29:], "the line is broken"),
+    "a typo in the last row, its newline gone": (
+        lambda content: b'";'.join(content[:-1].rsplit(b'":', 1)),
+        "is broken",
+    ),
+    "two rows joined": (lambda content: content.replace(b"}\n{", b"}{"), "two records stand on one line"),
+    "two rows joined, the newline gone": (lambda content: content.replace(b"}\n{", b"}{")[:-1], "two records stand"),
+    "two rows joined, the second cut": (lambda content: content.replace(b"}\n{", b"}{")[:-40], "two records stand"),
+    "lines that end with CR": (lambda content: content.replace(b"\n", b"\r"), "end with a carriage return"),
+    "an end of another kind": (lambda content: content[:-2] + b"\xff", "the line is broken"),
+    "a last row cut short that has its newline": (lambda content: content[:-20] + b"\n", "the line is broken"),
+}
+
+
+@pytest.mark.parametrize(("damage", "told"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_refused_and_left_alone(
+    tmp_path: Path, make_record: MakeRecord, damage: Callable[[bytes], bytes], told: str
+) -> None:
+    path = tmp_path / "box.jsonl"
+    damaged = damage(write(path, make_record(), make_record("fewbit:3")))
+    path.write_bytes(damaged)
+
+    assert told in fail_to_open(path)
+    assert path.read_bytes() == damaged
+
+
 def test_a_record_that_does_not_validate_is_told_with_its_field(tmp_path: Path, make_record: MakeRecord) -> None:
     path = tmp_path / "box.jsonl"
     data = json.loads(write(path, make_record()))
@@ -86,6 +113,7 @@ def test_a_record_that_does_not_validate_is_told_with_its_field(tmp_path: Path, 
         (2, "written by a newer actbench (schema version 2, this one knows 1)"),
         (0, "there was never a schema version 0"),
         ("1", "it has no schema_version"),
+        (True, "it has no schema_version"),
     ],
 )
 def test_lines_of_other_versions_are_told(tmp_path: Path, make_record: MakeRecord, version: object, told: str) -> None:

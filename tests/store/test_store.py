@@ -172,10 +172,24 @@ def test_a_last_line_that_a_crash_of_the_machine_left_as_zeros_is_cut_off(
 ) -> None:
     path = tmp_path / "box.jsonl"
     content = write(path, make_record())
-    path.write_bytes(content + b'{"schema_version":1,"rec' + bytes(50) + b"\n")
+    path.write_bytes(content + b'{"schema_version":1,"rec' + bytes(50))
 
     assert store.read(path).records == (make_record(),)
     assert write(path, make_record("fewbit:3")).startswith(content + b'{"schema_version":1,"recipe"')
+
+
+def test_a_half_written_line_is_set_aside_in_a_file_beside(tmp_path: Path, make_record: MakeRecord) -> None:
+    path = tmp_path / "box.jsonl"
+    content = write(path, make_record())
+    torn = b'{"schema_version":1,"rec'
+    for _ in range(2):
+        path.write_bytes(content + torn)
+        with Store.open_for_sweep(path) as opened:
+            assert "box.jsonl.torn" in str(opened.notice)
+            opened.append(make_record("fewbit:3"))
+
+    assert lines.torn_path(path).read_bytes() == (torn + b"\n") * 2
+    assert len(store.read(path).records) == 2
 
 
 def test_an_older_version_is_migrated_step_by_step(make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch) -> None:

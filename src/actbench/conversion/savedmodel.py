@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
@@ -29,7 +29,7 @@ class SavedModel(Data):
         weights_origin: Where the weights came from before they were saved.
     """
 
-    schema_version: Literal[1]
+    schema_version: Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
     kind: Literal["huggingface", "torchvision", "actbench", "module"]
     architecture: str
     model: str | None = None

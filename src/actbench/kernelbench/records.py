@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -69,7 +69,7 @@ class KernelReport(Data):
         notes: What could not be measured, and why.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     device: str
     threads: PositiveInt
     results: tuple[KernelResult, ...]

@@ -148,7 +148,7 @@ class Trained(Data):
 class TrainingRun(Data):
     """One line of a file of training runs. ``label`` is what the recipe calls the scheme, where it does."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)] = SCHEMA_VERSION
     recipe: str
     case: TrainingCase
     outcome: Annotated[Trained | Failure, Field(discriminator="kind")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -46,8 +48,11 @@ class Lines:
 def split(path: Path) -> Lines:
     """Split a file into lines.
 
+    Only what follows the last newline can be half-written, and only where it is the beginning of a record: what else
+    stands there was not left by a killed process, and nothing is thrown away for it.
+
     Raises:
-        StoreError: The file cannot be read, or its last line was not written by actbench.
+        StoreError: The file cannot be read, or what follows its last newline is no beginning of a record.
     """
     if path.exists() and not path.is_file():
         raise StoreError(f"{path} is not a file that holds results")
@@ -56,11 +61,13 @@ def split(path: Path) -> Lines:
     except OSError as error:
         raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
-    if not numbered or _is_json(numbered[-1][1]):
+    if not numbered or content.endswith(b"\n") or _is_json(numbered[-1][1]):
         return Lines(tuple(numbered), torn=False, whole_bytes=len(content), file_bytes=len(content))
     number, last = numbered.pop()
     if not (last.startswith(_BEGINNING) or _BEGINNING.startswith(last)):
         raise StoreError(f"{path}:{number}: this is not a record of actbench; is {path.name} a results file?")
+    if not _is_cut_short(last):
+        raise StoreError(f"{path}:{number}: {_broken(last)}")
     return Lines(tuple(numbered), torn=True, whole_bytes=content.rindex(last), file_bytes=len(content))
 
 
@@ -95,9 +102,9 @@ def parse_as(kind: type[Kind], line: bytes, place: str, version: int, migrations
     except ValidationError:
         pass  # below it is found out why: an older version is no mistake
     if not _is_json(line):
-        raise StoreError(
-            f"{place}: the line is broken (not JSON). Remove it, and its case is measured again, or restore the file"
-        )
+        if not line.lstrip().startswith(b"{"):
+            raise StoreError(f"{place}: this is not a record of actbench; is it a results file?")
+        raise StoreError(f"{place}: {_broken(line)}")
     try:
         return kind.model_validate(_migrated(from_json(line), place, version, migrations))
     except ValidationError as error:
@@ -110,7 +117,7 @@ def parse_as(kind: type[Kind], line: bytes, place: str, version: int, migrations
 
 def _migrated(data: Any, place: str, present: int, migrations: Migrations) -> dict[str, Any]:
     version = data.get("schema_version") if isinstance(data, dict) else None
-    if not isinstance(version, int):
+    if not isinstance(version, int) or isinstance(version, bool):
         raise StoreError(f"{place}: this is not a record of actbench: it has no schema_version")
     if version > present:
         raise StoreError(
@@ -133,12 +140,46 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
+def _is_cut_short(line: bytes) -> bool:
+    """Return whether a line is the first bytes of some JSON, as a killed process leaves them; zeros may follow.
+
+    A machine that crashes leaves zeros where the disk did not get the bytes in time.
+    """
+    try:  # the cut may go through a character
+        text = codecs.getincrementaldecoder("utf-8")().decode(line.rstrip(b"\0"))
+    except UnicodeDecodeError:
+        return False
+    try:
+        from_json(text, allow_partial=True)
+    except ValueError:
+        return False
+    return not _begins_with_whole(text)
+
+
+def _begins_with_whole(text: str) -> bool:
+    """Return whether a text is a JSON value and something after it, which reading in part does not tell."""
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _broken(line: bytes) -> str:
+    if b"}\r" + _BEGINNING in line:
+        return "its lines end with a carriage return alone: end them with a newline, and nothing is lost"
+    if b"}" + _BEGINNING in line:
+        return "two records stand on one line: put a newline between them, and nothing is lost"
+    return "the line is broken (not JSON). Remove it, and its case is measured again, or restore the file"
+
+
 class LineFile:
     """A file that lines are added to. Its length is known, so that another writer is noticed.
 
     Args:
         path: The file; made by the first line.
-        whole_bytes: Length up to the end of the last whole line; what follows is cut off before the next is added.
+        whole_bytes: Length up to the end of the last whole line. Before the next is added, what follows is moved to
+            the end of a file beside this one, whose name ends with ``.torn``.
         file_bytes: Length of the file.
     """
 
@@ -171,8 +212,7 @@ class LineFile:
                 f"{self.path}: another program changed the file while actbench was writing to it; nothing was written. "
                 f"Look at the file, then start again"
             )
-        os.ftruncate(descriptor, self.whole_bytes)
-        self.file_bytes = self.whole_bytes
+        self._set_aside(descriptor)
         unended = self.whole_bytes > 0 and os.pread(descriptor, 1, self.whole_bytes - 1) != b"\n"
         content = (b"\n" if unended else b"") + line + b"\n"
         try:
@@ -184,6 +224,23 @@ class LineFile:
                 os.ftruncate(descriptor, self.whole_bytes)
             raise
         self.whole_bytes = self.file_bytes = self.whole_bytes + len(content)
+
+    def _set_aside(self, descriptor: int) -> None:
+        torn = os.pread(descriptor, self.file_bytes - self.whole_bytes, self.whole_bytes)
+        if torn.strip():
+            aside = os.open(torn_path(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                _write(aside, torn + b"\n", os.fstat(aside).st_size)
+                _sync_folder(self.path.parent)
+            finally:
+                os.close(aside)
+        os.ftruncate(descriptor, self.whole_bytes)
+        self.file_bytes = self.whole_bytes
+
+
+def torn_path(path: Path) -> Path:
+    """Return where the half-written lines of a results file are put."""
+    return path.with_name(f"{path.name}.torn")
 
 
 def _write(descriptor: int, content: bytes, offset: int) -> None:

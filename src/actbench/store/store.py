@@ -1,7 +1,8 @@
 """Results files: one record a line, appended as each case ends, so that a killed sweep loses nothing.
 
-A file is only ever lengthened. The exception is the half-written line that a killed process may leave at its end: it
-is left out when reading and cut off before the next line is written. Of several records of one case the last counts.
+A file is only ever lengthened. The exception is the half-written line, without its newline, that a killed process may
+leave at its end: it is left out when reading, and moved to a file beside before the next line is written. Of several
+records of one case the last counts.
 """
 
 from __future__ import annotations
@@ -107,7 +108,10 @@ def read(path: Path) -> Results:
     latest = {_identity(record): record for record in records}
     notice = None
     if found.torn:
-        notice = f"{path}: its last line was left half-written (a killed process does this) and is not read"
+        notice = (
+            f"{path}: its last line was left half-written (a killed process does this) and is not read; before the "
+            f"next row is written it is moved to {lines.torn_path(path).name}"
+        )
     return Results(tuple(latest.values()), notice, found.whole_bytes, found.file_bytes)
 
 
