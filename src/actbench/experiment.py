@@ -14,7 +14,7 @@ from actbench.machine import machine
 from actbench.meters import profiles
 from actbench.recipe import Recipe, load, names
 from actbench.recipe.sections import PlannedCase
-from actbench.records import Record
+from actbench.records import Case, Record
 from actbench.render import exports
 from actbench.runner import Summary
 from actbench.runner.progress import Progress
@@ -60,11 +60,17 @@ def plan(recipe: Recipe) -> tuple[PlannedCase, ...]:
             raise RecipeError(
                 f"{recipe.name}: {other.case.scheme!r} and {written.case.scheme!r} are the same scheme; keep one"
             )
-    for case in dict.fromkeys(entry.case.model_copy(update={"scheme": "exact"}) for entry in planned):
+    for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
         workloads.load(case)
-        if case.device_profile is not None:
-            profiles.get(case.device_profile)
+    for profile in dict.fromkeys(entry.case.device_profile for entry in planned):
+        if profile is not None:
+            profiles.get(profile)
     return planned
+
+
+def _workload_of(case: Case) -> Case:
+    """Return a case that stands for all that have its workload: the model and how it is fed, whatever the amounts."""
+    return case.model_copy(update={"scheme": "exact", "batch_size": 1, "seed": 0, "find_largest_batch": False})
 
 
 def run(

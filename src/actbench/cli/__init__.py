@@ -25,6 +25,7 @@ def main() -> None:
 
     Exit status: 0 all is well, 1 some case failed or a limit was crossed, 2 wrong usage, 130 interrupted.
     """
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     debug = "--debug" in sys.argv[1:2]
     try:
         app(prog_name="actbench")

@@ -63,9 +63,11 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    for place, value in enumerate(values):
-        if value in values[:place]:
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
             raise ValueError(f"{value!r} stands twice")
+        seen.add(value)
     return values
 
 

@@ -16,7 +16,7 @@ from pydantic import field_validator
 from actbench.mistakes import flag
 from actbench.recipe.sections import Measure, PlannedCase, SchemeRow, WorkloadGrid
 from actbench.recipe.shelf import SWEEPS, Shelf
-from actbench.recipe.written import Tables, Written
+from actbench.recipe.written import Tables, Written, check_count
 from actbench.records import Case, Data
 
 
@@ -38,9 +38,13 @@ class Recipe(Written):
     @field_validator("scheme")
     @classmethod
     def _no_scheme_twice(cls, rows: tuple[SchemeRow, ...]) -> tuple[SchemeRow, ...]:
-        for row, other in itertools.combinations(rows, 2):
-            if row.repeats(other):
-                raise ValueError(f"the same scheme stands twice: {row.spec!r} and {other.spec!r}")
+        alike: dict[tuple[str, ...], list[SchemeRow]] = {}
+        for row in rows:
+            before = alike.setdefault(row.parts, [])
+            for other in before:
+                if row.meets(other):
+                    raise ValueError(f"the same scheme stands twice: {other.spec!r} and {row.spec!r}")
+            before.append(row)
         return rows
 
     @property
@@ -49,6 +53,7 @@ class Recipe(Written):
         return tuple(model for grid in self.workload for model in grid.model)
 
     def _check_repeats(self) -> None:
+        check_count(sum(self._count(grid) for grid in self.workload), "cases")
         seen: set[str] = set()
         for planned in self.cases():
             case = planned.case
@@ -58,6 +63,10 @@ class Recipe(Written):
                     f"({case.meter}); each [[workload]] must differ from the others"
                 )
             seen.add(case.key())
+
+    def _count(self, grid: WorkloadGrid) -> int:
+        rows = sum(len(self.rows(model)) for model in grid.model)
+        return grid.points_of_a_model * len(grid.meters or self.measure.meters) * len(self.measure.seed) * rows
 
     def cases(self) -> tuple[PlannedCase, ...]:
         """Return every case of the grid, the schemes of one point beside each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -47,12 +48,21 @@ class WorkloadGrid(Data):
     trust_remote_code: Switch | None = None
     meters: Axis[MeterName] | None = None
 
-    def points(self) -> Iterator[dict[str, Any]]:
-        """Yield the fields of a case for each point of the grid, the batch size changing fastest."""
+    @property
+    def points_of_a_model(self) -> int:
+        """How many points of the grid each of its models has."""
+        return math.prod(len(values) for name, values in self._axes().items() if name != "model")
+
+    def _axes(self) -> dict[str, tuple[Any, ...]]:
         fields = {name: getattr(self, name) for name in type(self).model_fields if name != "meters"}
         given = {name: value for name, value in fields.items() if value is not None}
         axes = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
         axes["batch_size"] = axes.pop("batch_size")
+        return axes
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of a case for each point of the grid, the batch size changing fastest."""
+        axes = self._axes()
         for values in itertools.product(*axes.values()):
             point = dict(zip(axes, values, strict=True))
             yield {name: None if value == "none" else value for name, value in point.items()}
@@ -104,10 +114,14 @@ class SchemeRow(Data):
         """Whether the scheme is to be measured on a model."""
         return self.models is None or model in self.models
 
-    def repeats(self, other: SchemeRow) -> bool:
-        """Whether both say the same scheme, in any order of its parts, for one model."""
-        same = sorted(self.spec.split("+")) == sorted(other.spec.split("+"))
-        return same and (self.models is None or other.models is None or not set(self.models).isdisjoint(other.models))
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The schemes that it composes, in an order that does not depend on how they are written."""
+        return tuple(sorted(self.spec.split("+")))
+
+    def meets(self, other: SchemeRow) -> bool:
+        """Whether both are for one model."""
+        return self.models is None or other.models is None or not set(self.models).isdisjoint(other.models)
 
 
 @dataclass(frozen=True)

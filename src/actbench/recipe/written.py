@@ -25,6 +25,18 @@ Tables = Annotated[tuple[T, ...], BeforeValidator(_as_rows), Field(min_length=1)
 """One table of a file, or several beside each other, read as a tuple."""
 
 
+MOST_CASES = 100_000
+
+
+def check_count(count: int, what: str) -> None:
+    """Refuse with a ValueError a recipe that spans more than ``MOST_CASES``, before any of them is made."""
+    if count > MOST_CASES:
+        raise ValueError(
+            f"the recipe spans {count:,} {what} and may span {MOST_CASES:,}: give fewer values, seeds, models or "
+            "schemes, or divide it among several recipes"
+        )
+
+
 class Written(Data):
     """A recipe as its author wrote it. Ratios and differences are from the exact model, which is always compared.
 

@@ -119,7 +119,7 @@ class ForkServer:
         arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), bench, *preload]
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-c", _START, *arguments],
+                [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
                 stdin=subprocess.DEVNULL,
                 stdout=self._noise,
                 stderr=self._noise,

@@ -105,10 +105,10 @@ def run(
     """
     progress = progress or Silent()
     planned = {entry.case: entry for entry in plan}
-    todo = [case for case in planned if force or not store.done(case.key())]
-    for case in planned:
-        if case not in todo:
-            progress.skipped(case)
+    done = {case for case in planned if not force and store.done(case.key())}
+    todo = [case for case in planned if case not in done]
+    for case in done:
+        progress.skipped(case)
     summary = Summary(skipped=len(planned) - len(todo))
     progress.planned(todo, jobs)
     if not todo:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from actbench.mistakes import flag
 from actbench.recipe.sections import SchemeRow
 from actbench.recipe.shelf import TRAININGS, Shelf
-from actbench.recipe.written import Tables, Written
+from actbench.recipe.written import Tables, Written, check_count
 from actbench.records import Data
 from actbench.runs.records import DeviceName
 from actbench.runs.sections import PlannedRun, TrainSection
@@ -37,6 +37,7 @@ class TrainingRecipe(Written):
         return tuple(section.model for section in self.train)
 
     def _check_repeats(self) -> None:
+        check_count(sum(len(part.seeds) * len(self.rows(part.model)) for part in self.train), "training runs")
         seen: dict[str, str] = {}
         for planned in self.runs("cpu"):
             case = planned.case

@@ -1,0 +1,83 @@
+"""A downloaded folder may hold Python files of any name; none of them runs because a command is typed there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EVIL = "import pathlib\npathlib.Path({witness!r}).write_text(__name__)\nraise SystemExit('code of the folder ran')\n"
+SMALL = ("--sequence-length", "8", "-b", "1")
+RECIPE = '[workload]\nmodel = "tiny-roberta"\nbatch_size = 1\nsequence_length = 8\n[measure]\nschemes = ["fewbit:3"]\n'
+COMPILING = """
+import os
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
+import torch
+from torch._inductor.async_compile import AsyncCompile
+AsyncCompile.wait_pool_ready()
+torch.compile(lambda x: (x + 1).relu())(torch.zeros(3))
+"""
+
+
+@pytest.fixture
+def witness(tmp_path, monkeypatch):
+    """A file that code of the folder writes; the current folder is that folder."""
+    folder, witness = tmp_path / "downloaded", tmp_path / "witness"
+    folder.mkdir()
+    installed = [name for name in importlib.metadata.packages_distributions() if name.isidentifier()]
+    for name in {*sys.stdlib_module_names, *installed, "actbench", "sitecustomize", "usercustomize"}:
+        (folder / f"{name}.py").write_text(EVIL.format(witness=str(witness)))
+    (folder / "mine.toml").write_text(RECIPE)
+    monkeypatch.chdir(folder)
+    return witness
+
+
+def actbench(*arguments):
+    """Run the installed command, as a user does."""
+    script = Path(sys.executable).with_name("actbench")
+    return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=300)
+
+
+def test_measuring_runs_no_code_of_the_current_folder(witness):
+    ended = actbench("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
+
+    assert not witness.exists(), f"{witness.read_text()}.py ran: {ended.stderr}"
+    assert ended.returncode == 0, ended.stderr
+
+
+VERBS = {
+    "sweep": ("sweep", "mine.toml", "-o", "out"),
+    "sweep on the CPU": ("sweep", "tiny-roberta", "-s", "randomized:0.5", *SMALL, "--meter", "cpu", "--steps", "1"),
+    "largest batch": ("sweep", "tiny-roberta", "-s", "fewbit:3", "--max-batch", "--memory-limit", "64MiB"),
+    "ledger": ("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--ledger"),
+    "convert": ("convert", "tiny-roberta", "-s", "fewbit:3"),
+    "train": ("train", "digits", "--steps", "2", "--seeds", "1", "-o", "runs"),
+    "schemes": ("schemes",),
+    "models": ("models",),
+    "recipes": ("recipes",),
+    "tables": ("tables", "gelu", "--bits", "3"),
+    "encodings": ("encodings",),
+    "doctor": ("doctor",),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", VERBS.values(), ids=VERBS)
+def test_no_verb_runs_code_of_the_current_folder(witness, arguments):
+    ended = actbench(*arguments)
+
+    assert not witness.exists(), f"{witness.read_text()}.py ran: {ended.stderr}"
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_compilers_that_a_command_starts_run_no_code_of_the_current_folder(witness):
+    safe = os.environ | {"PYTHONSAFEPATH": "1"}  # as the entry point of the command has it
+    ended = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, text=True, timeout=300, env=safe)
+
+    assert not witness.exists(), f"{witness.read_text()}.py ran: {ended.stderr}"
+    assert ended.returncode == 0, ended.stderr
