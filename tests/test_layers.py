@@ -18,11 +18,12 @@ ALLOWED = {
     # reporting: no torch
     "errors": set(),
     "units": {"errors"},
+    "reading": {"units"},
     "records": set(),
     "spec": {"errors"},
     "mistakes": set(),
     "ledger": {"records"},
-    "recipe": WORDS | {"mistakes"},
+    "recipe": WORDS | {"mistakes", "reading"},
     "store": WORDS | {"mistakes"},
     "tables": WORDS | {"ledger"},
     "render": WORDS | {"tables"},

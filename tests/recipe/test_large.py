@@ -26,7 +26,8 @@ def test_a_recipe_of_a_million_cases_is_refused_before_they_are_made(tmp_path: P
 def test_a_recipe_of_too_many_training_runs_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large.train.toml"
     path.write_text(
-        'title = "?"\n[train]\nmodel = "tiny-vit"\ndata = "digits"\nbatch_size = 8\nsteps = 1\nlearning_rate = 0.1\noptimizer = "sgd"\n'
+        'title = "?"\n[train]\nmodel = "tiny-vit"\ndata = "digits"\nbatch_size = 8\nsteps = 1\nlearning_rate = 0.1\n'
+        'optimizer = "sgd"\n'
         f"seeds = {list(range(60_000))}\n[[scheme]]\nspec = 'fewbit:3'\n"
     )
 

@@ -150,6 +150,13 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what t
 TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with a hub model.")
 ]
+TrustRecipeOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust-recipe",
+        help="Run the code that a recipe file names: file.py:function, or that of hub models.",
+    ),
+]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="PATH", help="Folder or file to write to.", show_default=False)
 ]

@@ -3,7 +3,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import ForceOption, JobsOption, ModelArgument, OutputOption, TimeoutOption, app, argument, option
+from actbench.cli.app import (
+    ForceOption,
+    JobsOption,
+    ModelArgument,
+    OutputOption,
+    TimeoutOption,
+    TrustRecipeOption,
+    app,
+    argument,
+    option,
+)
 from actbench.cli.flags import CaseFlags, ExportFlags, default_meter, expanded, schemes_from
 from actbench.cli.ledger import list_saved
 from actbench.cli.printing import export_results, finish, run_shown
@@ -31,6 +41,7 @@ def sweep(
     jobs: JobsOption = None,
     timeout: TimeoutOption = 1800.0,
     force: ForceOption = False,
+    trust_recipe: TrustRecipeOption = False,
     output: OutputOption = Path("results"),
     exports: ExportFlags,
 ) -> None:
@@ -52,7 +63,7 @@ def sweep(
 
     actbench sweep mine.toml --meter cuda --export-markdown table.md
     """
-    recipe = _recipe(target or "quickstart", flags)
+    recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe)
     with schemes_from(flags.scheme_flags or target or recipe.name):
         comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
     export_results(comparison.records, recipe.title, *exports.files)
@@ -100,12 +111,14 @@ def measure(
     finish(comparison, recipe.title)
 
 
-def _recipe(target: str, flags: CaseFlags) -> Recipe:
+def _recipe(target: str, flags: CaseFlags, trusted: bool) -> Recipe:
     """Return the recipe that a target names, with the flags in place of what it says."""
     from actbench import recipe, runs
 
     if target in (*recipe.names(), *runs.names()) or target.endswith(".toml"):
-        return recipe.load(target).with_flags(flags.workload, flags.measure, flags.schemes)
+        return recipe.Recipe.load_to_run(target, trusted=trusted).with_flags(
+            flags.workload, flags.measure, flags.schemes
+        )
     return _recipe_of(target, flags)
 
 

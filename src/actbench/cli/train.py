@@ -10,6 +10,7 @@ from actbench.cli.app import (
     Exit,
     OutputOption,
     SchemeOption,
+    TrustRecipeOption,
     app,
     argument,
     option,
@@ -50,6 +51,7 @@ def train(
     device: DeviceOption = None,
     checkpoint_seconds: CheckpointOption = 30.0,
     force: ForceOption = False,
+    trust_recipe: TrustRecipeOption = False,
     output: OutputOption = Path("results"),
     exports: ExportFlags,
     export_curves: CurvesOption = None,
@@ -72,10 +74,10 @@ def train(
 
     accelerate launch --multi_gpu --num_processes 4 -m actbench train mine.toml
     """
-    from actbench.runs import load
+    from actbench.runs import TrainingRecipe
 
     def chosen() -> runs.TrainingRecipe:
-        read = load(recipe)
+        read = TrainingRecipe.load_to_run(recipe, trusted=trust_recipe)
         _check_pictures(export_curves or [])  # before an hour of training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
 

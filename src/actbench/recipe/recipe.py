@@ -52,6 +52,13 @@ class Recipe(Written):
         """The models of all grids."""
         return tuple(model for grid in self.workload for model in grid.model)
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What the recipe names that is code, which measuring runs."""
+        trusting = [grid for grid in self.workload if grid.trust_remote_code]
+        remote = [f"trust_remote_code of {model}" for grid in trusting for model in grid.model]
+        return tuple(dict.fromkeys([*super().code, *remote]))
+
     def _check_repeats(self) -> None:
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
         seen: set[str] = set()

@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from actbench.errors import RecipeError
+from actbench.reading import read_bytes
+from actbench.units import MIB
+
+_MOST_BYTES = MIB
 
 
 @dataclass(frozen=True)
@@ -51,21 +55,28 @@ class Shelf:
         """
         file = self._file(source)
         try:
-            data = tomllib.loads(file.read_text(encoding="utf-8"))
+            content = read_bytes(file, _MOST_BYTES) if isinstance(file, Path) else file.read_bytes()
+            data = tomllib.loads(content.decode())
         except OSError as error:
             raise RecipeError(f"{source}: the recipe cannot be read: {error.strerror}") from None
         except UnicodeDecodeError as error:
             raise RecipeError(f"{source}: the recipe is not UTF-8 text (byte {error.start})") from None
-        except tomllib.TOMLDecodeError as error:
+        except RecursionError:
+            raise RecipeError(f"{source}: not valid TOML: it is nested too deeply") from None
+        except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError
             raise RecipeError(f"{source}: not valid TOML: {error}") from None
         for other in SHELVES:
             if other.section in data and self.section not in data:
                 raise other._is_here(source)
         return {"name": Path(file.name.removesuffix(self.suffix)).stem, **data}
 
+    def ships(self, source: str | Path) -> bool:
+        """Whether a recipe is meant that ships with actbench, and no file of a user's."""
+        return str(source) in self.names()
+
     def _file(self, source: str | Path) -> Traversable:
         text = str(source)
-        if text in self.names():
+        if self.ships(source):
             return self._shipped(text)
         path = Path(source)
         if path.exists() or path.suffix == ".toml" or len(path.parts) > 1:

@@ -78,6 +78,12 @@ class Written(Data):
                     raise ValueError(f"{found}: {', '.join(models)}")
         return self
 
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What the recipe names that is code, which measuring runs; a kind of recipe may know of more."""
+        named = [f"model {model}" for model in self.models if ".py:" in model]
+        return tuple(dict.fromkeys(named + [f"scheme {row.spec}" for row in self.scheme if ".py:" in row.spec]))
+
     def rows(self, model: str) -> tuple[SchemeRow, ...]:
         """Return the schemes for a model, with ``exact`` first when the author gave none."""
         rows = tuple(row for row in self.scheme if row.suits(model))
@@ -92,6 +98,23 @@ class Written(Data):
                 file and the place of a mistake.
         """
         return cls.validated(cls.shelf.read(source), str(source))
+
+    @classmethod
+    def load_to_run(cls, source: str | Path, *, trusted: bool) -> Self:
+        """Read a recipe as :meth:`load` does, and refuse one that names code unless the user trusts it.
+
+        What a user types runs as it is typed; a recipe may have come from anyone, and reads like data.
+
+        Raises:
+            RecipeError: As :meth:`load`, or a recipe that does not ship with actbench names code and is not trusted.
+        """
+        recipe = cls.load(source)
+        if recipe.code and not trusted and not cls.shelf.ships(source):
+            raise RecipeError(
+                f"{source}: the recipe runs code: {', '.join(recipe.code)}. Read that code; if you trust it, say so "
+                "with --trust-recipe"
+            )
+        return recipe
 
     @classmethod
     def shipped(cls) -> dict[str, str]:
