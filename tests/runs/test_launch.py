@@ -63,3 +63,21 @@ def test_many_processes_on_the_cpu_that_are_one_are_refused() -> None:
     with pytest.raises(UsageError, match="starts one process only"):
         read({"ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
     assert read({"ACCELERATE_USE_CPU": "True"}) == Launch(cpu=True)
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert read({"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""}) == Launch()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"RANK": "first"}, "the environment variable RANK is 'first', where launchers put a number"),
+        ({"WORLD_SIZE": "-2"}, "the environment variable WORLD_SIZE is '-2'"),
+        ({"LOCAL_RANK": "9" * 5000}, "the environment variable LOCAL_RANK is '9{40}', where"),
+        ({"RANK": "4"}, "RANK=4 and WORLD_SIZE=4: ranks are counted from 0 below the size"),
+    ],
+)
+def test_what_is_no_rank_is_told(changed: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        read({**SECOND, **changed})

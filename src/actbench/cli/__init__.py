@@ -12,6 +12,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     kernels,
     listing,
     report,
+    streams,
     sweep,
     tables,
     train,
@@ -26,7 +27,17 @@ def main() -> None:
     Exit status: 0 all is well, 1 some case failed or a limit was crossed, 2 wrong usage, 130 interrupted.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
-    debug = "--debug" in sys.argv[1:2]
+    with streams.tolerant() as out:
+        try:
+            _run(debug="--debug" in sys.argv[1:2])
+        finally:
+            out.flush()
+            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # then nobody reads on
+                print(f"actbench: standard output cannot be written: {out.error.strerror}", file=sys.stderr)
+                sys.exit(2)
+
+
+def _run(*, debug: bool) -> None:
     try:
         app(prog_name="actbench")
     except ActbenchError as error:
@@ -34,6 +45,3 @@ def main() -> None:
             raise
         print(f"actbench: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # whoever read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)

@@ -93,10 +93,22 @@ def leads(environment: Mapping[str, str]) -> bool:
 def _place(environment: Mapping[str, str]) -> Launch:
     cpu = _is_set(environment, "ACCELERATE_USE_CPU")
     for rank, size, local_rank in _NAMES:
-        if size in environment and rank in environment:
-            local = environment.get(local_rank, environment[rank])
-            return Launch(int(environment[rank]), int(environment[size]), int(local), cpu=cpu)
+        if environment.get(size) and environment.get(rank):
+            local = local_rank if environment.get(local_rank) else rank
+            found = Launch(*(_count(environment, name) for name in (rank, size, local)), cpu=cpu)
+            if found.rank >= found.size:
+                raise UsageError(
+                    f"{rank}={found.rank} and {size}={found.size}: ranks are counted from 0 below the size"
+                )
+            return found
     return Launch(cpu=cpu)
+
+
+def _count(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"the environment variable {name} is {text[:40]!r}, where launchers put a number; unset it")
+    return int(text)
 
 
 def _refuse(environment: Mapping[str, str]) -> None:
