@@ -81,6 +81,7 @@ def run(
     jobs: int,
     timeout_seconds: float | None,
     force: bool = False,
+    retry_failed: bool = False,
     progress: Progress | None = None,
 ) -> Comparison:
     """Measure the cases of a recipe that the results file does not hold yet.
@@ -93,6 +94,7 @@ def run(
         jobs: How many simulated cases run at a time.
         timeout_seconds: Time that one case may work; None is without end.
         force: Measure again what the file holds.
+        retry_failed: Measure again what failed.
         progress: Told what happens.
 
     Raises:
@@ -109,6 +111,7 @@ def run(
             jobs=jobs,
             timeout_seconds=timeout_seconds,
             force=force,
+            retry_failed=retry_failed,
             progress=progress,
         )
         held = {record.case.key(): record for record in store.records if record.machine.name == machine().name}

@@ -172,3 +172,17 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch):
 
     monkeypatch.setattr(gpu, "pynvml", Driver)
     assert gpu.find() is None
+
+
+def test_processes_that_were_ended_for_want_of_memory_are_counted(monkeypatch, tmp_path):
+    membership, root, machine = tmp_path / "membership", tmp_path / "cgroup", tmp_path / "vmstat"
+    for name, path in (("_MEMBERSHIP", membership), ("_ROOT", root), ("_MACHINE", machine)):
+        monkeypatch.setattr(cgroup, name, path)
+    assert cgroup.memory_kills() is None
+    machine.write_text("nr_free_pages 7\noom_kill 5\n")
+    assert cgroup.memory_kills() == 5
+
+    membership.write_text("0::/a/b\n")
+    (root / "a/b").mkdir(parents=True)
+    (root / "a/b/memory.events").write_text("low 0\noom 3\noom_kill 2\n")
+    assert cgroup.memory_kills() == 2

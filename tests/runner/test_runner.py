@@ -9,7 +9,7 @@ from actbench import store
 from actbench.errors import MeasurementError
 from actbench.recipe.sections import PlannedCase
 from actbench.records import Case, Measurement, Published, Record
-from actbench.runner import Summary, run
+from actbench.runner import Summary, isolated, run
 from actbench.runner.trials import Trials
 
 
@@ -21,6 +21,9 @@ class Rows:
 
     def done(self, key):
         return any(record.case.key() == key for record in self.records)
+
+    def failed(self, key):
+        return any(record.case.key() == key and record.outcome.kind == "failed" for record in self.records)
 
     def append(self, record):
         self.records.append(record)
@@ -277,3 +280,22 @@ def test_an_error_while_storing_ends_the_sweep_and_its_processes(log, assert_no_
     with pytest.raises(OSError, match="disk full"):
         sweep(cases(log, "exact", *["hang"], "name:b", meter="simulated"), Full(), jobs=2)
     assert_no_process_is_left(log)
+
+
+@pytest.mark.parametrize(("counts", "reason"), [((3, 4), "out-of-memory"), ((3, 3), "crash"), ((None, None), "crash")])
+def test_a_process_that_the_kernel_ended_for_want_of_memory_is_told_from_one_that_crashed(
+    log, monkeypatch, counts, reason
+):
+    kills = iter(counts)
+    monkeypatch.setattr(isolated, "memory_kills", lambda: next(kills))
+    rows, _ = sweep(cases(log, "kill"))
+
+    assert rows.outcome("kill").reason == reason
+    assert "--retry-failed" in rows.outcome("kill").message
+
+
+def test_failed_cases_are_tried_again_when_asked(log):
+    rows, _ = sweep(cases(log, "exact", "bug"))
+    again, retried = (sweep(cases(log, "exact", "bug"), rows, retry_failed=asked)[1] for asked in (False, True))
+
+    assert (again, retried) == (Summary(skipped=2), Summary(failed=1, skipped=1))

@@ -51,11 +51,15 @@ def test_a_sweep_goes_on_where_the_one_before_ended(tmp_path: Path, make_record:
 
 
 def test_a_failed_case_is_done(tmp_path: Path, make_record: MakeRecord) -> None:
-    record = make_record(failure="needs 3 GiB")
-    write(tmp_path / "box.jsonl", record)
+    record, measured = make_record(failure="needs 3 GiB"), make_record("fewbit:3")
+    write(tmp_path / "box.jsonl", record, measured)
 
     with Store.open_for_sweep(tmp_path / "box.jsonl") as opened:
         assert opened.done(record.case.key())
+        assert opened.failed(record.case.key())
+        assert not opened.failed(measured.case.key())
+        opened.append(make_record())
+        assert not opened.failed(record.case.key())
 
 
 def test_a_case_that_was_unavailable_is_tried_again(tmp_path: Path, make_record: MakeRecord) -> None:

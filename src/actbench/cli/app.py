@@ -147,6 +147,7 @@ TimeoutOption = Annotated[
     typer.Option("--timeout", min=1, help="Seconds after which each case, and each trial of --max-batch, is stopped."),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what the results file already holds.")]
+RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Measure again the rows of that file that failed.")]
 TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with a hub model.")
 ]

@@ -38,7 +38,15 @@ def show(*tables: Table) -> None:
         screen.show(table, Console(highlight=False))
 
 
-def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout: float, force: bool) -> Comparison:
+def run_shown(
+    recipe: Recipe,
+    output: Path | None,
+    *,
+    jobs: int | None,
+    timeout: float,
+    force: bool = False,
+    retry_failed: bool = False,
+) -> Comparison:
     """Run a recipe with its progress on standard error."""
     from actbench import experiment
     from actbench.machine import machine
@@ -53,6 +61,7 @@ def run_shown(recipe: Recipe, output: Path | None, *, jobs: int | None, timeout:
                 jobs=jobs or machine().cores,
                 timeout_seconds=timeout,
                 force=force,
+                retry_failed=retry_failed,
                 progress=progress,
             )
     except KeyboardInterrupt:

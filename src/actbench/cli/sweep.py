@@ -8,6 +8,7 @@ from actbench.cli.app import (
     JobsOption,
     ModelArgument,
     OutputOption,
+    RetryOption,
     TimeoutOption,
     TrustRecipeOption,
     app,
@@ -41,6 +42,7 @@ def sweep(
     jobs: JobsOption = None,
     timeout: TimeoutOption = 1800.0,
     force: ForceOption = False,
+    retry_failed: RetryOption = False,
     trust_recipe: TrustRecipeOption = False,
     output: OutputOption = Path("results"),
     exports: ExportFlags,
@@ -65,7 +67,7 @@ def sweep(
     """
     recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe)
     with schemes_from(flags.scheme_flags or target or recipe.name):
-        comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force)
+        comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force, retry_failed=retry_failed)
     export_results(comparison.records, recipe.title, *exports.files)
     finish(comparison, recipe.title)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
+_MACHINE = Path("/proc/vmstat")
 
 
 def memory_limit_bytes() -> int | None:
@@ -30,8 +31,19 @@ def memory_left_bytes() -> int | None:
     for folder, limit_file, usage_file, cache_key in files:
         limit, usage = _number(folder / limit_file), _number(folder / usage_file)
         if limit is not None and usage is not None:
-            left.append(limit - usage + _statistic(folder / "memory.stat", cache_key))
+            left.append(limit - usage + (_statistic(folder / "memory.stat", cache_key) or 0))
     return max(0, min(left)) if left else None
+
+
+def memory_kills() -> int | None:
+    """Return how many processes the kernel has ended for want of memory in this process's group.
+
+    Where no group counts them it is how many on the whole machine, and None where nothing does.
+    """
+    files = [folder / "memory.events" for folder in _folders("")]
+    files += [folder / "memory.oom_control" for folder in _folders("memory")]
+    counts = (_statistic(file, "oom_kill") for file in (*files, _MACHINE))
+    return next((count for count in counts if count is not None), None)
 
 
 def cores() -> int | None:
@@ -74,9 +86,10 @@ def _quota(path: Path) -> float | None:
         return None
 
 
-def _statistic(path: Path, key: str) -> int:
+def _statistic(path: Path, key: str) -> int | None:
+    """Read the number behind a key; None where the file or the key is missing."""
     try:
         pairs = dict(line.split() for line in path.read_text().splitlines())
-    except OSError:
-        return 0
-    return int(pairs.get(key, 0))
+        return int(pairs[key])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from actbench.errors import MeasurementError
+from actbench.machine import memory_kills
 from actbench.records import Case, Failure, Measurement
 from actbench.runner.processes import ForkServer, NoAnswerError, ProcessDiedError
 from actbench.runner.worker import REPLIES, Seconds
@@ -27,6 +28,7 @@ class IsolatedSession:
     """
 
     def __init__(self, server: ForkServer, case: Case, timeout_seconds: float | None) -> None:
+        self._kills_before = memory_kills()
         self._process = server.fork()
         self._case = case
         self._timeout_seconds = timeout_seconds
@@ -60,7 +62,7 @@ class IsolatedSession:
             if death.code is None:
                 raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
             self.died = True
-            return Failure(reason="crash", message=_describe(death))
+            return self._failure(death)
         except NoAnswerError:
             self._process.kill()
             limit = format_seconds(self._timeout_seconds or 0)
@@ -70,6 +72,16 @@ class IsolatedSession:
             )
         finally:
             self._worked_seconds += time.monotonic() - started
+
+    def _failure(self, death: ProcessDiedError) -> Failure:
+        kills = memory_kills()
+        if death.code == -signal.SIGKILL and kills is not None and kills > (self._kills_before or 0):
+            return Failure(
+                reason="out-of-memory",
+                message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
+                "close other programs and give --retry-failed",
+            )
+        return Failure(reason="crash", message=_describe(death))
 
     def close(self) -> None:
         """Let the process end."""
@@ -91,7 +103,8 @@ def _describe(death: ProcessDiedError) -> str:
     code, hint = death.code or 0, ""
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
     if code == -signal.SIGKILL:
-        hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch or close other programs"
+        hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch, or close other programs "
+        hint += "and give --retry-failed"
     noise = f"\nThe last it wrote:\n{death.noise}" if death.noise else ""
     return f"the process of the case {how}{hint}{noise}"
 

@@ -48,9 +48,13 @@ class Store(Protocol):
     def done(self, key: str) -> bool:
         """Whether the case with this key needs no measuring.
 
-        A failed case is done as well: its failure is a result, and only ``force`` tries it again. The exception is
-        ``unavailable``, where the machine lacked something that may have been installed since.
+        A failed case is done as well: its failure is a result, and only ``force`` and ``retry_failed`` try it again.
+        The exception is ``unavailable``, where the machine lacked something that may have been installed since.
         """
+        ...
+
+    def failed(self, key: str) -> bool:
+        """Whether the case with this key is done and failed."""
         ...
 
     def append(self, record: Record) -> None:
@@ -76,6 +80,7 @@ def run(
     jobs: int = 1,
     timeout_seconds: float | None = None,
     force: bool = False,
+    retry_failed: bool = False,
     progress: Progress | None = None,
     bench: str = BENCH,
     preload: Sequence[str] = PRELOAD,
@@ -94,6 +99,7 @@ def run(
         jobs: How many simulated cases run at a time.
         timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         force: Whether to measure what is done as well.
+        retry_failed: Whether to measure again what is done and failed.
         progress: Told what happens.
         bench: Module that measures a case; see :class:`actbench.runner.worker.Bench`.
         preload: Modules that are imported once, before the first case, because cases need them.
@@ -105,7 +111,11 @@ def run(
     """
     progress = progress or Silent()
     planned = {entry.case: entry for entry in plan}
-    done = {case for case in planned if not force and store.done(case.key())}
+
+    def is_done(key: str) -> bool:
+        return not force and store.done(key) and not (retry_failed and store.failed(key))
+
+    done = {case for case in planned if is_done(case.key())}
     todo = [case for case in planned if case not in done]
     for case in done:
         progress.skipped(case)

@@ -49,7 +49,9 @@ class Store:
         self._file = lines.LineFile(path, results.whole_bytes, results.file_bytes)
         self._records = {_identity(record): record for record in results.records}
         self._machine = machine
-        self._done = {record.case.key() for record in results.records if self._settles(record)}
+        self._done: dict[str, Record] = {}
+        for record in results.records:
+            self._note(record)
 
     @classmethod
     @contextmanager
@@ -80,9 +82,14 @@ class Store:
         """
         return case_key in self._done
 
-    def _settles(self, record: Record) -> bool:
+    def failed(self, case_key: str) -> bool:
+        """Whether the record that counts for the case with this key is of a failure."""
+        return case_key in self._done and isinstance(self._done[case_key].outcome, Failure)
+
+    def _note(self, record: Record) -> None:
         here = self._machine is None or record.machine.name == self._machine
-        return here and not (isinstance(record.outcome, Failure) and record.outcome.reason == "unavailable")
+        if here and not (isinstance(record.outcome, Failure) and record.outcome.reason == "unavailable"):
+            self._done[record.case.key()] = record
 
     def append(self, record: Record) -> None:
         """Write a record behind the others and wait until the disk has it.
@@ -92,8 +99,7 @@ class Store:
         """
         self._file.append(record.model_dump_json().encode())
         self._records[_identity(record)] = record
-        if self._settles(record):
-            self._done.add(record.case.key())
+        self._note(record)
 
 
 def read(path: Path) -> Results:
