@@ -283,9 +283,7 @@ def test_an_error_while_storing_ends_the_sweep_and_its_processes(log, assert_no_
 
 
 @pytest.mark.parametrize(("counts", "reason"), [((3, 4), "out-of-memory"), ((3, 3), "crash"), ((None, None), "crash")])
-def test_a_process_that_the_kernel_ended_for_want_of_memory_is_told_from_one_that_crashed(
-    log, monkeypatch, counts, reason
-):
+def test_a_process_that_was_ended_for_want_of_memory_is_told_from_a_crash(log, monkeypatch, counts, reason):
     kills = iter(counts)
     monkeypatch.setattr(isolated, "memory_kills", lambda: next(kills))
     rows, _ = sweep(cases(log, "kill"))
