@@ -4,6 +4,7 @@ The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream, with
 1 MiB are cut from segments of their own, the smallest free block that is large enough serves a request, what is left of
 it stays free beside it, and neighbours that are free are joined again. When the device is full, segments that are free
 as a whole are given back. Memory can thus run out while enough of it is free, in pieces that are all too small.
+Segments that grow are in :mod:`actbench.meters.expandable`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from actbench.units import MIB
 
-_SMALLEST_BLOCK = 512
+SMALLEST_BLOCK = 512
 _SMALL = MIB  # requests up to this share segments of 2 MiB
 _SMALL_SEGMENT = 2 * MIB
 _LARGE_SEGMENT = 20 * MIB
@@ -27,13 +28,53 @@ class OutOfSegments(Exception):  # noqa: N818  (an outcome, and no error of a us
 
 
 @dataclass(eq=False)
-class _Block:
+class Block:
+    """A piece of a segment.
+
+    Attributes:
+        size: Bytes.
+        address: Where it begins; addresses order the blocks of a pool.
+        small: Of which of the two pools it is.
+        is_free: Whether it can serve a request.
+        is_mapped: Whether memory lies behind it; in segments that do not grow it always does.
+        before: Its neighbour in the segment at lower addresses.
+        after: Its neighbour at higher addresses.
+    """
+
     size: int
     address: int
     small: bool
     is_free: bool = False
-    before: _Block | None = field(default=None, repr=False)
-    after: _Block | None = field(default=None, repr=False)
+    is_mapped: bool = True
+    before: Block | None = field(default=None, repr=False)
+    after: Block | None = field(default=None, repr=False)
+
+    @property
+    def end(self) -> int:
+        """The address behind it."""
+        return self.address + self.size
+
+    def cut(self, size: int) -> Block:
+        """Keep the first ``size`` bytes and return the rest as the block behind."""
+        rest = Block(
+            self.size - size, self.address + size, self.small, is_mapped=self.is_mapped, before=self, after=self.after
+        )
+        if self.after is not None:
+            self.after.before = rest
+        self.after, self.size = rest, size
+        return rest
+
+    def absorb(self, neighbour: Block) -> None:
+        """Become one block with a neighbour."""
+        if neighbour is self.before:
+            self.address, self.before = neighbour.address, neighbour.before
+            if self.before is not None:
+                self.before.after = self
+        else:
+            self.after = neighbour.after
+            if self.after is not None:
+                self.after.before = self
+        self.size += neighbour.size
 
 
 class CachingAllocator:
@@ -51,8 +92,8 @@ class CachingAllocator:
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self._limit_bytes = limit_bytes
         self._segments = 0
-        self._blocks: dict[int, _Block] = {}
-        self._free: dict[bool, list[tuple[int, int, _Block]]] = {True: [], False: []}
+        self._blocks: dict[int, Block] = {}
+        self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
 
     def allocate(self, name: int, size: int) -> None:
         """Serve a request for some bytes.
@@ -60,60 +101,70 @@ class CachingAllocator:
         Raises:
             OutOfSegments: It cannot be served.
         """
-        size = max(_SMALLEST_BLOCK, -(-size // _SMALLEST_BLOCK) * _SMALLEST_BLOCK)
+        size = max(SMALLEST_BLOCK, -(-size // SMALLEST_BLOCK) * SMALLEST_BLOCK)
         small = size <= _SMALL
-        block = self._best_fit(small, size) or self._new_segment(small, size)
-        left = block.size - size
-        if left >= (_SMALLEST_BLOCK if small else _SMALL + 1):
-            rest = _Block(left, block.address + size, small, before=block, after=block.after)
-            if block.after is not None:
-                block.after.before = rest
-            block.after, block.size = rest, size
-            self._put_back(rest)
+        block = self._best_fit(small, size) or self._more(small, size)
+        if block is None:
+            self._give_back()
+            block = self._more(small, size)
+        if block is None:
+            raise OutOfSegments
+        if block.size - size >= self._smallest_rest(small):
+            self._put_back(block.cut(size))
         self._blocks[name] = block
 
     def free(self, name: int) -> None:
         """Take back what a name was given."""
-        block = self._blocks.pop(name)
-        for other in (block.before, block.after):
-            if other is not None and other.is_free:
-                self._take(other)
-                block = _joined(block, other)
-        self._put_back(block)
+        self._join_and_put_back(self._blocks.pop(name))
 
-    def _best_fit(self, small: bool, size: int) -> _Block | None:
+    def _smallest_rest(self, small: bool) -> int:
+        """Return the bytes from which on what a request leaves of a block is cut off."""
+        return SMALLEST_BLOCK if small else _SMALL + 1
+
+    def _best_fit(self, small: bool, size: int) -> Block | None:
+        """Return a free block that is large enough, no longer among the free ones."""
         free = self._free[small]
         index = bisect.bisect_left(free, (size, -1))
-        if index == len(free):
-            return None
-        block = free.pop(index)[2]
-        block.is_free = False
-        return block
+        return None if index == len(free) else self._taken(free[index][2])
 
-    def _new_segment(self, small: bool, size: int) -> _Block:
+    def _more(self, small: bool, size: int) -> Block | None:
+        """Return a block of memory that is taken from the device, None when there is too little."""
         amount = _segment_bytes(size)
-        if self.reserved_bytes + amount > self._limit_bytes:
-            self._give_back()
-        if self.reserved_bytes + amount > self._limit_bytes:
-            raise OutOfSegments
+        if not self._reserve(amount):
+            return None
         self._segments += 1
-        self.reserved_bytes += amount
-        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
-        return _Block(amount, self._segments * _FAR, small)
+        return Block(amount, self._segments * _FAR, small)
 
     def _give_back(self) -> None:
+        """Return to the device what can be returned."""
         for small, free in self._free.items():
             whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
             self.reserved_bytes -= sum(size for size, _, _ in whole)
             self._free[small] = [entry for entry in free if entry[2].before is not None or entry[2].after is not None]
 
-    def _put_back(self, block: _Block) -> None:
+    def _reserve(self, amount: int) -> bool:
+        """Take bytes from the device, if it has them."""
+        if self.reserved_bytes + amount > self._limit_bytes:
+            return False
+        self.reserved_bytes += amount
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        return True
+
+    def _join_and_put_back(self, block: Block) -> None:
+        for other in (block.before, block.after):
+            if other is not None and other.is_free:
+                block.absorb(self._taken(other))
+        self._put_back(block)
+
+    def _put_back(self, block: Block) -> None:
         block.is_free = True
         bisect.insort(self._free[block.small], (block.size, block.address, block))
 
-    def _take(self, block: _Block) -> None:
+    def _taken(self, block: Block) -> Block:
         free = self._free[block.small]
         del free[bisect.bisect_left(free, (block.size, block.address))]
+        block.is_free = False
+        return block
 
 
 def _segment_bytes(size: int) -> int:
@@ -122,13 +173,3 @@ def _segment_bytes(size: int) -> int:
     if size < _OWN_SEGMENT:
         return _LARGE_SEGMENT
     return -(-size // _SEGMENT_STEP) * _SEGMENT_STEP
-
-
-def _joined(block: _Block, other: _Block) -> _Block:
-    first, second = (other, block) if other is block.before else (block, other)
-    joined = _Block(first.size + second.size, first.address, first.small, before=first.before, after=second.after)
-    if joined.before is not None:
-        joined.before.after = joined
-    if joined.after is not None:
-        joined.after.before = joined
-    return joined

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from actbench.errors import OutOfMemoryError
 from actbench.meters.caching import CachingAllocator, OutOfSegments
+from actbench.meters.expandable import ExpandableAllocator
 from actbench.meters.ledger import Event
-from actbench.units import MIB, format_bytes
-
-_PAGE = 20 * MIB
-"""What an expandable segment grows by."""
+from actbench.units import format_bytes
 
 
 def reserved_bytes(
@@ -23,14 +21,12 @@ def reserved_bytes(
         limit_bytes: Memory that the run may use.
         device: Its name, for the message.
         peak_bytes: The most that was allocated at a time.
-        expandable: Whether segments can grow, so that pieces too small to use do not add up.
+        expandable: Whether segments grow by pages.
 
     Raises:
         OutOfMemoryError: An allocation fails although there are as many free bytes, in pieces that are too small.
     """
-    if expandable:
-        return min(limit_bytes, -(-peak_bytes // _PAGE) * _PAGE)
-    allocator = CachingAllocator(limit_bytes)
+    allocator = ExpandableAllocator(limit_bytes) if expandable else CachingAllocator(limit_bytes)
     held: set[int] = set()
     try:
         for part in parts:
