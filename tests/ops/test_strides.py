@@ -15,10 +15,12 @@ import actbench.ops.smaqstep
 import actbench.ops.stepwise  # noqa: F401  (operators are registered on import)
 from actbench.ops import smaq
 from actbench.ops.library import library
+from actbench.ops.steprules import SgdRule
 
 OPS = torch.ops.actbench
 SHAPE = (2, 3, 4, 5)
 FORMAT = (6, 7, 64, 256)
+STEP = (3, [0.0] * len(SgdRule._fields), *FORMAT)
 SEED = torch.tensor(3)
 CALLS = {
     "relu_mask": lambda x: OPS.relu_mask(x),
@@ -29,6 +31,10 @@ CALLS = {
     "stepwise_activate": lambda x: OPS.stepwise_activate(x, "silu", x.new_empty(3), 2, False),
     "smaq_encode": lambda x: OPS.smaq_encode(x, SEED, True, *FORMAT),
     "smaq_decode_": lambda x: OPS.smaq_decode_(x, OPS.smaq_encode(x.reshape(-1), SEED, True, *FORMAT), 0, *FORMAT),
+    "smaqstep_sgd_": lambda x: OPS.smaqstep_sgd_(x, x, OPS.smaq_encode(x.reshape(-1), SEED, True, *FORMAT), *STEP),
+    "onegroup_encode": lambda x: OPS.onegroup_encode(x[0, 0, 0], 2, SEED, True),
+    "groupquant_encode": lambda x: OPS.groupquant_encode(x[0, 0, 0], 2, 32, SEED, True),
+    "groupquant_words": lambda x: OPS.groupquant_words(x[:, 0, :, 0], 32),
     "groupquant_encode_rows": lambda x: OPS.groupquant_encode_rows(
         x[:, 0, :, 0], x.new_empty(2, dtype=torch.int32), 4, 32, SEED, True
     ),
@@ -58,10 +64,11 @@ def lying(tensor):
     return tensor.shape, tensor.stride(), tensor.dtype
 
 
-def test_real_tensors_of_other_strides_are_refused():
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_real_tensors_of_other_strides_are_refused(call):
     x = torch.randn(SHAPE).contiguous(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match="must be contiguous"):
-        OPS.relu_mask(x)
+        call(x)
 
 
 @pytest.mark.slow
