@@ -22,6 +22,7 @@ def make_record() -> MakeRecord:
         *,
         failure: str | None = None,
         machine: str = "box",
+        gpu: str | None = None,
         dirty: bool = False,
         label: str | None = None,
         published: tuple[Any, ...] = (),
@@ -37,7 +38,9 @@ def make_record() -> MakeRecord:
             recipe="made",
             case=Case(**{"model": "tiny", "batch_size": 8, "scheme": scheme, **case}),
             outcome=outcome,
-            machine=Machine(name=machine, system="Linux", processor="a processor", cores=2, memory_bytes=8 * 1024**3),
+            machine=Machine(
+                name=machine, system="Linux", processor="a processor", cores=2, memory_bytes=8 * 1024**3, gpu=gpu
+            ),
             versions=Versions(actbench="0.1.0", python="3.11.9", torch="2.11.0", commit="0123456789", dirty=dirty),
             command="actbench sweep made",
             recorded_at="2026-01-02T03:04:05+00:00",

@@ -101,7 +101,7 @@ def run(
         UsageError: The recipe names something that does not exist.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    planned = plan(recipe)
+    planned, here = plan(recipe), machine().identity
     with _opened(recipe, output) as store:
         summary = runner.run(
             planned,
@@ -114,7 +114,7 @@ def run(
             retry_failed=retry_failed,
             progress=progress,
         )
-        held = {record.case.key(): record for record in store.records if record.machine.name == machine().name}
+        held = {record.case.key(): record for record in store.records if record.machine.identity == here}
     records = tuple(held[key] for key in dict.fromkeys(entry.case.key() for entry in planned) if key in held)
     if output is not None:
         exports.export({store.path.with_suffix(suffix): text for suffix, text in texts(records, recipe.title).items()})
@@ -155,5 +155,5 @@ def _opened(recipe: Recipe, output: Path | None) -> Iterator[Store]:
             yield store
     else:
         file = output if output.suffix == ".jsonl" else results_path(output, recipe.name, machine().name)
-        with Store.open_for_sweep(file, machine=machine().name) as store:
+        with Store.open_for_sweep(file, machine=machine()) as store:
             yield store

@@ -203,6 +203,11 @@ class Machine(Data):
     gpu_memory_bytes: PositiveInt | None = None
     driver: str | None = None
 
+    @property
+    def identity(self) -> tuple[str, str | None]:
+        """What tells it from others: its name, and its GPU, which may be exchanged."""
+        return self.name, self.gpu
+
 
 class Versions(Data):
     """What a case was measured with. ``dirty`` is true when the checkout had uncommitted changes."""

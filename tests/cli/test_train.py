@@ -121,7 +121,7 @@ def test_the_help_speaks_of_training(cli: Any) -> None:
 
 def test_two_processes_on_one_file_are_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
-    with RunStore.opened(file, machine().name):
+    with RunStore.opened(file, machine()):
         ended = cli("train", recipe, "-o", file)
 
     assert ended.status == 2

@@ -67,8 +67,6 @@ def test_opcheck(dtype, shape):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="must be contiguous"):
-        ops.relu_mask(torch.ones(3, 4).t())
     with pytest.raises(ValueError, match="int32"):
         ops.relu_mask(torch.ones(3, dtype=torch.int32))
     with pytest.raises(ValueError, match="packed must have 2 bytes, found 1"):

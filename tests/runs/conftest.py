@@ -24,6 +24,7 @@ def make_run() -> MakeRun:
         failed: bool = False,
         diverged_at: int | None = None,
         machine: str = "box",
+        gpu: str | None = None,
     ) -> TrainingRun:
         outcome: Trained | Failure = Trained(
             metric="accuracy",
@@ -45,7 +46,9 @@ def make_run() -> MakeRun:
                 model="tiny", data="digits", scheme=scheme, batch_size=4, steps=2, learning_rate=0.1, seed=seed
             ),
             outcome=outcome,
-            machine=Machine(name=machine, system="Linux", processor="a processor", cores=2, memory_bytes=8 * 1024**3),
+            machine=Machine(
+                name=machine, system="Linux", processor="a processor", cores=2, memory_bytes=8 * 1024**3, gpu=gpu
+            ),
             versions=Versions(actbench="0.1.0", python="3.11.9", torch="2.11.0"),
             command="actbench train made",
             recorded_at="2026-01-02T03:04:05+00:00",

@@ -15,36 +15,50 @@ MakeRun = Any
 def test_runs_survive_and_the_last_of_a_case_counts(tmp_path: Path, make_run: MakeRun) -> None:
     file = tmp_path / "a" / "box.runs.jsonl"
     old, new, other = make_run(accuracy=0.1), make_run(accuracy=0.2), make_run(machine="elsewhere")
-    with RunStore.opened(file, "box") as opened:
+    with RunStore.opened(file, new.machine) as opened:
         for run in (old, other, new):
             opened.append(run)
 
-    with RunStore.opened(file, "box") as again:
+    with RunStore.opened(file, new.machine) as again:
         assert again.done(old.case.key()) == new
         assert again.done("unknown") is None
     assert read(file) == (new, other)
 
 
+def test_runs_on_one_machine_with_another_gpu_are_others(tmp_path: Path, make_run: MakeRun) -> None:
+    file = tmp_path / "box.runs.jsonl"
+    old, new = make_run(accuracy=0.1, gpu="Tesla T4"), make_run(accuracy=0.2, gpu="NVIDIA H200")
+    with RunStore.opened(file, old.machine) as opened:
+        opened.append(old)
+    with RunStore.opened(file, new.machine) as opened:
+        assert opened.done(new.case.key()) is None
+        opened.append(new)
+
+    with RunStore.opened(file, old.machine) as opened:
+        assert opened.done(new.case.key()) == old
+    assert read(file) == (old, new)
+
+
 def test_a_half_written_line_is_left_out(tmp_path: Path, make_run: MakeRun) -> None:
     file = tmp_path / "box.runs.jsonl"
-    with RunStore.opened(file, "box") as opened:
+    with RunStore.opened(file, make_run().machine) as opened:
         opened.append(make_run())
     with file.open("ab") as damaged:
         damaged.write(b'{"schema_version":1,"rec')
 
-    with RunStore.opened(file, "box") as again:
+    with RunStore.opened(file, make_run().machine) as again:
         assert "half-written" in str(again.notice)
         again.append(make_run(seed=1))
 
     assert len(read(file)) == 2
 
 
-def test_two_processes_on_one_file_are_refused(tmp_path: Path) -> None:
+def test_two_processes_on_one_file_are_refused(tmp_path: Path, make_run: MakeRun) -> None:
     file = tmp_path / "box.runs.jsonl"
     with (
-        RunStore.opened(file, "box"),
+        RunStore.opened(file, make_run().machine),
         pytest.raises(StoreError, match="another actbench process"),
-        RunStore.opened(file, "box"),
+        RunStore.opened(file, make_run().machine),
     ):
         pass
 

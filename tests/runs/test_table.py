@@ -11,6 +11,7 @@ from actbench.runs.records import Evaluation
 from actbench.runs.table import accuracy_table
 
 MakeRun = Any
+MIXED = [("T4", "exact", 0.9), ("T4", "smaq", 0.8), ("H200", "exact", 0.7), ("H200", "smaq", 0.4)]
 
 
 def test_means_deviations_and_paired_differences(make_run: MakeRun) -> None:
@@ -88,3 +89,12 @@ def test_curves_are_means_over_seeds(make_run: MakeRun) -> None:
     assert [curve.label for curve in loss.curves] == ["exact", "smaq"]
     assert loss.curves[1].spread == ()
     assert accuracy.y == "accuracy"
+
+
+def test_runs_with_another_gpu_are_another_row(make_run: MakeRun) -> None:
+    runs = [make_run(scheme, 0, accuracy, gpu=gpu) for gpu, scheme, accuracy in MIXED]
+
+    rows = accuracy_table(runs, "Which?").rows
+
+    assert [row["machine"] for row in rows] == ["box (T4)", "box (T4)", "box (H200)", "box (H200)"]
+    assert [row["accuracy_difference"] for row in rows] == [None, pytest.approx(-0.1), None, pytest.approx(-0.3)]

@@ -76,13 +76,16 @@ def test_a_case_that_was_unavailable_is_tried_again(tmp_path: Path, make_record:
         assert opened.records == (record,)
 
 
-def test_in_a_shared_file_a_case_is_done_by_this_machine_only(tmp_path: Path, make_record: MakeRecord) -> None:
-    path, record = tmp_path / "all.jsonl", make_record(machine="there")
+@pytest.mark.parametrize("there", [{"machine": "there"}, {"machine": "here", "gpu": "Tesla T4"}])
+def test_in_a_shared_file_a_case_is_done_by_this_machine_only(
+    tmp_path: Path, make_record: MakeRecord, there: dict[str, str]
+) -> None:
+    path, record, here = tmp_path / "all.jsonl", make_record(**there), make_record(machine="here", gpu="NVIDIA H200")
     write(path, record)
 
-    with Store.open_for_sweep(path, machine="here") as opened:
+    with Store.open_for_sweep(path, machine=here.machine) as opened:
         assert not opened.done(record.case.key())
-        opened.append(make_record(machine="here"))
+        opened.append(here)
         assert opened.done(record.case.key())
         assert len(opened.records) == 2
 

@@ -230,15 +230,15 @@ def _canonical(case: TrainingCase, together: dict[str, Any]) -> TrainingCase:
 
 @contextmanager
 def _opened(recipe: runs.TrainingRecipe, output: Path | None) -> Iterator[RunStore]:
-    name = machine().name
+    here = machine()
     if output is None:
         with (
             TemporaryDirectory(prefix="actbench-") as folder,
-            RunStore.opened(Path(folder) / "kept.runs.jsonl", name) as store,
+            RunStore.opened(Path(folder) / "kept.runs.jsonl", here) as store,
         ):
             yield store
         return
     if output.suffix and output.suffix != ".jsonl":
         raise UsageError(f"--output {output}: name a folder or a .jsonl file")
-    with RunStore.opened(runs_path(output, recipe.name, name), name) as store:
+    with RunStore.opened(runs_path(output, recipe.name, here.name), here) as store:
         yield store

@@ -113,7 +113,7 @@ def _cuda(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tu
 
 def _fake(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
     _check(x, function, bounds, bits)
-    return torch.empty_like(x), x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
+    return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
 
 
 def _check(x: Tensor, function: str, bounds: Tensor, bits: int) -> None:

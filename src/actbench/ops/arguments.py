@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.ops import bitpack
 
@@ -11,10 +12,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def check_contiguous(tensor: Tensor) -> None:
-    """Raise a ValueError unless this is a contiguous tensor of a float type that the operators take."""
+    """Raise a ValueError unless this is a contiguous tensor of a float type that the operators take.
+
+    A fake one may lie otherwise: the passes of a compiler try layouts that no kernel will be given, since the operators
+    ask for the strides of the trace.
+    """
     if tensor.dtype not in DTYPES:
         raise ValueError(f"{tensor.dtype} is not one of {DTYPES}")
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() and not isinstance(tensor, FakeTensor):
         raise ValueError(f"the tensor must be contiguous, found strides {tensor.stride()}")
 
 

@@ -24,7 +24,10 @@ def define(
     fake: Callable[..., object],
     tags: Sequence[torch.Tag] = (torch.Tag.pt2_compliant_tag,),
 ) -> None:
-    """Make an operator.
+    """Make an operator, which is run on tensors of the strides that it was traced with.
+
+    Without the tag for it a compiler may lay out what convolutions give otherwise, and kernels count elements as they
+    lie. Its passes may still ask the fake about other strides, so that has to answer as for a contiguous tensor.
 
     Args:
         schema: Its name and what it takes and gives, in torch's notation.
@@ -33,7 +36,7 @@ def define(
         fake: Gives the shapes and types for fake tensors.
         tags: What torch's compilers may take for granted.
     """
-    library.define(schema, tags=tags)  # type: ignore[no-untyped-call]
+    library.define(schema, tags=(*tags, torch.Tag.needs_exact_strides))  # type: ignore[no-untyped-call]
     name = schema.partition("(")[0]
     by_key = implementation if isinstance(implementation, Mapping) else dict.fromkeys(("CPU", "CUDA"), implementation)
     for key, function in by_key.items():

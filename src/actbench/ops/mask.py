@@ -93,7 +93,7 @@ def _relu_fake_in_place(x: Tensor) -> Tensor:
 
 def _relu_fake(x: Tensor) -> tuple[Tensor, Tensor]:
     check_contiguous(x)
-    return torch.empty_like(x), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
+    return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
 
 
 def _select_cpu(mask: Tensor, grad: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def _select_cuda(mask: Tensor, grad: Tensor) -> Tensor:
 def _select_fake(mask: Tensor, grad: Tensor) -> Tensor:
     check_contiguous(grad)
     check_packed(mask, grad, 1)
-    return torch.empty_like(grad)
+    return torch.empty_like(grad.contiguous())
 
 
 define("relu_mask(Tensor x) -> (Tensor, Tensor)", {"CPU": _relu_cpu, "CUDA": _relu_cuda}, _relu_fake)

@@ -97,7 +97,7 @@ def _encode_fake(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
 
 def _decode_fake(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     _check_decode(packed, levels, grad, bits)
-    return torch.empty_like(grad)
+    return torch.empty_like(grad.contiguous())
 
 
 def _check_encode(x: Tensor, bounds: Tensor, bits: int) -> None:

@@ -11,21 +11,23 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from actbench.records import Failure
+from actbench.records import Failure, Machine
 from actbench.runs.records import SCHEMA_VERSION, TrainingRun
 from actbench.store import lines, results_path
 from actbench.store.store import RUNS_SUFFIX, alone
+
+Identity = tuple[str, str, str | None]
 
 
 class RunStore:
     """A file of training runs that this process alone writes to; made by :meth:`opened`."""
 
-    def __init__(self, path: Path, machine: str) -> None:
+    def __init__(self, path: Path, machine: Machine) -> None:
         self.path = path
-        self._machine = machine
+        self._machine = machine.identity
         self.notice: str | None = None
         self._file = lines.LineFile(path)
-        self._runs: dict[tuple[str, str], TrainingRun] = {}
+        self._runs: dict[Identity, TrainingRun] = {}
         if path.exists():
             found = lines.split(path)
             self._file = lines.LineFile(path, found.whole_bytes, found.file_bytes)
@@ -37,12 +39,12 @@ class RunStore:
 
     @classmethod
     @contextmanager
-    def opened(cls, path: Path, machine: str) -> Iterator[RunStore]:
+    def opened(cls, path: Path, machine: Machine) -> Iterator[RunStore]:
         """Hold the file for as long as the block runs; folders on the way to it are made.
 
         Args:
             path: The file.
-            machine: Name of this machine; the runs of others leave a case to be trained here.
+            machine: This one; the runs of others, and with another GPU, leave a case to be trained here.
 
         Raises:
             StoreError: Another process writes to the file, it is no file of runs, or it cannot be written.
@@ -52,7 +54,7 @@ class RunStore:
 
     def done(self, case_key: str) -> TrainingRun | None:
         """Return the run of a case on this machine; one that was ``unavailable`` is to be tried again."""
-        run = self._runs.get((case_key, self._machine))
+        run = self._runs.get((case_key, *self._machine))
         if run is None or (isinstance(run.outcome, Failure) and run.outcome.reason == "unavailable"):
             return None
         return run
@@ -68,7 +70,7 @@ class RunStore:
 
 
 def read(path: Path) -> tuple[TrainingRun, ...]:
-    """Read a file of runs without a lock, one run for each case and machine.
+    """Read a file of runs without a lock, one run for each case, machine and GPU.
 
     Raises:
         StoreError: The file cannot be read or is no file of runs.
@@ -93,5 +95,5 @@ def _parsed(path: Path, found: lines.Lines) -> Iterator[TrainingRun]:
         yield lines.parse_as(TrainingRun, line, f"{path}:{number}", SCHEMA_VERSION, {})
 
 
-def _identity(run: TrainingRun) -> tuple[str, str]:
-    return run.case.key(), run.machine.name
+def _identity(run: TrainingRun) -> Identity:
+    return run.case.key(), *run.machine.identity

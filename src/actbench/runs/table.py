@@ -44,7 +44,8 @@ class Row:
 def accuracy_table(runs: Sequence[TrainingRun], title: str) -> Table:
     """Return the comparison of schemes by how well the trained models do."""
     rows = _rows(runs)
-    return fill(title, COLUMNS, rows, _notes(rows))
+    machine = (MACHINE,) if len({run.machine.identity for run in runs}) > 1 else ()
+    return fill(title, (*machine, *COLUMNS), rows, _notes(rows))
 
 
 def mean_and_deviation(values: Sequence[float]) -> Spread | None:
@@ -67,12 +68,12 @@ def difference(row: Row, of: Score) -> Spread | None:
 
 
 def _rows(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
-    groups: dict[TrainingCase, list[TrainingRun]] = {}
+    groups: dict[tuple[tuple[str, str | None], TrainingCase], list[TrainingRun]] = {}
     for run in runs:
-        groups.setdefault(run.case.model_copy(update={"seed": 0}), []).append(run)
+        groups.setdefault((run.machine.identity, run.case.model_copy(update={"seed": 0})), []).append(run)
     rows = []
-    for case, members in groups.items():
-        exact = groups.get(case.model_copy(update={"scheme": "exact"}), [])
+    for (where, case), members in groups.items():
+        exact = groups.get((where, case.model_copy(update={"scheme": "exact"})), [])
         rows.append(Row(tuple(members), tuple(exact)))
     return tuple(rows)
 
@@ -143,6 +144,12 @@ def _metric(
     )
 
 
+def _machine(row: Row) -> str:
+    name, gpu = row.runs[0].machine.identity
+    return name if gpu is None else f"{name} ({gpu})"
+
+
+MACHINE: Column[Row] = Column("machine", "Machine", "text", _machine)
 COLUMNS: tuple[Column[Row], ...] = (
     Column("model", "Model", "text", lambda row: row.case.model),
     Column("data", "Data", "text", lambda row: row.case.data),

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from actbench.errors import StoreError
-from actbench.records import Failure, Record
+from actbench.records import Failure, Machine, Record
 from actbench.store import lines
 
 RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside those of a sweep
@@ -28,7 +28,7 @@ class Results:
     """What a results file holds.
 
     Attributes:
-        records: In the order of the file, one for each case and machine.
+        records: In the order of the file, one for each case, machine and GPU.
         notice: What a user must know of how the file was read, or None.
         whole_bytes: Length of the part that holds whole lines.
         file_bytes: Length of the file.
@@ -43,7 +43,7 @@ class Results:
 class Store:
     """A results file that this process alone writes to; made by :meth:`open_for_sweep`."""
 
-    def __init__(self, path: Path, results: Results, machine: str | None = None) -> None:
+    def __init__(self, path: Path, results: Results, machine: Machine | None = None) -> None:
         self.path = path
         self.notice = results.notice
         self._file = lines.LineFile(path, results.whole_bytes, results.file_bytes)
@@ -55,13 +55,13 @@ class Store:
 
     @classmethod
     @contextmanager
-    def open_for_sweep(cls, path: Path, machine: str | None = None) -> Iterator[Store]:
+    def open_for_sweep(cls, path: Path, machine: Machine | None = None) -> Iterator[Store]:
         """Hold the file for as long as a sweep runs; folders on the way to it are made.
 
         Args:
             path: The file.
-            machine: Name of this machine: the records of others, in a file that several share, leave a case to be
-                measured here. None counts the records of all.
+            machine: This one: the records of others, or with another GPU, in a file that several share, leave a case to
+                be measured here. None counts the records of all.
 
         Raises:
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
@@ -72,7 +72,7 @@ class Store:
 
     @property
     def records(self) -> tuple[Record, ...]:
-        """What the file holds now, one record for each case and machine."""
+        """What the file holds now, one record for each case, machine and GPU."""
         return tuple(self._records.values())
 
     def done(self, case_key: str) -> bool:
@@ -87,7 +87,7 @@ class Store:
         return case_key in self._done and isinstance(self._done[case_key].outcome, Failure)
 
     def _note(self, record: Record) -> None:
-        here = self._machine is None or record.machine.name == self._machine
+        here = self._machine is None or record.machine.identity == self._machine.identity
         if here and not (isinstance(record.outcome, Failure) and record.outcome.reason == "unavailable"):
             self._done[record.case.key()] = record
 
@@ -157,7 +157,7 @@ def _file_name(text: str) -> str:
 
 
 def _identity(record: Record) -> tuple[str, str, str | None]:
-    return record.case.key(), record.machine.name, record.machine.gpu
+    return record.case.key(), *record.machine.identity
 
 
 @contextmanager
