@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -23,7 +23,12 @@ class ReboundForward:
 
     Args:
         module: The module it is bound to.
+
+    Class attributes:
+        stays_in_front: Whether forwards that are bound later go behind this one.
     """
+
+    stays_in_front: ClassVar[bool] = False
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -55,8 +60,17 @@ class ReboundForward:
             bound = bound._before
 
     def bind(self) -> None:
-        """Make this the forward of the module."""
-        self._stand_on(self.module)
+        """Make this the forward of the module, behind those that stay in front."""
+        module = self.module
+        behind = None
+        for bound in self.all_of(module):
+            if self.stays_in_front or not bound.stays_in_front:
+                break
+            behind = bound
+        if behind is None:
+            self._stand_on(module)
+        else:
+            self._before, behind._before = behind._before, self
 
     def unbind(self) -> None:
         """Take this forward off the module.
@@ -116,9 +130,13 @@ class ReboundForward:
 
     def _on(self, module: nn.Module) -> Self:
         """Return this forward, and those behind it, for another module."""
-        twin = type(self)(module)
+        twin = self._twin(module)
         twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
         return twin
+
+    def _twin(self, module: nn.Module) -> Self:
+        """Return this forward alone for another module."""
+        return type(self)(module)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_module": self.module}

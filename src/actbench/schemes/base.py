@@ -7,6 +7,12 @@ from actbench.records import Data, Published
 from actbench.spec import shortest
 from actbench.training import Batch, TrainingSetup
 
+NOTHING_PACKED = (
+    "none of what the model's modules save is worth packing: 'actbench measure MODEL --scheme SCHEME --ledger' lists "
+    "why; take a larger batch, or a format of fewer bits"
+)
+"""What is said of hooks that run and pack nothing."""
+
 
 class Scheme(Data):
     """A method from a paper, as a function from a training setup to a training setup.

@@ -9,7 +9,9 @@ from actbench.nn.census import census
 from actbench.nn.recomputed import RecomputedForward, blocks
 from actbench.records import Site
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.training import Part, TrainingSetup
+
+_IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
 
 
 class Checkpoint(Scheme):
@@ -60,4 +62,4 @@ class Checkpoint(Scheme):
         for path, block in chosen:
             RecomputedForward(block, path).bind()
         sites = tuple(Site(path=path, was=type(block).__name__, becomes="recomputed") for path, block in chosen)
-        return setup.changed(setup.module, sites)
+        return setup.changed(setup.module, sites, by=Part(self.spec, acts=RecomputedForward, idle=_IDLE))
