@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, IdleError
 from actbench.inspection.forward import traced
 from actbench.inspection.recorder import Kept
 from actbench.ledger import OUTSIDE, called
@@ -70,7 +70,8 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     """Fill in what each site of a setup kept and keeps, in the model's order, and set aside those that never run.
 
     Raises:
-        ConversionError: A scheme, alone or as a part of a composition, does nothing in a training step.
+        ConversionError: Nothing runs of what a scheme converted, alone or as a part of a composition.
+        IdleError: It runs, and changes nothing of what the step keeps.
     """
     for part in setup.parts:
         refuse_idle(part, after)
@@ -92,14 +93,15 @@ def refuse_idle(part: Part, after: Trace) -> None:
     """Raise a ConversionError where a scheme does nothing in a training step; sites of no module are not looked at.
 
     Raises:
-        ConversionError: Nothing that it converted runs, or that changes nothing of what is kept.
+        ConversionError: Nothing that it converted runs.
+        IdleError: It runs, and changes nothing of what the step keeps.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
     if not paths or _acts(part, paths, after):
         return
-    if not any(after.calls[path] for path in paths):
+    if not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
         raise _never_runs(part.spec, paths)
-    raise ConversionError(
+    raise IdleError(
         f"{part.spec} does nothing in a training step: what it converted keeps what it kept before "
         f"({_named(paths)}), because {part.idle}"
     )

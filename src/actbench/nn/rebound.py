@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from torch import nn
 
@@ -23,12 +23,7 @@ class ReboundForward:
 
     Args:
         module: The module it is bound to.
-
-    Class attributes:
-        stays_in_front: Whether forwards that are bound later go behind this one.
     """
-
-    stays_in_front: ClassVar[bool] = False
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -60,17 +55,8 @@ class ReboundForward:
             bound = bound._before
 
     def bind(self) -> None:
-        """Make this the forward of the module, behind those that stay in front."""
-        module = self.module
-        behind = None
-        for bound in self.all_of(module):
-            if self.stays_in_front or not bound.stays_in_front:
-                break
-            behind = bound
-        if behind is None:
-            self._stand_on(module)
-        else:
-            self._before, behind._before = behind._before, self
+        """Make this the forward of the module."""
+        self._stand_on(self.module)
 
     def unbind(self) -> None:
         """Take this forward off the module.

@@ -1,8 +1,8 @@
 """Standing around every pass through a model, also one that begins at a module inside of it.
 
-A training step need not call the model: code that cuts a sequence into chunks for the loss calls ``model.model(...)`` and
-``model.lm_head(...)``, and what stood around the model's own forward alone would see nothing of that. So an entry is
-bound on every module. The outermost module that a step calls begins a pass, and all that runs inside belongs to it.
+A training step need not call the model: code that cuts a sequence into chunks for the loss calls ``model.model(...)``
+and ``model.lm_head(...)``, and what stood around the model's own forward alone would see nothing of that. So an entry
+is bound on every module. The outermost module that a step calls begins a pass, and all that runs inside belongs to it.
 """
 
 from __future__ import annotations
@@ -61,16 +61,9 @@ class Wrapper:
 
 
 class WrappedForward(ReboundForward):
-    """The forward of a model whose passes a wrapper stands around."""
+    """The forward of a model whose passes a wrapper stands around; :func:`bind_entries` does the rest."""
 
     wrapper: Wrapper
-
-    def bind_throughout(self) -> None:
-        """Make this the forward of the model, and bind an entry on every module inside; each is taken off by itself."""
-        self.bind()
-        for path, part in self.module.named_modules():
-            if path:
-                Entry(part, path, self.wrapper).bind()
 
 
 class Entry(ReboundForward):
@@ -81,8 +74,6 @@ class Entry(ReboundForward):
         path: Of the module in the model.
         wrapper: The model's.
     """
-
-    stays_in_front = True  # of a block that is recomputed, whose wrapper is then the model's
 
     def __init__(self, module: nn.Module, path: str, wrapper: Wrapper) -> None:
         super().__init__(module)
@@ -106,6 +97,22 @@ class Entry(ReboundForward):
         return type(self)(module, self.path, self.wrapper)
 
 
+def bind_entries(model: nn.Module) -> None:
+    """Bind an entry of each wrapper of a model on every module inside, in front of all forwards that stand there."""
+    unbind_entries(model)  # there are some where a scheme goes on with what another one began
+    wrappers = [bound.wrapper for bound in ReboundForward.all_of(model) if isinstance(bound, WrappedForward)]
+    for path, part in model.named_modules():
+        for wrapper in reversed(wrappers) if path else ():
+            Entry(part, path, wrapper).bind()
+
+
+def unbind_entries(model: nn.Module) -> None:
+    """Take all entries off the modules of a model where nobody has put another forward in front."""
+    for part in model.modules():
+        while isinstance(front := vars(part).get("forward"), Entry):
+            front.unbind()
+
+
 def checkpointed() -> bool:
     """Return whether what is saved now goes to torch's non-re-entrant checkpointing, which saves it not, or again."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -113,7 +120,7 @@ def checkpointed() -> bool:
 
 
 def given_by_others(entry: str, inputs: Any) -> list[Tensor]:
-    """Return the tensors that a pass is given and somebody else holds on to: all of the model's, and of others the batch.
+    """Return the tensors that a pass is given and somebody else holds on to: the batch.
 
     What another part of the model has made has a graph, and is held by what saves it alone.
 

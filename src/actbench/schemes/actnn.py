@@ -22,6 +22,7 @@ from actbench.nn.keeping.allocation import Allocation
 from actbench.nn.keeping.history import History
 from actbench.nn.swap import swap
 from actbench.nn.variance import rounding_variance
+from actbench.nn.wrapped import bind_entries
 from actbench.records import Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme
 from actbench.training import Batch, Part, TrainingSetup
@@ -148,7 +149,8 @@ class ActNN(Scheme):
             raise ConversionError(f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}")
         hooked = self._hooked(model, keeper)
         threshold = self.setting("empty_cache_threshold")
-        CompressedForward(model, keeper, self._allocation(places), threshold, bool(hooked)).bind_throughout()
+        CompressedForward(model, keeper, self._allocation(places), threshold, bool(hooked)).bind()
+        bind_entries(model)
         by = Part(self.spec, acts=keeper, idle=NOTHING_PACKED)
         changed = setup.changed(model, (*sites, *hooked), by=by)
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))

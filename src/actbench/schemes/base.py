@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 from actbench.records import Data, Published
@@ -59,6 +60,14 @@ class Scheme(Data):
     def adapts(self) -> bool:
         """Whether a step changes what later ones keep: its gradients are then judged after a first step."""
         return False
+
+    def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
+        """Return a context in which the setup's weights are what the scheme makes of them in each step of training.
+
+        Args:
+            setup: The result of :meth:`apply`; at the end of the context its weights are what they were.
+        """
+        return nullcontext()
 
     @property
     def exclusive(self) -> tuple[str, ...]:

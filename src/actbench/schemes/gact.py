@@ -15,6 +15,7 @@ from actbench.nn.hooked.probing import Probing
 from actbench.nn.keeping import Keeper
 from actbench.nn.offloaded import OffloadedForward
 from actbench.nn.variance import rounding_variance
+from actbench.nn.wrapped import bind_entries
 from actbench.records import Published, Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme
 from actbench.schemes.exclusive import SAVED_TENSORS
@@ -117,7 +118,8 @@ class Gact(Scheme):
                 raise ConversionError(f"gact: {kind} packs or moves its saved tensors already; convert the original")
         refuse_compiled(module, *HOOKS)
         bound = HookedForward(module, self._hooks(), self._probing())
-        bound.bind_throughout()
+        bound.bind()
+        bind_entries(module)
         site = Site(path="", was=kind, becomes=self._becomes())
         changed = setup.changed(module, (site,), by=Part(self.spec, acts=bound.hooks.keeper, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)

@@ -6,6 +6,7 @@ from actbench.errors import ConversionError
 from actbench.nn.eager import refuse_compiled
 from actbench.nn.hooked import HookedForward
 from actbench.nn.offloaded import OFFLOAD, OffloadedForward
+from actbench.nn.wrapped import bind_entries
 from actbench.records import Site
 from actbench.schemes.base import Scheme
 from actbench.schemes.exclusive import SAVED_TENSORS
@@ -47,6 +48,7 @@ class Offload(Scheme):
                 "would move none of them; gact:L3 moves what it has packed"
             )
         refuse_compiled(setup.module, *OFFLOAD)
-        OffloadedForward(setup.module).bind_throughout()
+        OffloadedForward(setup.module).bind()
+        bind_entries(setup.module)
         site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors in host memory")
         return setup.changed(setup.module, (site,), by=Part(self.spec, acts=OffloadedForward, idle=_IDLE))

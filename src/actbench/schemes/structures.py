@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
@@ -19,6 +20,7 @@ from actbench.nn.encoded import (
     RoundedWeights,
     StepByParameter,
     quantized_modules,
+    rounded,
 )
 from actbench.nn.encoded.parallel import NotInParallel, refuse_sharded
 from actbench.nn.encoded.stepping import BY_PARAMETER
@@ -27,6 +29,7 @@ from actbench.nn.hooked.forward import HOOKS
 from actbench.nn.keeping.keeper import FLOATS
 from actbench.nn.offloaded import OffloadedForward
 from actbench.nn.variance import rounding_variance
+from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.records import Site, Unreached
 from actbench.schemes.base import NOTHING_PACKED, Scheme
@@ -106,7 +109,8 @@ class EncodedStructures(Scheme):
             unreached = (_without_optimizer(self.number_format),)
         keeper = EncodedKeeper(self.number_format)
         if "activations" in self.on:
-            HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind_throughout()
+            HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind()
+            bind_entries(setup.module)
         self._hook_outputs(setup.module)
         if make is not None:
             make = self._make_optimizer(make, setup.module)
@@ -121,6 +125,10 @@ class EncodedStructures(Scheme):
             return {}
         found = rounding_variance(setup, batch, seed)
         return {} if found is None else found.fields()
+
+    def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
+        """Return a context in which weights are rounded, where these are in the format."""
+        return rounded(_trained(setup.module), self._unbiased) if "weights" in self.on else nullcontext()
 
     def _warnings(self) -> Iterator[str]:
         simulated = [WAS[structure] for structure in self.on if not self._is_stored(structure)]

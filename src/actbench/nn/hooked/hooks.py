@@ -146,6 +146,8 @@ class Hooks:
         reason = statistic(tensor) or is_cast_of_parameter(tensor) or self.keeper.why_not(tensor)
         if reason is not None:
             savedtensors.left(tensor, reason)
+            if not self.keeper.compress:  # as was asked
+                savedtensors.acted(self.keeper)
             return _stays(tensor)
         held = self._powers(tensor) if is_logarithm and self.keeper.compress else self.held(tensor)
         return _stays(tensor) if isinstance(held.kept.form, AsItIs) else held
