@@ -9,6 +9,9 @@ import torch
 
 from actbench import bench, schemes
 from actbench.errors import ConversionError, ModelError, OutOfMemoryError, SpecError, UntraceableError
+from actbench.gradients import gradients_of, relative_error_and_cosine
+from actbench.nn.encoded.form import through
+from actbench.nn.keeping import allocation
 from actbench.records import Case
 
 TOLERANCE = 0.02
@@ -187,3 +190,51 @@ def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
 
     with pytest.raises(OutOfMemoryError, match=r"largest batch that fits is \d+"):
         bench.Session(case("exact", **{**MODELS["roberta"], "batch_size": 4096}, meter="simulated", **limit)).memory()
+
+
+def test_bits_reach_the_judged_step_however_late_the_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CUDA device it is by luck whether the costs have come to the host when a step looks for them."""
+
+    class Late:
+        there = False
+
+        def query(self) -> bool:
+            return self.there
+
+        def synchronize(self) -> None:
+            self.there = True
+
+    monkeypatch.setattr("actbench.schemes.actnn.ActNN.diagnostics", lambda *_: {})  # steps that take long
+    fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}
+    in_time = bench.Session(case("actnn:L3", **fields)).memory()
+    monkeypatch.setattr(allocation, "_recorded", lambda device: Late())
+    late = bench.Session(case("actnn:L3", **fields)).memory()
+
+    assert late.gradient_error == in_time.gradient_error
+    assert late.activation_bytes == in_time.activation_bytes
+
+
+@pytest.mark.parametrize("scheme", ["encode:int:4,on=weights", "smaq,on=weights+fewbit:3"])
+def test_weights_in_a_format_are_judged_as_a_step_leaves_them(scheme: str) -> None:
+    fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}
+    session = bench.Session(case(scheme, **fields))
+    before = {name: value.clone() for name, value in session.setup.module.state_dict().items()}
+    by_hand = bench.Session(case("exact", **fields))
+    exact = gradients_of(by_hand.setup, by_hand._batch(), 0)
+    if "fewbit" in scheme:
+        by_hand.setup = schemes.build("fewbit:3").apply(by_hand.setup)
+    torch.manual_seed(0)
+    number_format = schemes.build(next(part for part in scheme.split("+") if "weights" in part))._unbiased
+    with torch.no_grad():
+        for parameter in by_hand.setup.module.parameters():
+            if parameter.dim() > 1 and parameter.numel() >= 64:
+                parameter.copy_(through(parameter, number_format))
+    expected = relative_error_and_cosine(gradients_of(by_hand.setup, by_hand._batch(), 0), exact)
+
+    judged = session._judged_gradient()
+    assert judged is not None
+    assert all(torch.equal(value, before[name]) for name, value in session.setup.module.state_dict().items())
+    found = session.memory()
+    assert found.gradient_error is not None
+    assert found.gradient_error > 0.001
+    assert (found.gradient_error, found.gradient_cosine) == expected

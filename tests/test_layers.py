@@ -46,7 +46,7 @@ ALLOWED = {
     "workloads": SETUP,
     "meters": SETUP | {"machine"},
     "inspection": SETUP | {"ledger"},
-    "bench": SETUP | {"ledger", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
+    "bench": SETUP | {"ledger", "nn", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
     "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
     "integrations": SETUP | {"nn", "schemes", "meters", "inspection", "conversion"},
     # both

@@ -13,6 +13,7 @@ from actbench import inspection, meters, schemes, search, workloads
 from actbench.errors import (
     ActbenchError,
     ConversionError,
+    IdleError,
     MeasurementError,
     OutOfMemoryError,
     UntraceableError,
@@ -20,6 +21,7 @@ from actbench.errors import (
 )
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.ledger import Ledger
+from actbench.nn.keeping.allocation import waiting
 from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
@@ -53,7 +55,7 @@ class Session:
         after = self._trace(self.setup) if before is not None else None
         self.sites, self.unreached = self.setup.sites, self.setup.unreached
         if before is not None and after is not None:
-            self.sites, self.unreached = inspection.inspect(before, after, self.setup)
+            self._inspect(before, after)
 
     def memory(self) -> Measurement:
         """Read everything but time: bytes, sites, gradient quality and, where asked, the largest batch.
@@ -61,6 +63,10 @@ class Session:
         Raises:
             OutOfMemoryError: The step does not fit.
         """
+        with waiting():
+            return self._memory()
+
+    def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         reading = self._reading(search_result)
@@ -93,7 +99,8 @@ class Session:
         if self._step is None:
             self._step = self._new_step(self.case.batch_size)
         if not self._warm:
-            self.meter.seconds(self._step, self.case.warmup_steps)
+            with waiting():
+                self.meter.seconds(self._step, self.case.warmup_steps)
             self._warm = True
         return self.meter.seconds(self._step, steps)
 
@@ -126,11 +133,30 @@ class Session:
             self._warnings = (f"what each site keeps is unknown: {error}",)
             return None
 
-    def _gradient(self, setup: TrainingSetup) -> Gradients | None:
-        """Return the gradient on the case's batch, or None when that alone does not fit."""
+    def _inspect(self, before: inspection.Trace, after: inspection.Trace) -> None:
+        try:
+            self.sites, self.unreached = inspection.inspect(before, after, self.setup)
+        except IdleError as idle:
+            if not self.case.find_largest_batch:
+                raise
+            self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # it may do something at the largest
+
+    def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients | None:
+        """Return the gradient on the case's batch in the last of some passes, or None when one alone does not fit."""
         try:
             with self.meter.active():
+                for _ in range(passes - 1):
+                    gradients_of(setup, self._batch(), self.case.seed)
                 return gradients_of(setup, self._batch(), self.case.seed)
+        except _OUT_OF_MEMORY:
+            return None
+
+    def _judged_gradient(self) -> Gradients | None:
+        """Return the gradient of a step in the steady state: bits are shared out, weights are what a step leaves."""
+        torch.manual_seed(self.case.seed)
+        try:
+            with self.meter.active(), self.scheme.as_after_a_step(self.setup):
+                return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
         except _OUT_OF_MEMORY:
             return None
 
@@ -139,9 +165,7 @@ class Session:
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
-        if exact is not None and self.scheme.adapts:
-            self._gradient(self.setup)  # the step from which it learns
-        found = None if exact is None else self._gradient(self.setup)
+        found = None if exact is None else self._judged_gradient()
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         error, cosine = relative_error_and_cosine(found, exact)

@@ -6,6 +6,7 @@ ActbenchError
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
 ├── ConversionError       a model that a scheme cannot be applied to
+│   ├── IdleError         a scheme that changes nothing of what a training step keeps
 │   └── UntraceableError  a model that fake tensors cannot run
 ├── StoreError            a results file that cannot be read or written
 ├── KernelError           a kernel that cannot be compiled or launched
@@ -40,6 +41,10 @@ class ModelError(UsageError):
 
 class ConversionError(ActbenchError):
     """A model that a scheme cannot be applied to."""
+
+
+class IdleError(ConversionError):
+    """A scheme that runs in a training step and changes nothing of what the step keeps."""
 
 
 class UntraceableError(ConversionError):

@@ -1,13 +1,14 @@
 """What a tensor that waits for the backward pass stands for.
 
 A graph shows codes, not what they are codes of, and nothing of why a tensor was left as it is. What packs tensors
-therefore says both here, and what lists them asks. Nothing is noted, and next to nothing done, while nobody listens.
+therefore says both here, and what lists them asks. What acts without packing, such as recomputation, says so too.
+Nothing is noted, and next to nothing done, while nobody listens.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -31,27 +32,51 @@ class Source:
 listeners = 0
 """How many contexts of :func:`listening` are open."""
 
+_hearers: list[Callable[[Hashable], None]] = []
+
 _sources: weakref.WeakKeyDictionary[UntypedStorage, Source] = weakref.WeakKeyDictionary()
 _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def listening() -> Iterator[None]:
-    """Note what is said until the end of the context; may be entered again, and by several threads."""
+def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]:
+    """Note what is said until the end of the context; may be entered again, and by several threads.
+
+    Args:
+        heard: Called with the ``by`` of everybody who acts.
+    """
     global listeners
     listeners += 1
+    hearers = [] if heard is None else [heard]
+    _hearers.extend(hearers)
     try:
         yield
     finally:
         listeners -= 1
+        for hearer in hearers:
+            _hearers.remove(hearer)
 
 
-def packed(x: Tensor, *parts: Tensor) -> None:
-    """Say that ``parts`` are kept in place of ``x``: all of them together, and nothing else."""
+def packed(x: Tensor, *parts: Tensor, by: Hashable = None) -> None:
+    """Say that ``parts`` are kept in place of ``x``: all of them together, and nothing else.
+
+    Args:
+        x: What backward will ask for.
+        *parts: What it is made again from.
+        by: Who packs; None for the layer that runs.
+    """
     if listeners:
         source = Source(x.shape, x.dtype)
         for part in parts:
             _sources[part.untyped_storage()] = source
+        acted(by)
+
+
+def acted(by: Hashable) -> None:
+    """Say who has changed what the module that runs keeps for backward; ``by`` as for :func:`packed`."""
+    if listeners:
+        for hear in tuple(_hearers):
+            hear(by)
 
 
 def left(x: Tensor, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -32,6 +32,23 @@ class HoldsGradients(Protocol):
 
 
 @dataclass(frozen=True)
+class Part:
+    """What one scheme has changed in a setup, and by what it is seen that it acts.
+
+    Attributes:
+        spec: Specification of the scheme.
+        acts: Who tells :mod:`actbench.savedtensors` what it does in this setup; None for the layers at its sites.
+        idle: Where its sites run and it changes nothing of what they keep: what the reason may be, and what to do.
+        sites: What it changed.
+    """
+
+    spec: str
+    acts: Hashable = None
+    idle: str = "no gradient is asked of what goes into them; unfreeze what runs before them"
+    sites: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
 class TrainingSetup:
     """A module with everything that makes a training step of it, and what schemes have done to it so far.
 
@@ -44,6 +61,7 @@ class TrainingSetup:
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
+        parts: What each scheme changed, one after the other.
     """
 
     module: nn.Module
@@ -54,12 +72,26 @@ class TrainingSetup:
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     def changed(
-        self, module: nn.Module, sites: tuple[Site, ...], unreached: tuple[Unreached, ...] = ()
+        self,
+        module: nn.Module,
+        sites: tuple[Site, ...],
+        unreached: tuple[Unreached, ...] = (),
+        *,
+        by: Part | None = None,
     ) -> TrainingSetup:
-        """Return this setup with another module and further sites."""
-        return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached)
+        """Return this setup with another module and further sites.
+
+        Args:
+            module: What becomes of the model.
+            sites: What changed in it.
+            unreached: What a reader might expect to have changed.
+            by: Who changed it, without the sites; None for a change of which nobody asks whether it acts.
+        """
+        parts = self.parts if by is None else (*self.parts, replace(by, sites=sites))
+        return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached, parts=parts)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the loss of the model on a batch, a scalar with its graph.

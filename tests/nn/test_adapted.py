@@ -68,7 +68,7 @@ def test_gact_has_its_bits_and_counts_on():
     adapt(other, through_json(adapted_states(model)))
     one, two = (HookedForward.of(each) for each in (model, other))
 
-    assert (two.probing.passes, one.probing.passes) == (2, 2)
+    assert two.probing.passes == one.probing.passes == {"": 2}
     assert {place.path: place.bits for place in two.hooks.places} == {p.path: p.bits for p in one.hooks.places}
     assert len({place.bits for place in two.hooks.places}) > 1
 

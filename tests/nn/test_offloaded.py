@@ -80,7 +80,10 @@ def test_a_tensor_saved_twice_is_moved_once(moves):
 
     assert [t.untyped_storage() for t in moves].count(x.untyped_storage()) == 1
     loss.backward()
-    assert len([1 for entries in converted.forward._sharing._packed.values() for r in entries.values() if r()]) == 0
+    assert (
+        len([1 for entries in converted.forward.wrapper._sharing._packed.values() for r in entries.values() if r()])
+        == 0
+    )
 
 
 def test_a_tensor_changed_in_place_between_two_savings_is_moved_twice(moves):
@@ -156,7 +159,7 @@ def test_a_copy_moves_tensors_of_its_own():
     twin = copy.deepcopy(converted)
 
     assert twin.forward.module is twin
-    assert twin.forward._sharing is not converted.forward._sharing
+    assert twin.forward.wrapper._sharing is not converted.forward.wrapper._sharing
 
 
 def test_compiling_is_refused(monkeypatch):

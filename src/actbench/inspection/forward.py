@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from actbench import fake
+from actbench import fake, savedtensors
 from actbench.inspection.recorder import Recorder
 from actbench.training import Batch, TrainingSetup
 
@@ -48,7 +48,8 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
 
 def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
-    with fake.shapes_only(), recorder.watching(setup.module), torch.enable_grad(), recorder, hooks:
+    listening = savedtensors.listening(recorder.heard)
+    with fake.shapes_only(), recorder.watching(setup.module), torch.enable_grad(), recorder, hooks, listening:
         return setup.forward(batch)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,11 +63,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         calls: How often each module ran so far, by path.
+        acted: Who acted in which module, by its path; see :func:`actbench.savedtensors.acted`.
     """
 
     def __init__(self, module: nn.Module, known: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls = {path: 0 for path, _ in module.named_modules()}
+        self.acted: set[tuple[str, Hashable]] = set()
         self._active: list[str] = []
         self._old: WeakKeyDictionary[UntypedStorage, str] = WeakKeyDictionary()
         for kind, tensors in known.items():
@@ -99,6 +101,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if history is not None and self._running not in history.savers:
                 history.savers.append(self._running)
         return tensor
+
+    def heard(self, by: Hashable) -> None:
+        """Note that somebody acts in the module that runs."""
+        self.acted.add((self._running, by))
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:

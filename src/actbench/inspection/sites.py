@@ -10,15 +10,15 @@ the module that made it, which for packed bytes is the module whose tensor was p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, IdleError
 from actbench.inspection.forward import traced
 from actbench.inspection.recorder import Kept
-from actbench.ledger import OUTSIDE
+from actbench.ledger import OUTSIDE, called
 from actbench.records import Site, Unreached
-from actbench.training import Batch, TrainingSetup
+from actbench.training import Batch, Part, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,12 @@ class Trace:
     Attributes:
         kept: Every storage that is kept for backward; parameters, buffers and the batch are not among them.
         calls: How often each module ran, by path; 0 for a module that never did.
+        acted: Who acted in which module, by its path; see :func:`actbench.savedtensors.acted`.
     """
 
     kept: tuple[Kept, ...]
     calls: Mapping[str, int]
+    acted: Collection[tuple[str, Hashable]] = frozenset()
 
     @property
     def total_bytes(self) -> int:
@@ -61,16 +63,20 @@ def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
         UntraceableError: The forward looks at values, which fake tensors do not have.
     """
     with traced(setup, make_batch) as (recorder, _):
-        return Trace(recorder.kept(), recorder.calls)
+        return Trace(recorder.kept(), recorder.calls, frozenset(recorder.acted))
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
     """Fill in what each site of a setup kept and keeps, in the model's order, and set aside those that never run.
 
     Raises:
-        ConversionError: None of the sites runs in a training step.
+        ConversionError: Nothing runs of what a scheme converted, alone or as a part of a composition.
+        IdleError: It runs, and changes nothing of what the step keeps.
     """
-    idle = [site for site in setup.sites if after.calls.get(site.path) == 0]
+    for part in setup.parts:
+        refuse_idle(part, after)
+    entered = {site.path for part in setup.parts if _is_heard(part, after) for site in part.sites}
+    idle = [site for site in setup.sites if after.calls.get(site.path) == 0 and (site.path or "" not in entered)]
     order = {path: place for place, path in enumerate(after.calls)}
     sites = tuple(
         _read(site, before, after)
@@ -78,12 +84,46 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
         if site not in idle
     )
     if idle and not sites:
-        raise ConversionError(
-            f"nothing that was converted runs in a training step: {', '.join(site.path for site in idle[:5])}; "
-            "choose a scheme that works on what the model calls"
-        )
+        raise _never_runs("the scheme", [site.path for site in idle])
     unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after)) for site in idle)
     return sites, setup.unreached + unreached
+
+
+def refuse_idle(part: Part, after: Trace) -> None:
+    """Raise a ConversionError where a scheme does nothing in a training step; sites of no module are not looked at.
+
+    Raises:
+        ConversionError: Nothing that it converted runs.
+        IdleError: It runs, and changes nothing of what the step keeps.
+    """
+    paths = [site.path for site in part.sites if site.path in after.calls]
+    if not paths or _acts(part, paths, after):
+        return
+    if not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
+        raise _never_runs(part.spec, paths)
+    raise IdleError(
+        f"{part.spec} does nothing in a training step: what it converted keeps what it kept before "
+        f"({_named(paths)}), because {part.idle}"
+    )
+
+
+def _never_runs(spec: str, paths: Sequence[str]) -> ConversionError:
+    return ConversionError(
+        f"{spec}: nothing that was converted runs in a training step: {_named(paths)}; choose a scheme that works on "
+        "what the step calls, or call it"
+    )
+
+
+def _named(paths: Sequence[str]) -> str:
+    return ", ".join(called(path) for path in paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+
+
+def _acts(part: Part, paths: Collection[str], after: Trace) -> bool:
+    return _is_heard(part, after) or any((path, None) in after.acted for path in paths)
+
+
+def _is_heard(part: Part, after: Trace) -> bool:
+    return part.acts is not None and any(by == part.acts for _, by in after.acted)
 
 
 def _read(site: Site, before: Trace, after: Trace) -> Site:
@@ -91,7 +131,9 @@ def _read(site: Site, before: Trace, after: Trace) -> Site:
     if site.path not in after.calls:
         return site
     read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}
-    return site.model_copy(update={**read, "calls": after.calls[site.path]})
+    return site.model_copy(
+        update={**read, "calls": after.calls[site.path] or None}
+    )  # parts of it may run by themselves
 
 
 def _why_idle(path: str, after: Trace) -> str:

@@ -94,11 +94,10 @@ class Session:
         waited_for, self._waiting = self._waiting, []
         for _, hook in waited_for:
             hook.remove()
-        paths = {path for path, _ in waited_for}
-        if paths and (not self._ran or ("" in paths and "" not in self._ran)):
+        if waited_for and not self._ran:
             raise ConversionError(
-                f"nothing that {self._scheme.spec!r} works on runs in a training step: the forward of this "
-                f"{type(self.model).__name__} is never called, or no layer that was converted in it is; convert the "
+                f"nothing that {self._scheme.spec!r} works on runs in a training step: no forward of this "
+                f"{type(self.model).__name__} is ever called, or no layer that was converted in it is; convert the "
                 "module whose forward the step calls (Lightning: module=)"
             )
         if waited_for and not self.watch.passes:
@@ -140,6 +139,8 @@ class Session:
         """Return the paths of the converted modules, each with a hook that notes that the module runs."""
         modules = dict(self.model.named_modules())
         paths = [site.path for site in self._conversion.sites if site.path in modules]
+        if "" in paths:  # what stands around the model stands around its parts, where the step calls these
+            paths = list(modules)
         return [(path, modules[path].register_forward_pre_hook(partial(_note, self._ran, path))) for path in paths]
 
     @property

@@ -20,6 +20,7 @@ from actbench.learning.spreading import Spread, spread
 from actbench.learning.state import restore, state_of
 from actbench.learning.step import LearningStep
 from actbench.learning.team import ALONE, Team
+from actbench.nn.keeping.allocation import waiting
 from actbench.records import Case
 from actbench.runs.records import Evaluation, Trained, TrainingCase
 from actbench.training import Batch
@@ -175,7 +176,8 @@ class TrainingLoop:
             group["lr"] = rate * factor
         self._show(self.done)
         started = time.perf_counter()
-        mine = step().item()  # waits for the device, so that the time is the step's
+        with waiting():
+            mine = step().item()  # waits for the device, so that the time is the step's
         self._seconds.append(time.perf_counter() - started)
         loss = self.team.mean(mine)
         self._losses.append(loss)

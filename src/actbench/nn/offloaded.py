@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from actbench import hostmemory, savedtensors
 from actbench.nn.eager import refuse_compiling
 from actbench.nn.layout import without_repeats
-from actbench.nn.rebound import ReboundForward
 from actbench.nn.sharing import SharingTable
+from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, checkpointed
 from actbench.ops.host import from_host, to_host
 from actbench.units import KIB
+
+HOST = "host memory is where it is"
+"""Why a tensor of a model on the CPU is not moved."""
+
+OFFLOAD = ("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
+"""What cannot be compiled, and why."""
 
 _SMALLEST_BYTES = KIB  # below this a copy costs more time than its bytes are worth
 
@@ -69,12 +75,56 @@ class OnHost:
         return from_host(self.host, self.device).expand(self.shape)
 
 
-class OffloadedForward(ReboundForward):
-    """A forward whose saved tensors go to host memory, except parameters, buffers and what is smaller than 1 KiB."""
+class Offloading(Wrapper):
+    """Hooks around the passes through a model by which what is saved goes to host memory.
+
+    Parameters, buffers and what is smaller than 1 KiB stay.
+    """
+
+    def __init__(self) -> None:
+        self._sharing: SharingTable[OnHost] = SharingTable()
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Run a pass under saved-tensor hooks."""
+        own = {tensor.untyped_storage() for tensor in own_tensors(module)}
+
+        def pack(tensor: Tensor) -> StaysHere | OnHost:
+            reason = "a parameter or a buffer" if _is_own(tensor, own) else _why_not(tensor)
+            if reason in (None, HOST):
+                savedtensors.acted(OffloadedForward)
+            if reason is not None:
+                savedtensors.left(tensor, reason)
+                return StaysHere(tensor.detach(), tensor._version)
+            return self._moved(tensor)
+
+        with self.running(), saved_tensors_hooks(pack, _unpack):
+            return inner(module, *args, **kwargs)
+
+    def refuse_compiling(self) -> None:
+        """Raise a ConversionError under ``torch.compile``, which cannot trace the hooks."""
+        refuse_compiling(*OFFLOAD)
+
+    def begins_inside(self) -> bool:
+        """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
+        return super().begins_inside() and not checkpointed()
+
+    def _moved(self, tensor: Tensor) -> OnHost:
+        moved = self._sharing.recall(tensor)
+        if moved is None:
+            moved = OnHost(to_host(without_repeats(tensor)), tensor.shape, tensor.device)
+            savedtensors.packed(tensor, moved.host, by=OffloadedForward)
+            self._sharing.remember(tensor, weakref.ref(moved))
+        return moved
+
+
+class OffloadedForward(WrappedForward):
+    """A forward whose saved tensors go to host memory."""
+
+    wrapper: Offloading
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self._sharing: SharingTable[OnHost] = SharingTable()
+        self.wrapper = Offloading()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model under saved-tensor hooks.
@@ -82,29 +132,16 @@ class OffloadedForward(ReboundForward):
         Raises:
             ConversionError: Under ``torch.compile``, which cannot trace the hooks.
         """
-        refuse_compiling("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
+        self.wrapper.refuse_compiling()
         module = self.module
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
-        own = {tensor.untyped_storage() for tensor in own_tensors(module)}
+        return self.wrapper.run("", module, self.inner, args, kwargs)
 
-        def pack(tensor: Tensor) -> StaysHere | OnHost:
-            reason = "a parameter or a buffer" if tensor.untyped_storage() in own else _why_not(tensor)
-            if reason is not None:
-                savedtensors.left(tensor, reason)
-                return StaysHere(tensor.detach(), tensor._version)
-            return self._moved(tensor)
 
-        with saved_tensors_hooks(pack, _unpack):
-            return self.inner(module, *args, **kwargs)
-
-    def _moved(self, tensor: Tensor) -> OnHost:
-        moved = self._sharing.recall(tensor)
-        if moved is None:
-            moved = OnHost(to_host(without_repeats(tensor)), tensor.shape, tensor.device)
-            savedtensors.packed(tensor, moved.host)
-            self._sharing.remember(tensor, weakref.ref(moved))
-        return moved
+def _is_own(tensor: Tensor, own: Container[torch.UntypedStorage]) -> bool:
+    """Return whether a tensor is a parameter or a buffer; those of another part of the model are parameters by type."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter) or tensor.untyped_storage() in own
 
 
 def _unpack(packed: StaysHere | OnHost) -> Tensor:
@@ -128,7 +165,7 @@ def _why_not(tensor: Tensor) -> str | None:
         return "smaller than 1 KiB"
     if not fake and type(tensor) not in (Tensor, nn.Parameter):
         return f"a {type(tensor).__name__}"
-    return None if _is_elsewhere(tensor.device, fake) else "host memory is where it is"
+    return None if _is_elsewhere(tensor.device, fake) else HOST
 
 
 def _is_elsewhere(device: torch.device, fake: bool) -> bool:

@@ -116,9 +116,13 @@ class ReboundForward:
 
     def _on(self, module: nn.Module) -> Self:
         """Return this forward, and those behind it, for another module."""
-        twin = type(self)(module)
+        twin = self._twin(module)
         twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
         return twin
+
+    def _twin(self, module: nn.Module) -> Self:
+        """Return this forward alone for another module."""
+        return type(self)(module)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_module": self.module}

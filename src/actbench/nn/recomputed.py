@@ -103,6 +103,7 @@ class RecomputedForward(ReboundForward):
         kwargs = {name: _for_two_runs(value) for name, value in kwargs.items()}
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
+        savedtensors.acted(RecomputedForward)
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor):
                 savedtensors.left(value, "goes into a recomputed block")
@@ -128,8 +129,11 @@ class RecomputedForward(ReboundForward):
         recompute, would either see nothing or leave the second run unpacked. The re-entrant form needs every tensor
         that may have a graph as an argument or a result of its own, and one that has a graph.
         """
+        places = (
+            hooks.places
+        )  # those of the pass that this run belongs to, where several modules are called by themselves
         if hooks.probing:
-            with hooks.block(self.path):
+            with hooks.block(self.path, places):
                 return self.inner(module, *args, **kwargs)
         tensors, given = _taken_apart((args, kwargs))
         if not any(tensor.requires_grad for tensor in (*tensors, *own_tensors(module))):
@@ -140,7 +144,10 @@ class RecomputedForward(ReboundForward):
         def run(_: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             args, kwargs = given.together(tensors)
             again = torch.is_grad_enabled()
-            with hooks.block(self.path) if again else nullcontext(), statistics_kept(norms) if again else nullcontext():
+            with (
+                hooks.block(self.path, places) if again else nullcontext(),
+                statistics_kept(norms) if again else nullcontext(),
+            ):
                 found, rest = _taken_apart(self.inner(module, *args, **kwargs))
             if not again:
                 results.append(rest)
@@ -150,10 +157,8 @@ class RecomputedForward(ReboundForward):
         found: tuple[Tensor, ...] = checkpoint(run, with_graph, *tensors, use_reentrant=True)
         return results.pop().together(found)
 
-    def _on(self, module: nn.Module) -> Self:
-        twin = super()._on(module)
-        twin.path = self.path
-        return twin
+    def _twin(self, module: nn.Module) -> Self:
+        return type(self)(module, self.path)
 
 
 class _Rest(NamedTuple):

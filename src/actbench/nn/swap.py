@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 from torch import nn
 
+from actbench.errors import ConversionError
+from actbench.nn.eager import is_compiled
+from actbench.nn.wrapped import bind_entries, unbind_entries
+
 Rule = Callable[[nn.Module, str], nn.Module | None]
 
 
@@ -22,19 +26,31 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
 
     Returns:
         The model, or what replaces it.
+
+    Raises:
+        ConversionError: A module that the rule replaces was compiled by itself, so that what is compiled would run on.
     """
-    return _visit(model, "", rule, {})
+    unbind_entries(model)  # an entry is of the module that it stands on, and of no other
+    swapped = _visit(model, "", rule, {})
+    bind_entries(swapped)
+    return swapped
 
 
-def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module]) -> nn.Module:
+def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module], compiled: bool = False) -> nn.Module:
     if id(module) in memo:
         return memo[id(module)]
     replacement = rule(module, path)
+    if replacement is not None and (compiled or is_compiled(module)):
+        raise ConversionError(
+            f"{path or 'the model'} is a {type(module).__name__} that torch.compile has compiled by itself, and what "
+            "is compiled would run on in place of what it is converted to; convert first, and compile then"
+        )
     memo[id(module)] = module if replacement is None else replacement
     if replacement is None:
         for name, child in list(module._modules.items()):
             if child is not None:
-                module._modules[name] = _visit(child, f"{path}.{name}" if path else name, rule, memo)
+                place = f"{path}.{name}" if path else name
+                module._modules[name] = _visit(child, place, rule, memo, is_compiled(module) and name == "_orig_mod")
     return memo[id(module)]
 
 

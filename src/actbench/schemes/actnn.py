@@ -13,17 +13,19 @@ from actbench.nn.attention import attention_modules
 from actbench.nn.census import census
 from actbench.nn.compressed.layer import Compressed
 from actbench.nn.compressed.layers import compressed, fan_in
-from actbench.nn.compressed.root import CompressedForward
+from actbench.nn.compressed.root import COMPRESSED, CompressedForward
 from actbench.nn.compressed.small import small_codes
+from actbench.nn.eager import refuse_compiled
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.keeping import Keeper, Place
 from actbench.nn.keeping.allocation import Allocation
 from actbench.nn.keeping.history import History
 from actbench.nn.swap import swap
 from actbench.nn.variance import rounding_variance
+from actbench.nn.wrapped import bind_entries
 from actbench.records import Site
-from actbench.schemes.base import Scheme
-from actbench.training import Batch, TrainingSetup
+from actbench.schemes.base import NOTHING_PACKED, Scheme
+from actbench.training import Batch, Part, TrainingSetup
 from actbench.units import GIB
 
 Level = Literal["L0", "L1", "L2", "L3", "L3.1", "L4", "L5", "swap"]
@@ -127,8 +129,9 @@ class ActNN(Scheme):
         """Replace the layers that have a compressed form and bind hooks on attention.
 
         Raises:
-            ConversionError: There is none, or the model has been converted before.
+            ConversionError: There is none, or the model has been converted before or is compiled.
         """
+        refuse_compiled(setup.module, *COMPRESSED)
         if CompressedForward.of(setup.module) is not None or HookedForward.of(setup.module) is not None:
             raise ConversionError("actnn: the layers of the model are compressed already; convert the original model")
         keeper = Keeper(
@@ -147,7 +150,9 @@ class ActNN(Scheme):
         hooked = self._hooked(model, keeper)
         threshold = self.setting("empty_cache_threshold")
         CompressedForward(model, keeper, self._allocation(places), threshold, bool(hooked)).bind()
-        changed = setup.changed(model, (*sites, *hooked))
+        bind_entries(model)
+        by = Part(self.spec, acts=keeper, idle=NOTHING_PACKED)
+        changed = setup.changed(model, (*sites, *hooked), by=by)
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
 
     @property

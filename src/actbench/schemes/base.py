@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 from actbench.records import Data, Published
 from actbench.spec import shortest
 from actbench.training import Batch, TrainingSetup
+
+NOTHING_PACKED = (
+    "none of what the model's modules save is worth packing: 'actbench measure MODEL --scheme SCHEME --ledger' lists "
+    "why; take a larger batch, or a format of fewer bits"
+)
+"""What is said of hooks that run and pack nothing."""
 
 
 class Scheme(Data):
@@ -53,6 +60,14 @@ class Scheme(Data):
     def adapts(self) -> bool:
         """Whether a step changes what later ones keep: its gradients are then judged after a first step."""
         return False
+
+    def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
+        """Return a context in which the setup's weights are what the scheme makes of them in each step of training.
+
+        Args:
+            setup: The result of :meth:`apply`; at the end of the context its weights are what they were.
+        """
+        return nullcontext()
 
     @property
     def exclusive(self) -> tuple[str, ...]:

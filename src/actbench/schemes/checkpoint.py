@@ -7,9 +7,12 @@ from pydantic import PositiveInt, field_validator
 from actbench.errors import ConversionError
 from actbench.nn.census import census
 from actbench.nn.recomputed import RecomputedForward, blocks
+from actbench.nn.wrapped import bind_entries, unbind_entries
 from actbench.records import Site
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.training import Part, TrainingSetup
+
+_IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
 
 
 class Checkpoint(Scheme):
@@ -57,7 +60,9 @@ class Checkpoint(Scheme):
         chosen = found[:: self.every]
         if any(RecomputedForward.of(block) for _, block in chosen):
             raise ConversionError("checkpoint: the model recomputes its blocks already; convert the original model")
+        unbind_entries(setup.module)
         for path, block in chosen:
             RecomputedForward(block, path).bind()
+        bind_entries(setup.module)  # in front: a block that a step calls is a pass, and is recomputed within
         sites = tuple(Site(path=path, was=type(block).__name__, becomes="recomputed") for path, block in chosen)
-        return setup.changed(setup.module, sites)
+        return setup.changed(setup.module, sites, by=Part(self.spec, acts=RecomputedForward, idle=_IDLE))

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 from actbench.errors import SpecError
 from actbench.schemes.base import Scheme
@@ -46,6 +47,14 @@ class Composed(Scheme):
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return what all parts have to say of the whole."""
         return {name: value for part in self.parts for name, value in part.diagnostics(setup, batch, seed).items()}
+
+    @contextmanager
+    def as_after_a_step(self, setup: TrainingSetup) -> Iterator[None]:
+        """Let weights be what all parts make of them."""
+        with ExitStack() as stack:
+            for part in self.parts:
+                stack.enter_context(part.as_after_a_step(setup))
+            yield
 
     @property
     def adapts(self) -> bool:

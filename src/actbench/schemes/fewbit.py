@@ -19,7 +19,7 @@ from actbench.nn.stepwise import Steps
 from actbench.records import Published
 from actbench.schemes.base import Scheme
 from actbench.schemes.exclusive import ACTIVATIONS
-from actbench.training import TrainingSetup
+from actbench.training import Part, TrainingSetup
 from actbench.units import GIB
 
 _SETTING = "fewbit:3 for GELU, RoBERTa-base, MRPC, batch 128, GPU not named"
@@ -130,7 +130,7 @@ class FewBit(Scheme):
         if not sites:
             asked = ", ".join([*sorted(wanted), *self.runs_files])
             raise ConversionError(f"{self.spec}: none of {asked} to convert; {instead(model)}")
-        return setup.changed(model, sites, unreached)
+        return setup.changed(model, sites, unreached, by=Part(self.spec))
 
 
 def _joined(parts: Iterable[str]) -> Iterable[str]:

@@ -8,15 +8,18 @@ from pydantic import Field, PositiveInt
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed.small import small_codes
+from actbench.nn.eager import refuse_compiled
 from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.hooked.forward import HOOKS
 from actbench.nn.hooked.probing import Probing
 from actbench.nn.keeping import Keeper
 from actbench.nn.offloaded import OffloadedForward
 from actbench.nn.variance import rounding_variance
+from actbench.nn.wrapped import bind_entries
 from actbench.records import Published, Site
-from actbench.schemes.base import Scheme
+from actbench.schemes.base import NOTHING_PACKED, Scheme
 from actbench.schemes.exclusive import SAVED_TENSORS
-from actbench.training import Batch, TrainingSetup
+from actbench.training import Batch, Part, TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
 
@@ -104,16 +107,21 @@ class Gact(Scheme):
         """Bind a forward with hooks on the model.
 
         Raises:
-            ConversionError: The model has nothing to train, or packs or offloads its saved tensors already.
+            ConversionError: The model has nothing to train, packs or offloads its saved tensors already, or is
+                compiled.
         """
         module, kind = setup.module, type(setup.module).__name__
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConversionError(f"gact: {kind} has no parameter to train, so nothing is kept for a backward pass")
-        for bound in (HookedForward, OffloadedForward):
-            if bound.of(module) is not None:
+        for kind_of_forward in (HookedForward, OffloadedForward):
+            if kind_of_forward.of(module) is not None:
                 raise ConversionError(f"gact: {kind} packs or moves its saved tensors already; convert the original")
-        HookedForward(module, self._hooks(), self._probing()).bind()
-        changed = setup.changed(module, (Site(path="", was=kind, becomes=self._becomes()),))
+        refuse_compiled(module, *HOOKS)
+        bound = HookedForward(module, self._hooks(), self._probing())
+        bound.bind()
+        bind_entries(module)
+        site = Site(path="", was=kind, becomes=self._becomes())
+        changed = setup.changed(module, (site,), by=Part(self.spec, acts=bound.hooks.keeper, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:

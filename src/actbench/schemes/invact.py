@@ -13,7 +13,7 @@ from actbench.nn.swap import swap
 from actbench.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
 from actbench.schemes.exclusive import ACTIVATIONS
-from actbench.training import TrainingSetup
+from actbench.training import Part, TrainingSetup
 
 _SOURCE = "abstract of arXiv 2407.15545"
 
@@ -66,4 +66,4 @@ class InvAct(Scheme):
         model = swap(setup.module, rule)
         if not sites:
             raise ConversionError(f"{self.spec}: none of {', '.join(GATES)} to convert; {instead(model)}")
-        return setup.changed(model, tuple(sites), tuple(unreached))
+        return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec))

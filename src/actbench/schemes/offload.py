@@ -3,12 +3,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 from actbench.errors import ConversionError
+from actbench.nn.eager import refuse_compiled
 from actbench.nn.hooked import HookedForward
-from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.offloaded import OFFLOAD, OffloadedForward
+from actbench.nn.wrapped import bind_entries
 from actbench.records import Site
 from actbench.schemes.base import Scheme
 from actbench.schemes.exclusive import SAVED_TENSORS
-from actbench.training import TrainingSetup
+from actbench.training import Part, TrainingSetup
+
+_IDLE = "no module of the model saves a tensor of 1 KiB or more; offload is for larger batches"
 
 
 class Offload(Scheme):
@@ -30,7 +34,8 @@ class Offload(Scheme):
         """Bind an offloading forward on the model.
 
         Raises:
-            ConversionError: The model offloads or packs its saved tensors already, or has nothing to train.
+            ConversionError: The model offloads or packs its saved tensors already, has nothing to train, or is
+                compiled.
         """
         if not any(True for _ in setup.module.parameters()):
             kind = type(setup.module).__name__
@@ -42,6 +47,8 @@ class Offload(Scheme):
                 "offload: the model packs its saved tensors by hooks, of which only the innermost run, so that offload "
                 "would move none of them; gact:L3 moves what it has packed"
             )
+        refuse_compiled(setup.module, *OFFLOAD)
         OffloadedForward(setup.module).bind()
+        bind_entries(setup.module)
         site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors in host memory")
-        return setup.changed(setup.module, (site,))
+        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=OffloadedForward, idle=_IDLE))

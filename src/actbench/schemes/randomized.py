@@ -15,7 +15,12 @@ from actbench.nn.swap import swap
 from actbench.nn.variance import sketch_variance
 from actbench.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
-from actbench.training import Batch, TrainingSetup
+from actbench.training import Batch, Part, TrainingSetup
+
+_IDLE = (
+    "a sketch of so many rows is no smaller than the input, or the weights are frozen; take a larger batch, or a "
+    "smaller ratio, dim or min"
+)
 
 
 class Randomized(Scheme):
@@ -92,7 +97,7 @@ class Randomized(Scheme):
                 f"randomized: {type(model).__name__} has no nn.Linear and no Conv1D of transformers to convert; it "
                 f"holds {census(model)}"
             )
-        return setup.changed(model, tuple(sites), tuple(unreached))
+        return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec, idle=_IDLE))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return the variance of the sketched weights' gradient, over three sketches, and what it is compared with."""

@@ -12,7 +12,7 @@ from actbench.nn.functions import GUISES, function_of, why_not
 from actbench.records import Published
 from actbench.schemes.base import Scheme
 from actbench.schemes.exclusive import ACTIVATIONS
-from actbench.training import TrainingSetup
+from actbench.training import Part, TrainingSetup
 
 _SETTING = "ReGELU2/ReSiLU2 with the authors' memory-sharing norms, fine-tuning of ViT and LLaMA"
 _SOURCE = "abstract of arXiv 2406.16282"
@@ -61,4 +61,4 @@ class ReGELU2(Scheme):
         model, sites, unreached = swap_activations(setup.module, steps_of)
         if not sites:
             raise ConversionError(f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(model)}")
-        return setup.changed(model, sites, unreached)
+        return setup.changed(model, sites, unreached, by=Part(self.spec))

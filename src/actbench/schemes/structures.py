@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
@@ -10,6 +11,7 @@ from torch import nn, optim
 from actbench.codecs.encodings import Encoding
 from actbench.errors import ConversionError
 from actbench.nn.compressed.small import small_codes
+from actbench.nn.eager import refuse_compiled
 from actbench.nn.encoded import (
     EncodedKeeper,
     EncodedOutputs,
@@ -18,18 +20,21 @@ from actbench.nn.encoded import (
     RoundedWeights,
     StepByParameter,
     quantized_modules,
+    rounded,
 )
 from actbench.nn.encoded.parallel import NotInParallel, refuse_sharded
 from actbench.nn.encoded.stepping import BY_PARAMETER
 from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.hooked.forward import HOOKS
 from actbench.nn.keeping.keeper import FLOATS
 from actbench.nn.offloaded import OffloadedForward
 from actbench.nn.variance import rounding_variance
+from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.records import Site, Unreached
-from actbench.schemes.base import Scheme
+from actbench.schemes.base import NOTHING_PACKED, Scheme
 from actbench.schemes.exclusive import SAVED_TENSORS
-from actbench.training import Batch, MakeOptimizer, TrainingSetup
+from actbench.training import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
@@ -90,8 +95,9 @@ class EncodedStructures(Scheme):
         """Bind hooks on the model, its parameters and its optimizer.
 
         Raises:
-            ConversionError: The model has nothing to train, is of a type that the format does not take, is sharded,
-                has one of the structures in a format already, or comes without an optimizer where one is needed.
+            ConversionError: The model has nothing to train, is of a type that the format does not take, is sharded or
+                compiled, has one of the structures in a format already, or comes without an optimizer where one is
+                needed.
         """
         self._check(setup)
         sites = [self._site(structure, setup.module) for structure in self.on if structure != "state"]
@@ -101,13 +107,15 @@ class EncodedStructures(Scheme):
             sites.append(self._site("state", setup.module))
         elif "state" in self.on:
             unreached = (_without_optimizer(self.number_format),)
+        keeper = EncodedKeeper(self.number_format)
         if "activations" in self.on:
-            keeper = EncodedKeeper(self.number_format)
             HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind()
+            bind_entries(setup.module)
         self._hook_outputs(setup.module)
         if make is not None:
             make = self._make_optimizer(make, setup.module)
-        changed = setup.changed(setup.module, tuple(sites), unreached)
+        by = Part(self.spec, acts=keeper, idle=NOTHING_PACKED)
+        changed = setup.changed(setup.module, tuple(sites), unreached, by=by)
         return replace(changed, make_optimizer=make, warnings=setup.warnings + tuple(self._warnings()))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
@@ -117,6 +125,10 @@ class EncodedStructures(Scheme):
             return {}
         found = rounding_variance(setup, batch, seed)
         return {} if found is None else found.fields()
+
+    def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
+        """Return a context in which weights are rounded, where these are in the format."""
+        return rounded(_trained(setup.module), self._unbiased) if "weights" in self.on else nullcontext()
 
     def _warnings(self) -> Iterator[str]:
         simulated = [WAS[structure] for structure in self.on if not self._is_stored(structure)]
@@ -130,6 +142,8 @@ class EncodedStructures(Scheme):
 
     def _check(self, setup: TrainingSetup) -> None:
         self._check_parameters(setup.module)
+        if {"activations", "maps"} & set(self.on):
+            refuse_compiled(setup.module, *HOOKS)
         self._check_others(setup)
         shared = self._named("weights", "gradients")
         if shared:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from actbench.nn.compressed.layer import Compressed
 from actbench.nn.eager import refuse_compiling
@@ -16,21 +16,75 @@ from actbench.nn.hooked import running
 from actbench.nn.hooked.hooks import OwnHooks
 from actbench.nn.keeping import Keeper, Place
 from actbench.nn.keeping.allocation import Allocation
-from actbench.nn.rebound import ReboundForward
+from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, given_by_others
+
+COMPRESSED = ("actnn", "it knows tensors by their memory, and a compiled graph has none")
+"""What cannot be compiled, and why."""
 
 
-class CompressedForward(ReboundForward):
-    """A forward that tells the keeper which tensors are somebody else's, and the allocation that a step begins.
+class Keeping(Wrapper):
+    """What the passes through a model whose layers keep their inputs need around them.
 
     Args:
-        module: The model.
-        keeper: That of its layers.
+        keeper: That of the layers.
         allocation: What shares the bits out among them; None leaves them as they are.
         empty_cache_threshold: Share of the memory that torch has reserved on a CUDA device below which what is not in
             use is given back before each pass; None for never.
         hooked: Whether parts of the model have hooks of their own. Blocks around these are then recomputed in the form
             in which the hooks pack what the second run saves, and nothing is kept of the first.
     """
+
+    def __init__(
+        self, keeper: Keeper, allocation: Allocation | None, empty_cache_threshold: float | None, hooked: bool
+    ) -> None:
+        self.keeper, self.allocation, self.empty_cache_threshold = keeper, allocation, empty_cache_threshold
+        self.hooked = hooked
+        self._first_entry: str | None = None
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Tell the keeper which tensors are somebody else's, and the allocation that a step begins; run a pass."""
+        self.keeper.leave(given_by_others(entry, (args, kwargs)))
+        if self.allocation is not None and module.training and self._begins_step(entry):
+            self.allocation.begin()
+        if self.empty_cache_threshold is not None:
+            _give_back(self.empty_cache_threshold)
+        with self._around():
+            return inner(module, *args, **kwargs)
+
+    def refuse_compiling(self) -> None:
+        """Raise a ConversionError under ``torch.compile``, which knows no memory of tensors."""
+        refuse_compiling(*COMPRESSED)
+
+    def _begins_step(self, entry: str) -> bool:
+        """Return whether a pass is the first of its step: of several parts of a model that one of them is."""
+        if self._first_entry is None and entry:
+            self._first_entry = entry
+        return entry in ("", self._first_entry)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        token = running.begin(OwnHooks(self.keeper)) if self.hooked else None
+        try:
+            with self.running():
+                yield
+        finally:
+            if token is not None:
+                running.end(token)
+            self.keeper.transfer.settle()
+
+
+class CompressedForward(WrappedForward):
+    """The forward of a model whose layers keep their inputs through one keeper.
+
+    Args:
+        module: The model.
+        keeper: See :class:`Keeping`, as for the others.
+        allocation: Ditto.
+        empty_cache_threshold: Ditto.
+        hooked: Ditto.
+    """
+
+    wrapper: Keeping
 
     def __init__(
         self,
@@ -41,8 +95,12 @@ class CompressedForward(ReboundForward):
         hooked: bool = False,
     ) -> None:
         super().__init__(module)
-        self.hooked = hooked
-        self.keeper, self.allocation, self.empty_cache_threshold = keeper, allocation, empty_cache_threshold
+        self.wrapper = Keeping(keeper, allocation, empty_cache_threshold, hooked)
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """What shares the bits out among the layers."""
+        return self.wrapper.allocation
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
@@ -51,25 +109,10 @@ class CompressedForward(ReboundForward):
             ConversionError: In training under ``torch.compile``, which knows no memory of tensors.
         """
         module = self.module
-        if torch.is_grad_enabled():
-            refuse_compiling("actnn", "it knows tensors by their memory, and a compiled graph has none")
-            self.keeper.leave(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            if self.allocation is not None and module.training:
-                self.allocation.begin()
-            if self.empty_cache_threshold is not None:
-                _give_back(self.empty_cache_threshold)
-        with self._around():
+        if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
-
-    @contextmanager
-    def _around(self) -> Iterator[None]:
-        token = running.begin(OwnHooks(self.keeper)) if self.hooked and torch.is_grad_enabled() else None
-        try:
-            yield
-        finally:
-            if token is not None:
-                running.end(token)
-            self.keeper.transfer.settle()
+        self.wrapper.refuse_compiling()
+        return self.wrapper.run("", module, self.inner, args, kwargs)
 
     def adapted(self) -> Any:
         """Return what the places and the allocation know; see :class:`actbench.nn.adapted.Adapted`."""
@@ -92,10 +135,9 @@ class CompressedForward(ReboundForward):
         layers = [layer for layer in self.module.modules() if isinstance(layer, Compressed)]
         return {layer.place.path: layer.place for layer in layers}
 
-    def _on(self, module: nn.Module) -> Self:
-        twin = type(self)(module, self.keeper, self.allocation, self.empty_cache_threshold, self.hooked)
-        twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
-        return twin
+    def _twin(self, module: nn.Module) -> Self:
+        own = self.wrapper
+        return type(self)(module, own.keeper, own.allocation, own.empty_cache_threshold, own.hooked)
 
 
 def _give_back(threshold: float) -> None:

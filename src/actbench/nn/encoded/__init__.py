@@ -4,7 +4,7 @@ from actbench.nn.encoded.form import Encoded, encoded, through
 from actbench.nn.encoded.gradients import PackedGradients
 from actbench.nn.encoded.keeper import EncodedKeeper
 from actbench.nn.encoded.outputs import EncodedOutputs, quantized_modules
-from actbench.nn.encoded.rounded import RoundedState, RoundedWeights
+from actbench.nn.encoded.rounded import RoundedState, RoundedWeights, rounded
 from actbench.nn.encoded.stepping import StepByParameter
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "StepByParameter",
     "encoded",
     "quantized_modules",
+    "rounded",
     "through",
 ]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from actbench import savedtensors
 from actbench.codecs.encodings import Encoding
@@ -30,8 +30,6 @@ class EncodedKeeper(Keeper):
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why a tensor is kept as it is, or None where it is packed."""
-        if isinstance(x, nn.Parameter):  # gathered by FSDP for the time of a layer, it is none of the model's own
-            return "a parameter"
         reason = super().why_not(x)
         if reason is None and x.dtype != torch.bool and not gains(x, self.encoding):
             return f"no larger than in {self.encoding.spec}"
@@ -42,7 +40,7 @@ class EncodedKeeper(Keeper):
 
         The parts live as long as the storage of the tensor, or as what autograd holds of them.
         """
-        savedtensors.packed(x, *kept.parts)
+        savedtensors.packed(x, *kept.parts, by=self)
         known = (kept, Place("output of a module", kept.form.bits))
         self._sharing.remember(flat_of(x), lambda: known)
 

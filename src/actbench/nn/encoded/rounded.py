@@ -6,7 +6,8 @@ idempotent, and others would drift without being trained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,12 +29,38 @@ class RoundedWeights:
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
 
-    @torch.no_grad()
     def __call__(self, optimizer: optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Round the weights of an optimizer that has stepped."""
-        for parameter in _stepped(optimizer):
-            if parameter.dim() > 1 and takes(parameter):
-                parameter.copy_(through(parameter, self.encoding))
+        _round(_stepped(optimizer), self.encoding)
+
+
+@contextmanager
+def rounded(parameters: Iterable[Tensor], encoding: Encoding) -> Iterator[None]:
+    """Let parameters be rounded as after a step, and at the end of the context be what they were.
+
+    Args:
+        parameters: Of which those are rounded that :class:`RoundedWeights` rounds once they have a gradient.
+        encoding: The format.
+    """
+    exact = [(parameter, parameter.detach().clone()) for parameter in parameters if _is_weight(parameter)]
+    try:
+        _round((parameter for parameter, _ in exact), encoding)
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, value in exact:
+                parameter.copy_(value)
+
+
+@torch.no_grad()
+def _round(parameters: Iterable[Tensor], encoding: Encoding) -> None:
+    for parameter in parameters:
+        if _is_weight(parameter):
+            parameter.copy_(through(parameter, encoding))
+
+
+def _is_weight(parameter: Tensor) -> bool:
+    return parameter.dim() > 1 and takes(parameter)
 
 
 class RoundedState:

@@ -1,4 +1,4 @@
-"""A model whose forward runs under hooks that pack what is saved."""
+"""A model whose passes run under hooks that pack what is saved."""
 
 from __future__ import annotations
 
@@ -10,10 +10,44 @@ from torch import nn
 from actbench.nn.eager import refuse_compiling
 from actbench.nn.hooked.hooks import Hooks
 from actbench.nn.hooked.probing import Probing
-from actbench.nn.rebound import ReboundForward
+from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, checkpointed
+
+HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
+"""What cannot be compiled, and why."""
 
 
-class HookedForward(ReboundForward):
+class Packing(Wrapper):
+    """Packing hooks around the passes through a model.
+
+    Args:
+        hooks: What packs.
+        probing: What shares the bits out among the tensors from time to time; None leaves them as they are.
+    """
+
+    def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
+        self.hooks, self.probing = hooks, probing
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Run a pass with its saved tensors packed, and share the bits out before it where it is time."""
+
+        def packed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with self.running(), self.hooks.around(module, (args, kwargs), entry):
+                return inner(module, *args, **kwargs)
+
+        if self.probing is not None and module.training:
+            self.probing.step(self.hooks, module, packed, args, kwargs, entry)
+        return packed(module, *args, **kwargs)
+
+    def refuse_compiling(self) -> None:
+        """Raise a ConversionError under ``torch.compile``, which does not trace the hooks."""
+        refuse_compiling(*HOOKS)
+
+    def begins_inside(self) -> bool:
+        """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
+        return super().begins_inside() and not checkpointed()
+
+
+class HookedForward(WrappedForward):
     """A forward under packing hooks.
 
     Args:
@@ -22,9 +56,25 @@ class HookedForward(ReboundForward):
         probing: What shares the bits out among the tensors from time to time; None leaves them as they are.
     """
 
+    wrapper: Packing
+
     def __init__(self, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
         super().__init__(module)
-        self.hooks, self.probing = hooks, probing
+        self.wrapper = Packing(hooks, probing)
+
+    @property
+    def hooks(self) -> Hooks:
+        """What packs."""
+        return self.wrapper.hooks
+
+    @property
+    def probing(self) -> Probing | None:
+        """What shares the bits out from time to time."""
+        return self.wrapper.probing
+
+    @probing.setter
+    def probing(self, probing: Probing | None) -> None:
+        self.wrapper.probing = probing
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model with its saved tensors packed.
@@ -35,27 +85,26 @@ class HookedForward(ReboundForward):
         module = self.module
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
-        refuse_compiling("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
-        if self.probing is not None and module.training:
-            self.probing.step(self.hooks, module, self._run, args, kwargs)
-        return self._run(module, *args, **kwargs)
-
-    def _run(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with self.hooks.around(module, (args, kwargs)):
-            return self.inner(module, *args, **kwargs)
+        self.wrapper.refuse_compiling()
+        return self.wrapper.run("", module, self.inner, args, kwargs)
 
     def adapted(self) -> Any:
         """Return the bits, and when they were shared out; see :class:`actbench.nn.adapted.Adapted`."""
-        return {"places": self.hooks.places.adapted(), "passes": self.probing and self.probing.passes}
+        own = self._adapted("")
+        parts = {entry: self._adapted(entry) for entry in self.hooks.entries if entry}
+        return {**own, "parts": parts} if parts else own
+
+    def _adapted(self, entry: str) -> dict[str, Any]:
+        passes = None if self.probing is None else self.probing.passes[entry]
+        return {"places": self.hooks.of_entry(entry).adapted(), "passes": passes}
 
     def adapt(self, state: Any) -> None:
         """Go on from what :meth:`adapted` returned."""
-        self.hooks.places.adapt(state["places"])
-        if self.probing is not None:
-            self.probing.passes = state["passes"]
+        for entry, part in {"": state, **state.get("parts", {})}.items():
+            self.hooks.of_entry(entry).adapt(part["places"])
+            if self.probing is not None and part["passes"] is not None:
+                self.probing.passes[entry] = part["passes"]
 
-    def _on(self, module: nn.Module) -> Self:
+    def _twin(self, module: nn.Module) -> Self:
         """Return this forward for a replica, which lives for one step and keeps the bits that it finds."""
-        twin = type(self)(module, self.hooks.twin())
-        twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
-        return twin
+        return type(self)(module, self.hooks.twin())

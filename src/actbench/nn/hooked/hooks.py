@@ -25,6 +25,7 @@ from actbench.nn.intercepted import Intercepted, Rules
 from actbench.nn.keeping import Form, Keeper, Kept, Parts, Place, history
 from actbench.nn.keeping.forms import AsItIs
 from actbench.nn.offloaded import StaysHere, own_tensors
+from actbench.nn.wrapped import given_by_others
 
 PROBE_BITS = 2
 """Width at which a tensor is packed once more to see what its error does to the gradient."""
@@ -48,30 +49,60 @@ class Hooks:
         whole_model: Whether the module is the model: what it is called with is then somebody else's, and is left.
 
     Attributes:
-        places: The saved tensors that were seen, with the bits they are given.
+        entries: The saved tensors that were seen, with the bits they are given, by where the pass begins.
+        places: Those of the pass that runs, or ran last.
         disturbed: Places whose tensors are packed a second time, coarsely, when they are unpacked.
         probing: Whether the pass that runs only finds out what to disturb; blocks are not recomputed in it.
     """
 
     def __init__(self, keeper: Keeper, bits: float, rules: Rules, *, whole_model: bool = True) -> None:
         self.keeper, self.rules, self._whole_model = keeper, rules, whole_model
-        self.places = Occurrences(bits)
+        self.bits = bits
+        self.entries: dict[str, Occurrences] = {}
+        self.places = self.of_entry("")
         self.disturbed: frozenset[Place] = frozenset()
         self.probing = False
 
+    def of_entry(self, entry: str) -> Occurrences:
+        """Return the places of the passes that begin at a module, by its path."""
+        if entry not in self.entries:
+            self.entries[entry] = Occurrences(self.bits)
+        return self.entries[entry]
+
+    def all_places(self) -> Iterator[Place]:
+        """Yield the places of all passes, wherever they begin."""
+        for places in self.entries.values():
+            yield from places
+
+    def give_new_places(self, bits: float) -> None:
+        """Give places that are made from now on so many bits."""
+        self.bits = bits
+        for places in self.entries.values():
+            places.bits = bits
+
+    def forget_seen(self) -> None:
+        """Forget what was seen in the passes so far; bits stay."""
+        for places in self.entries.values():
+            places.forget_seen()
+
+    def seen(self) -> list[list[Place]]:
+        """Return the places that were seen since, of each kind in order of time."""
+        return [kind for places in self.entries.values() for kind in places.seen().values()]
+
     @contextmanager
-    def around(self, module: nn.Module, inputs: Any) -> Iterator[None]:
+    def around(self, module: nn.Module, inputs: Any, entry: str = "") -> Iterator[None]:
         """Pack what is saved inside of the block.
 
         Args:
             module: Its parameters and buffers are left as they are.
             inputs: What the module is called with, in any nesting.
+            entry: Path of the module in the model.
         """
         self.keeper.leave(own_tensors(module))
-        given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
         if self._whole_model:
-            self.keeper.leave(given)
-        self.places.begin(tuple(leaf.shape[1:]) for leaf in given)
+            self.keeper.leave(given_by_others(entry, inputs))
+        self.places = self.of_entry(entry)
+        self.places.begin(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         try:
             with self._packing():
                 yield
@@ -79,9 +110,15 @@ class Hooks:
             self.keeper.transfer.settle()
 
     @contextmanager
-    def block(self, path: str) -> Iterator[None]:
-        """Pack what is saved in one run of a block of the model that is recomputed."""
-        with self.places.block(path), self._packing():
+    def block(self, path: str, places: Occurrences) -> Iterator[None]:
+        """Pack what is saved in one run of a block of the model that is recomputed.
+
+        Args:
+            path: Of the block.
+            places: Those of the pass in which it ran first.
+        """
+        self.places = places
+        with places.block(path), self._packing():
             yield
 
     @contextmanager
@@ -109,6 +146,8 @@ class Hooks:
         reason = statistic(tensor) or is_cast_of_parameter(tensor) or self.keeper.why_not(tensor)
         if reason is not None:
             savedtensors.left(tensor, reason)
+            if not self.keeper.compress:  # as was asked
+                savedtensors.acted(self.keeper)
             return _stays(tensor)
         held = self._powers(tensor) if is_logarithm and self.keeper.compress else self.held(tensor)
         return _stays(tensor) if isinstance(held.kept.form, AsItIs) else held
@@ -157,7 +196,7 @@ class OwnHooks(Hooks):
         self._samples = history.current()
 
     @contextmanager
-    def block(self, path: str) -> Iterator[None]:
+    def block(self, path: str, places: Occurrences) -> Iterator[None]:
         """Let the second run of a block be of the samples of the first."""
         with history.as_of(self._samples):
             yield

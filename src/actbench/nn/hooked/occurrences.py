@@ -58,8 +58,7 @@ class Occurrences:
         self._is_late = self._first is not None
         self._first = found if self._first is None else self._first
         self._is_usual = found == self._first
-        self._seen.clear()
-        self._turns.clear()
+        self.forget_seen()
 
     @contextmanager
     def block(self, path: str) -> Iterator[None]:
@@ -94,6 +93,11 @@ class Occurrences:
             self._late[family] += 1
             return self._late[family] <= MOST_LATE
         return True
+
+    def forget_seen(self) -> None:
+        """Forget which tensors were seen in the last forward pass; their places stay."""
+        self._seen.clear()
+        self._turns.clear()
 
     def seen(self) -> dict[Kind, list[Place]]:
         """Return the places of the last forward pass, by kind, in order of time."""

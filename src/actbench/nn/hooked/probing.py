@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,7 +25,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
-from actbench.nn.hooked.occurrences import Occurrences
 from actbench.nn.keeping import Place
 from actbench.nn.keeping.solver import least_variance
 from actbench.nn.offloaded import own_tensors
@@ -48,35 +48,36 @@ class Probing:
         groups: How many groups of tensors are tried at most; one of each kind in any case.
 
     Attributes:
-        passes: How many forward passes were counted.
+        passes: How many forward passes were counted, by where they begin.
     """
 
     def __init__(self, average_bits: float, interval: int, samples: int = 8, groups: int = 64) -> None:
         self.average_bits, self.interval, self.samples, self.groups = average_bits, interval, samples, groups
-        self.passes = 0
+        self.passes: Counter[str] = Counter()
 
     def restarted(self) -> Probing:
         """Return another with these settings that has counted nothing."""
         return Probing(self.average_bits, self.interval, self.samples, self.groups)
 
-    def is_due(self) -> bool:
-        """Count a pass, and return whether it is time to share the bits out before it."""
-        self.passes += 1
-        return (self.passes - 1) % self.interval == 0
+    def is_due(self, entry: str = "") -> bool:
+        """Count a pass that begins at a module, and return whether it is time to share the bits out before it."""
+        self.passes[entry] += 1
+        return (self.passes[entry] - 1) % self.interval == 0
 
-    def step(self, hooks: Hooks, module: nn.Module, run: Run, args: Any, kwargs: Any) -> None:
+    def step(self, hooks: Hooks, module: nn.Module, run: Run, args: Any, kwargs: Any, entry: str = "") -> None:
         """Count a forward pass, and share the bits out before it where it is time.
 
         Args:
             hooks: What packs.
-            module: The model.
+            module: The module that the pass begins at.
             run: Runs it under the hooks.
             args: What it is about to be called with.
             kwargs: The same.
+            entry: Path of the module in the model; empty for the model itself.
         """
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
             return
-        if not any(parameter.requires_grad for parameter in module.parameters()) or not self.is_due():
+        if not any(parameter.requires_grad for parameter in module.parameters()) or not self.is_due(entry):
             return
         args, kwargs = _rows((args, kwargs), self.samples)
         try:
@@ -108,7 +109,8 @@ class Probing:
             hooks.probing = True
             stack.callback(setattr, hooks, "probing", False)
             stack.callback(setattr, hooks, "disturbed", frozenset())
-            stack.enter_context(_at_least(KEPT_BITS, hooks.places))
+            stack.enter_context(_at_least(KEPT_BITS, hooks))
+            hooks.forget_seen()
             loss = loss_of()
             if _is_recomputed(loss):
                 _warn_of_recomputation()
@@ -163,24 +165,24 @@ def _warn_of_recomputation() -> None:
 
 
 @contextmanager
-def _at_least(bits: float, places: Occurrences) -> Iterator[None]:
+def _at_least(bits: float, hooks: Hooks) -> Iterator[None]:
     """Give all places so many bits at least; those that are made meanwhile have what is usual afterwards."""
-    usual, before = places.bits, {place: place.bits for place in places}
-    places.bits = max(bits, usual)
+    usual, before = hooks.bits, {place: place.bits for place in hooks.all_places()}
+    hooks.give_new_places(max(bits, usual))
     for place in before:
         place.bits = max(bits, place.bits)
     try:
         yield
     finally:
-        places.bits = usual
-        for place in places:
+        hooks.give_new_places(usual)
+        for place in hooks.all_places():
             place.bits = before.get(place, usual)
 
 
 def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor) -> list[tuple[Place, int]]:
     """Return the bits of each place that the loss saved something for."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = list(_groups(hooks.places.seen().values(), probing.groups))
+    groups = list(_groups(hooks.seen(), probing.groups))
 
     def gradient() -> list[Tensor | None]:
         return list(torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True))
@@ -195,7 +197,7 @@ def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor)
     return [(place, bits) for group, bits in zip(groups, widths, strict=True) for place in group]
 
 
-def _groups(kinds: Iterator[list[Place]] | Any, most: int) -> Iterator[list[Place]]:
+def _groups(kinds: Sequence[list[Place]], most: int) -> Iterator[list[Place]]:
     """Cut the places of each kind into runs, as many of each as its share of all elements allows."""
     own = [[place for place in places if place.owner is None and place.elements] for places in kinds]
     own = [places for places in own if places]

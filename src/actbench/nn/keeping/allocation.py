@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,14 +18,29 @@ from actbench.nn.keeping.places import Place
 from actbench.nn.keeping.solver import WIDTHS, least_variance
 from actbench.ops.host import to_host
 
+_waits: ContextVar[bool] = ContextVar("_waits", default=False)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Let steps inside of the with-block wait for the device where bits are to be shared out, as measurements must.
+
+    The bits of a step then follow from the steps before, and not from how far the device has come.
+    """
+    token = _waits.set(True)
+    try:
+        yield
+    finally:
+        _waits.reset(token)
+
 
 class Allocation:
     """Gives each place its share of an average number of bits (ActNN, arXiv 2104.14129, section 4.2).
 
     Every so many steps the places are watched for one step. What they saw is gathered in one tensor and copied to the
-    host, and the bits are set in whichever later step finds the copy there: no step waits for the device. Until then
-    all places have the average, rounded down for those that take whole numbers. Where the gradients of a watched step
-    overflowed, the next step is watched too.
+    host, and the bits are set in whichever later step finds the copy there: no step waits for the device, unless it
+    runs inside of :func:`waiting`. Until then all places have the average, rounded down for those that take whole
+    numbers. Where the gradients of a watched step overflowed, the next step is watched too.
 
     A step is a forward pass of the model in training: of a batch that is cut into several, each counts.
 
@@ -116,7 +133,9 @@ class _Seen:
     copied: torch.cuda.Event | None
 
     def is_there(self) -> bool:
-        """Return whether the costs can be read without waiting."""
+        """Return whether the costs can be read; wait for them where that was asked for."""
+        if self.copied is not None and _waits.get():
+            self.copied.synchronize()
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
     def written(self) -> Any:

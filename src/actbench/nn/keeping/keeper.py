@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
@@ -84,6 +84,8 @@ class Keeper:
             return f"layout {x.layout}"
         if _wraps_others(x):
             return f"a {type(x).__name__}"
+        if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter):  # of another part, or gathered by FSDP
+            return "a parameter"
         if x.untyped_storage() in self._given:
             return "a parameter, a buffer or a part of the batch"
         if not self.compress:
@@ -119,7 +121,7 @@ class Keeper:
         place.begin(x)
         reason = self.why_not(x)
         if reason is not None:
-            return _left(x, reason)
+            return self._left(x, reason)
         flat = flat_of(x)
         source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
         purpose = x.shape[:1] if place.per_sample else None  # rows of one width each are rows of this height only
@@ -127,14 +129,15 @@ class Keeper:
         if known is not None:
             kept, owner = known
             place.share(owner)
+            savedtensors.acted(self)
             return kept._replace(form=kept.form.seen_as(x))
         kept = self._packed(x, flat, place)
         lost = self._lost(x, kept) if place.guarded and not isinstance(x, FakeTensor) else None
         if lost is not None:
             place.elements = 0
-            return _left(x, lost)
+            return self._left(x, lost)
         kept = self._moved(x, kept)
-        savedtensors.packed(x, *kept.parts)
+        savedtensors.packed(x, *kept.parts, by=self)
         if self.share:
             self._sharing.remember(source, _Reference(kept.form, WeakTensors(*kept.parts), place), purpose)
         return kept
@@ -209,6 +212,12 @@ class Keeper:
         form = GroupedRows(x.shape, x.dtype, order_of(x), total_bits, group_size)
         return Kept(form, (codes, meta, widths))
 
+    def _left(self, x: Tensor, reason: str) -> Kept:
+        savedtensors.left(x, reason)
+        if not self.compress:  # as was asked
+            savedtensors.acted(self)
+        return _as_it_is(x)
+
     def __reduce__(self) -> tuple[Any, ...]:
         anew = partial(
             Keeper,
@@ -223,11 +232,6 @@ class Keeper:
             pipeline_threshold=self.pipeline_threshold,
         )
         return anew, ()
-
-
-def _left(x: Tensor, reason: str) -> Kept:
-    savedtensors.left(x, reason)
-    return _as_it_is(x)
 
 
 def _as_it_is(x: Tensor) -> Kept:

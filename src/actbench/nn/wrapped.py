@@ -1,0 +1,132 @@
+"""Standing around every pass through a model, also one that begins at a module inside of it.
+
+A training step need not call the model: code that cuts a sequence into chunks for the loss calls ``model.model(...)``
+and ``model.lm_head(...)``, and what stood around the model's own forward alone would see nothing of that. So an entry
+is bound on every module. The outermost module that a step calls begins a pass, and all that runs inside belongs to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from actbench.nn.rebound import ReboundForward
+
+Inner = Callable[..., Any]
+"""Runs what stands behind a forward: of a module, and of what it is called with."""
+
+_running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
+
+
+class Wrapper:
+    """What a scheme puts around the passes through one model. It knows no module, so that parts can be copied alone."""
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Run one pass.
+
+        Args:
+            entry: Path of the module that the pass begins at; empty for the model itself.
+            module: That module.
+            inner: Runs what stands behind.
+            args: What the module is called with.
+            kwargs: The same.
+        """
+        raise NotImplementedError
+
+    def refuse_compiling(self) -> None:
+        """Raise a ConversionError under ``torch.compile``."""
+        raise NotImplementedError
+
+    def begins_inside(self) -> bool:
+        """Return whether a module that is called now, and is not the model, begins a pass.
+
+        Not within another pass, and not in a backward pass, where blocks run again that were a part of one.
+        """
+        return torch._C._current_graph_task_id() == -1 and not any(type(one) is type(self) for one in _running.get())
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Let modules that run inside of the with-block belong to this pass."""
+        token = _running.set((*_running.get(), self))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+
+class WrappedForward(ReboundForward):
+    """The forward of a model whose passes a wrapper stands around; :func:`bind_entries` does the rest."""
+
+    wrapper: Wrapper
+
+
+class Entry(ReboundForward):
+    """The forward of a module inside of a model: a pass may begin at it.
+
+    Args:
+        module: The module.
+        path: Of the module in the model.
+        wrapper: The model's.
+    """
+
+    def __init__(self, module: nn.Module, path: str, wrapper: Wrapper) -> None:
+        super().__init__(module)
+        self.path, self.wrapper = path, wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, as a pass of its own where nothing of the model runs around it.
+
+        Raises:
+            ConversionError: Under ``torch.compile``.
+        """
+        module = self.module
+        if not torch.is_grad_enabled():
+            return self.inner(module, *args, **kwargs)
+        self.wrapper.refuse_compiling()
+        if not self.wrapper.begins_inside():
+            return self.inner(module, *args, **kwargs)
+        return self.wrapper.run(self.path, module, self.inner, args, kwargs)
+
+    def _twin(self, module: nn.Module) -> Self:
+        return type(self)(module, self.path, self.wrapper)
+
+
+def bind_entries(model: nn.Module) -> None:
+    """Bind an entry of each wrapper of a model on every module inside, in front of all forwards that stand there."""
+    unbind_entries(model)  # there are some where a scheme goes on with what another one began
+    wrappers = [bound.wrapper for bound in ReboundForward.all_of(model) if isinstance(bound, WrappedForward)]
+    for path, part in model.named_modules():
+        for wrapper in reversed(wrappers) if path else ():
+            Entry(part, path, wrapper).bind()
+
+
+def unbind_entries(model: nn.Module) -> None:
+    """Take all entries off the modules of a model where nobody has put another forward in front."""
+    for part in model.modules():
+        while isinstance(front := vars(part).get("forward"), Entry):
+            front.unbind()
+
+
+def checkpointed() -> bool:
+    """Return whether what is saved now goes to torch's non-re-entrant checkpointing, which saves it not, or again."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+
+
+def given_by_others(entry: str, inputs: Any) -> list[Tensor]:
+    """Return the tensors that a pass is given and somebody else holds on to: the batch.
+
+    What another part of the model has made has a graph, and is held by what saves it alone.
+
+    Args:
+        entry: Where the pass begins.
+        inputs: What the module is called with, in any nesting.
+    """
+    given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in given if not entry or not leaf.requires_grad]
