@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs.tables import table
-from actbench.nn import piecewise
+from actbench.nn import piecewise, stepwise
 from actbench.nn.functions import function_of
 from actbench.nn.stepwise import StepwiseActivation
 from actbench.nn.straight import Masked, Tabled, tabled
@@ -199,6 +199,23 @@ def test_a_backward_pass_that_is_compiled_alone(exact):
         (found,) = torch.autograd.grad(y, x, grad, retain_graph=True)
 
     assert torch.equal(found, gradient(y, x, grad))
+
+
+@pytest.mark.parametrize("exact", [nn.GELU(), nn.ReLU()], ids=repr)
+def test_what_is_compiled_goes_by_operators(exact, monkeypatch):
+    def straight(*_):
+        raise AssertionError
+
+    module, x = layer(exact), torch.randn(64, requires_grad=True)
+    expected = gradient(module(x), x, torch.ones(64))
+    for name in ("apply_mask", "apply_table"):
+        monkeypatch.setattr(stepwise, name, straight)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+
+    assert torch.equal(gradient(compiled(x), x, torch.ones(64)), expected)
+    with pytest.raises(AssertionError):
+        module(x)
 
 
 def test_a_layer_that_moves_finds_its_kernels_again():
