@@ -21,7 +21,7 @@ from actbench.errors import ModelError
 from actbench.records import Attention, Case, Task
 from actbench.training import Batch, Loss, TrainingSetup
 from actbench.workloads import batches, folder, hub, sources
-from actbench.workloads.construct import construct
+from actbench.workloads.construct import construct, float_type
 from actbench.workloads.names import ModelName
 from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.sources import Source
@@ -34,6 +34,8 @@ AUTO_CLASSES: dict[Task, str] = {
     "causal-lm": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
 }
+
+_TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class HuggingFaceWorkload:
@@ -99,8 +101,9 @@ class HuggingFaceWorkload:
 
     @property
     def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.case.dtype)
-        return dtype
+        """The type that is asked for, or else the one of the config where the model comes from a folder or the hub."""
+        saved = getattr(self._config, "dtype", None) if self._source.folder and self.case.dtype is None else None
+        return saved if saved in _TRAINABLE else float_type(self.case)
 
     def _attention(self) -> tuple[Attention, tuple[str, ...]]:
         """Return the attention implementation to use, and a warning when it is not the one asked for."""
