@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn, optim
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from actbench.errors import ModelError
 from actbench.training import MakeOptimizer
@@ -29,15 +31,26 @@ def made(optimizer: optim.Optimizer, module: nn.Module, twins: Mapping[Tensor, T
     check(optimizer, module, spec)
     for parameter in [parameter for parameter in optimizer.state if parameter in twins]:
         optimizer.state[twins[parameter]] = optimizer.state.pop(parameter)
-    begun = copy.deepcopy(optimizer.state_dict()) if optimizer.state else None
+    leaves, tree = tree_flatten(optimizer.state_dict() if optimizer.state else {})
+    begun = [_again(leaf) for leaf in leaves]
 
     def give(module: nn.Module) -> optim.Optimizer:
         optimizer.state.clear()
-        if begun is not None:  # such as Adagrad's, which is there from the beginning; it follows the model's device
-            optimizer.load_state_dict(copy.deepcopy(begun))
+        if begun:  # such as Adagrad's, which is there from the beginning; it follows the model's device
+            optimizer.load_state_dict(tree_unflatten([again() for again in begun], tree))
         return optimizer
 
     return give
+
+
+def _again(leaf: Any) -> Callable[[], Any]:
+    """Return what makes a copy of a part of a state; counters stay numbers that can be read on fake tensors too."""
+    if not isinstance(leaf, Tensor):
+        return lambda: leaf
+    if leaf.dim() or isinstance(leaf, FakeTensor):
+        return leaf.clone
+    number, dtype = leaf.item(), leaf.dtype
+    return lambda: torch.tensor(number, dtype=dtype)
 
 
 def makes(make: Callable[[nn.Module], Any], run: Callable[[Callable[[], Any]], Any], spec: str) -> MakeOptimizer:
