@@ -23,6 +23,7 @@ from actbench.ledger import Ledger
 from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
+_PACKAGES = {"site-packages", "dist-packages"}  # of whichever environment: one may stand on another
 _OUT_OF_MEMORY = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
 
 
@@ -232,6 +233,7 @@ def _place(error: BaseException) -> str:
     installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.is_file() and not any(path.is_relative_to(folder) for folder in installed):
+        is_installed = not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in installed)
+        if path.is_file() and not is_installed:
             return f" ({path}:{frame.lineno})"
     return ""

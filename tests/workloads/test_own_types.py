@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from pathlib import Path
 
@@ -115,3 +116,20 @@ def test_a_folder_is_of_the_type_that_its_config_says(tmp_path: Path, materializ
 
     assert types(None) == {torch.bfloat16}
     assert types("float32") == {torch.float32}
+
+
+def test_a_folder_without_a_slash_in_its_name_says_that_it_is_cast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vit").mkdir()
+    config = {"model_type": "vit", "num_hidden_layers": 1, "hidden_size": 24, "intermediate_size": 24, "image_size": 32}
+    (tmp_path / "vit" / "config.json").write_text(json.dumps({**config, "torch_dtype": "bfloat16"}))
+    monkeypatch.chdir(tmp_path)
+
+    def warnings(model: str) -> str:
+        workload = workloads.load(Case(model=model, batch_size=1, task="image-classification"))
+        workload.setup(materialize=False, seed=0)
+        return " ".join(workload.warnings)
+
+    assert "its config says bfloat16, it is built in float32; ./vit keeps its own type" in warnings("vit")
+    assert warnings("./vit") == ""

@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
+from actbench.defaults import brings_dtype
 from actbench.errors import ModelError
 from actbench.records import Attention, Case, Task
 from actbench.training import Batch, Loss, TrainingSetup
@@ -70,6 +71,7 @@ class HuggingFaceWorkload:
             ModelError: The model cannot be built, or its weights cannot be had or do not fit.
         """
         attention, self.warnings = self._attention()
+        self.warnings += self._cast()
         if not materialize:
             make = self._random(attention)
             self.weights_origin = hub.without_values(self.case.weights)
@@ -112,6 +114,14 @@ class HuggingFaceWorkload:
             warning = f"{self.spec}: {self._class.__name__} has no sdpa attention; eager attention is used"
             return "eager", (warning,) if has_attention else ()
         return self.case.attention, ()
+
+    def _cast(self) -> tuple[str, ...]:
+        """Return a warning where a folder of a bare name is brought to another type than its own."""
+        saved = getattr(self._config, "dtype", None)
+        if not self._source.local or brings_dtype(self.spec) or saved not in _TRAINABLE or saved == self._dtype:
+            return ()
+        types = f"its config says {saved}, it is built in {self._dtype}".replace("torch.", "")
+        return (f"{self.spec}: {types}; ./{self.spec} keeps its own type, and --dtype names one",)
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)
