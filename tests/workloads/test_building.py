@@ -118,3 +118,17 @@ def test_checkpoints_are_loaded_without_their_values(tmp_path: Path, kind: str, 
 def test_values_of_large_tensors_cannot_be_had(read: Callable[[Tensor], Any]) -> None:
     with pytest.raises(Exception, match=r"_local_scalar_dense|tensor subclasses|nonzero"):
         built(lambda: read(wide().weight.detach()))
+
+
+def test_transformers_loads_and_casts_a_folder_without_its_values(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTModel
+
+    config = ViTConfig(hidden_size=192, num_hidden_layers=1, num_attention_heads=2, intermediate_size=384)
+    ViTModel(config).to(torch.bfloat16).save_pretrained(tmp_path)
+
+    model = built(lambda: ViTModel.from_pretrained(tmp_path, dtype=torch.float32))
+
+    large = [weight for weight in model.parameters() if weight.nbytes > LARGEST_REAL_BYTES]
+    assert len(large) > 6
+    assert all(map(is_fake, large))
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}

@@ -30,7 +30,6 @@ LARGE = """
 SIMULATE = """
     import resource, sys
     import actbench
-    from actbench import bench, convert
     def peak():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     actbench.measure(actbench.Case(model="resnet-cifar", batch_size=2, scheme="randomized:0.5"))
