@@ -25,6 +25,7 @@ from actbench.nn.keeping.allocation import waiting
 from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
+_PACKAGES = {"site-packages", "dist-packages"}  # of whichever environment: one may stand on another
 _OUT_OF_MEMORY = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
 
 
@@ -48,6 +49,7 @@ class Session:
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
         exact = self.meter.adopt(exact)
+        self._dtype = meters.types(exact.module)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact)
         self._exact_gradient = self._gradient(exact) if self._wants_gradient_quality else None
@@ -69,7 +71,7 @@ class Session:
     def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
-        reading = self._reading(search_result)
+        reading, optimizer = self._reading(search_result)
         return Measurement(
             weights_bytes=reading.weights_bytes,
             gradients_bytes=reading.gradients_bytes,
@@ -82,6 +84,8 @@ class Session:
             **quality,
             largest_batch=None if search_result is None else search_result.batch_size,
             largest_batch_search=search_result,
+            dtype=self._dtype,
+            optimizer=optimizer,
             weights_origin=self.workload.weights_origin,
             sites=self.sites,
             unreached=self.unreached,
@@ -113,9 +117,11 @@ class Session:
             batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
             return TrainStep(self.setup, batch)
 
-    def _reading(self, found: LargestBatch | None) -> meters.MemoryReading:
+    def _reading(self, found: LargestBatch | None) -> tuple[meters.MemoryReading, str]:
+        """Return what the meter reads, and the class of the optimizer."""
         try:
-            return self.meter.memory(self._new_step(self.case.batch_size))
+            step = self._new_step(self.case.batch_size)
+            return self.meter.memory(step), type(step.optimizer).__name__
         except OutOfMemoryError as error:
             if found is None:
                 raise
@@ -241,6 +247,8 @@ def failure_of(error: BaseException) -> Failure:
     """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
     message = str(error) if isinstance(error, ActbenchError) else f"{type(error).__name__}: {error}{_place(error)}"
+    if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
+        message += _place(error.__cause__)
     return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
 
 
@@ -249,6 +257,7 @@ def _place(error: BaseException) -> str:
     installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.is_file() and not any(path.is_relative_to(folder) for folder in installed):
+        is_installed = not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in installed)
+        if path.is_file() and not is_installed:
             return f" ({path}:{frame.lineno})"
     return ""

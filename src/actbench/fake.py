@@ -45,13 +45,19 @@ def shapes_only() -> Iterator[None]:
         ) from error
 
 
+def mode_of(module: nn.Module) -> FakeTensorMode | None:
+    """Return the mode that the parameters of a module belong to, or None where none of them is fake."""
+    return next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
+
+
 def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Make every parameter and buffer of a module a fake CPU tensor of ``mode``, in place and for good.
 
-    Shapes, strides, types and ``requires_grad`` are kept, and what was one object in two places stays one object.
+    Shapes, strides, types and ``requires_grad`` are kept, and what was one object in two places stays one object. A
+    fake CPU tensor of ``mode`` stays itself.
 
     Args:
-        module: A model on the CPU or the meta device.
+        module: A model, on any device.
         mode: The mode that the new tensors belong to.
 
     Returns:
@@ -86,7 +92,7 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]]) -> Tensor:
-    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode and tensor.is_cpu:
         return tensor
     if id(tensor) not in twins:
         with mode:

@@ -7,9 +7,11 @@ A field that is ``None`` was not, or could not be, read by the meter of its case
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from actbench.defaults import with_dtype, with_optimizer
 
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
@@ -49,7 +51,11 @@ class Data(BaseModel):
 
 
 class Case(Data):
-    """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it."""
+    """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it.
+
+    A function of the user's own may have ``dtype`` and ``optimizer`` None: those that it brings, or AdamW. A folder or
+    a model of the hub may have ``dtype`` None: that of its config. Of others None becomes ``float32`` and ``adamw``.
+    """
 
     model: str = Field(min_length=1)
     task: Task = "auto"
@@ -58,9 +64,9 @@ class Case(Data):
     sequence_length: PositiveInt | None = None
     image_size: PositiveInt | None = None
     attention: Attention = "sdpa"
-    dtype: FloatType = "float32"
+    dtype: FloatType | None = None
     autocast: Literal["bfloat16", "float16"] | None = None
-    optimizer: Optimizer = "adamw"
+    optimizer: Optimizer | None = None
     weights: WeightsChoice = "random"
     trust_remote_code: bool = False
     meter: MeterName = "simulated"
@@ -72,6 +78,11 @@ class Case(Data):
     warmup_steps: NonNegativeInt = 2
     min_steps: PositiveInt = 10
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, data: Any) -> Any:
+        return with_optimizer(with_dtype(data))
 
     def key(self) -> str:
         """Return the identity of the case: equal cases, and only those, have equal keys."""
@@ -151,6 +162,9 @@ class Measurement(Data):
             few draws, relative to its exact squared length.
         sgd_variance: The variance that the same gradient has from the choice of the batch's rows, relative to the same.
         loss: Loss of the measured step.
+        dtype: Types of the parameters, that with the most bytes first, such as ``bfloat16+float32``; None in older
+            records.
+        optimizer: Class of the optimizer; None in older records.
     """
 
     kind: Literal["measured"] = "measured"
@@ -173,6 +187,8 @@ class Measurement(Data):
     quantization_variance_observed: float | None = None
     sgd_variance: float | None = None
     loss: float | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
     weights_origin: str = "random"
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()

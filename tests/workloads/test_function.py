@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from actbench import workloads
+from actbench.bench import Session
 from actbench.errors import ModelError
 from actbench.fake import fake_mode, to_fake
 from actbench.records import Case
@@ -91,6 +93,8 @@ def test_a_file_that_does_not_run_is_an_error_with_its_line(tmp_path: Path, text
         ("def build():\n    return 1 / 0\n", r"own\.py:2: ZeroDivisionError"),
         ("def build():\n    return 1\n", r"returned int; it must return \(module, make_batch, loss\)"),
         ("def build():\n    return 1, 2, 3\n", r"returned \(int, int, int\)"),
+        ("def build():\n    return 1, 2\n", r"returned 2 values \(int, int\); it must return \(module"),
+        ("def build():\n    return 1, 2, 3, 4, 5\n", r"returned 5 values"),
     ],
 )
 def test_a_function_that_returns_something_else_is_an_error(tmp_path: Path, text: str, words: str) -> None:
@@ -116,6 +120,41 @@ def test_a_batch_must_be_a_mapping(tmp_path: Path) -> None:
         workload.batch(1, seed=0)
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        ("m(b['y']).sum()", r"own\.py:4: the loss asks the batch for 'y', and make_batch gives 'x', 'z'"),
+        ("m(b['x']).sum().item()", "the loss returned float, not a scalar tensor"),
+        ("m(b['x']).sum().detach()", "depends on no parameter that needs a gradient"),
+        ("torch.zeros(())", "depends on no parameter that needs a gradient"),
+        ("{}['x']", None),
+    ],
+)
+def test_a_wrong_loss_is_refused_in_words(tmp_path: Path, loss: str, words: str | None) -> None:
+    batch = "{'x': torch.ones(n, 2), 'z': torch.ones(n)}"
+    parts = f"nn.Linear(2, 1), lambda n: {batch}, lambda m, b: {loss}"
+    text = f"import torch\nfrom torch import nn\ndef build():\n    return {parts}\n"
+    workload = workloads.load(Case(model=write(tmp_path, text), batch_size=3))
+    setup = workload.setup(materialize=True, seed=0)
+
+    with pytest.raises(KeyError if words is None else ModelError, match=words):
+        setup.forward(workload.batch(3, seed=0))
+
+
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no file"):
         workloads.load(Case(model=f"{tmp_path / 'none.py'}:build", batch_size=1))
+
+
+def test_the_build_of_the_documentation_is_simulated_as_it_is_measured(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text()
+    (shown,) = re.findall(r"```python\n(def build\(\):.*?)```", page, re.DOTALL)
+    model = "import torch\ndef MyModel():\n    return torch.nn.Sequential(torch.nn.Linear(128, 10))\n"
+    case = Case(model=write(tmp_path, model + shown), batch_size=4, device_profile="cpu", gradient_quality=False)
+
+    found = [Session(case.model_copy(update={"meter": meter})).memory() for meter in ("simulated", "cpu")]
+
+    for measured in found:
+        assert (measured.dtype, measured.optimizer) == ("bfloat16", "SGD")
+        assert measured.weights_bytes == measured.optimizer_bytes == 2 * (128 * 10 + 10)
+    assert found[0].activation_bytes == found[1].activation_bytes

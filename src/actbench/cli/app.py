@@ -95,11 +95,26 @@ ImageOption = Annotated[
 AttentionOption = Annotated[
     Attention | None, typer.Option("--attention", help="Attention implementation of Hugging Face models.")
 ]
-DtypeOption = Annotated[FloatType | None, typer.Option("--dtype", help="Type of the weights and inputs.")]
+DtypeOption = Annotated[
+    FloatType | None,
+    typer.Option(
+        "--dtype",
+        help="Type of the weights and inputs. Without it file.py:function, a folder or a hub model keeps the types "
+        "that it comes with; any other model is float32.",
+        show_default=False,
+    ),
+]
 AutocastOption = Annotated[
     str | None, typer.Option("--autocast", metavar="TYPE", help="bfloat16 or float16: train under torch.autocast.")
 ]
-OptimizerOption = Annotated[Optimizer | None, typer.Option("--optimizer", help="Optimizer of the training step.")]
+OptimizerOption = Annotated[
+    Optimizer | None,
+    typer.Option(
+        "--optimizer",
+        help="Optimizer of the training step. Without it the one that file.py:function returns, or else adamw.",
+        show_default=False,
+    ),
+]
 WeightsOption = Annotated[
     WeightsChoice | None,
     typer.Option(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_training(module))
-        mode = _mode_of(module)
+        mode = fake.mode_of(module)
         if mode is None:
             mode = fake.fake_mode()
             stack.enter_context(fake.faked(module, mode))
@@ -63,10 +62,6 @@ def _training(module: nn.Module) -> Iterator[None]:
     finally:
         for child, flag in flags.items():
             child.training = flag
-
-
-def _mode_of(module: nn.Module) -> Any:
-    return next((p.fake_mode for p in module.parameters() if hasattr(p, "fake_mode")), None)
 
 
 def _on_device_of(module: nn.Module, batch: Batch) -> Batch:

@@ -130,8 +130,7 @@ def feed(case: TrainingCase, workload: Workload, team: Team) -> Feed:
     found = data.load(case, shape[0] if inputs == "input_ids" else 0)
     _check_shape(case, found, shape)
     _check_size(case, found)
-    dtype = getattr(torch, case.dtype)
-    return Feed(found, inputs, shape, dtype, case.batch_size, case.seed, team.rank, team.size)
+    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, team.rank, team.size)
 
 
 def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> None:

@@ -6,10 +6,11 @@ from actbench.meters import cuda, profiles
 from actbench.meters.base import MemoryReading, Meter
 from actbench.meters.cpu import CpuMeter
 from actbench.meters.cuda import CudaMeter
+from actbench.meters.holdings import types
 from actbench.meters.simulated import SimulatedMeter
 from actbench.records import Case, MeterName
 
-__all__ = ["MemoryReading", "Meter", "check", "open_meter"]
+__all__ = ["MemoryReading", "Meter", "check", "open_meter", "types"]
 
 
 def check(name: MeterName) -> None:

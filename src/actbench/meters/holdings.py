@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,14 @@ from actbench.training import HoldsGradients, TrainStep
 def weights(module: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of a module."""
     return [*module.parameters(), *module.buffers()]
+
+
+def types(module: nn.Module) -> str | None:
+    """Return the types of a module's parameters, that with the most bytes first: ``bfloat16+float32``."""
+    held: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        held[parameter.dtype] += parameter.nbytes
+    return "+".join(str(dtype).removeprefix("torch.") for dtype, _ in held.most_common()) or None
 
 
 def gradients(step: TrainStep) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from actbench import hostmemory
 from actbench.errors import UntraceableError
-from actbench.fake import fake_mode, shapes_only, to_fake
+from actbench.fake import fake_mode, mode_of, shapes_only, to_fake
 from actbench.meters import holdings, temporaries
 from actbench.meters.base import MemoryReading
 from actbench.meters.ledger import Event, Ledger
@@ -65,6 +65,9 @@ class SimulatedMeter:
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Make the module's parameters and buffers fake, in place.
 
+        Of a module that was built of fake tensors their mode is taken over, since what its loss and its batches hold
+        besides belongs to it too.
+
         Raises:
             UntraceableError: The model holds recurrent layers.
         """
@@ -74,6 +77,7 @@ class SimulatedMeter:
                 f"--meter simulated: the model holds a {recurrent}, and what its operators keep for each step in time "
                 "does not show on fake tensors; measure it with --meter cpu or --meter cuda"
             )
+        self._mode = mode_of(setup.module) or self._mode
         to_fake(setup.module, self._mode)
         return setup
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from actbench.defaults import with_dtype
 from actbench.records import Attention, Data, Failure, FloatType, Machine, Published, Task, Versions, WeightsChoice
 
 SCHEMA_VERSION: Final = 1
@@ -34,6 +35,7 @@ class TrainingCase(Data):
         milestones: Shares of the run.
         warmup_steps: Steps in which the learning rate rises from zero.
         evaluate_every: Steps between evaluations; None for one an epoch, and 20 at most. One more ends the run.
+        dtype: Type of the weights and pictures; None for the types that the model comes with, where it brings some.
         tokenizer: Folder or name on the hub of what makes tokens of written sentences; None for the model's own.
         max_grad_norm: Length to which the gradient of all parameters together is cut; None for none.
         gradient_accumulation: Parts that a batch is cut into, whose gradients are added up before a step.
@@ -62,7 +64,7 @@ class TrainingCase(Data):
     sequence_length: PositiveInt | None = None
     image_size: PositiveInt | None = None
     attention: Attention = "sdpa"
-    dtype: FloatType = "float32"
+    dtype: FloatType | None = None
     autocast: Literal["bfloat16", "float16"] | None = None
     weights: WeightsChoice = "random"
     seed: NonNegativeInt = 0
@@ -71,6 +73,11 @@ class TrainingCase(Data):
     gradient_accumulation: PositiveInt = 1
     processes: PositiveInt = 1
     strategy: Strategy = "single"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolved(cls, data: Any) -> Any:
+        return with_dtype(data)
 
     def key(self) -> str:
         """Return the identity of the run: equal cases, and only those, have equal keys."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from actbench import spec
 from actbench.errors import SpecError
@@ -34,18 +34,25 @@ class Entry:
         record: The record.
         exact: What the exact model measured in the same case on the same machine.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
+        same_model: A measurement of the same model, of the exact one if there is one: a failed record says less.
         pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
     """
 
     record: Record
     exact: Measurement | None = None
     estimate: Measurement | None = None
+    same_model: Measurement | None = None
     pareto: bool | None = None
 
     @property
     def measured(self) -> Measurement | None:
         """The measurement, or None when the case failed."""
         return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
+
+    def own(self, setting: Literal["dtype", "optimizer"]) -> str:
+        """Return a setting of the case, or where it leaves that to the model what the model brought."""
+        asked: str | None = getattr(self.record.case, setting)
+        return asked or getattr(self.same_model, setting, None) or "the model's own"
 
     @property
     def step(self) -> Spread | None:
@@ -84,10 +91,16 @@ def join(records: Sequence[Record]) -> list[Entry]:
     """
     exact = {_group(record): record.outcome for record in records if record.case.scheme == "exact"}
     estimates = _estimates(records)
+    same_model = _by_model(records)
     entries = []
     for record in sorted(records, key=_order):
         against = exact.get(_group(record))
-        entry = Entry(record, against if isinstance(against, Measurement) else None, _estimate_of(record, estimates))
+        entry = Entry(
+            record,
+            against if isinstance(against, Measurement) else None,
+            _estimate_of(record, estimates),
+            same_model.get(_model(record)),
+        )
         entries.append(entry)
     return _with_pareto(entries)
 
@@ -99,6 +112,19 @@ def _machine(record: Record) -> tuple[str, str]:
 def _group(record: Record) -> tuple[str, ...]:
     """Return what the records of the schemes that can be compared have in common."""
     return (*_machine(record), record.case.model_dump_json(exclude={"scheme"}))
+
+
+def _by_model(records: Sequence[Record]) -> dict[str, Measurement]:
+    """Return a measurement of each model, of the exact one where that was measured."""
+    found: dict[str, Measurement] = {}
+    for record in sorted(records, key=lambda record: record.case.scheme != "exact"):
+        if isinstance(record.outcome, Measurement):
+            found.setdefault(_model(record), record.outcome)
+    return found
+
+
+def _model(record: Record) -> str:
+    return record.case.model_dump_json(include={"model", "dtype", "optimizer"})
 
 
 def _what(case: Case) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actbench.records import Case, Record, Site, Unreached
+from actbench import defaults
+from actbench.records import Record, Site, Unreached
 from actbench.tables.columns import (
     BATCH,
     ESTIMATES,
@@ -84,9 +85,8 @@ def _identity(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     """Return the columns of results; bytes of optimizer state are quiet where all rows of a model have the same."""
-    usual = Case.model_fields["optimizer"].default
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
-    is_usual = all(entry.record.case.optimizer == usual for entry in entries)
+    is_usual = all(entry.record.case.optimizer == defaults.OPTIMIZER for entry in entries)
     quiet = is_usual and bool(_constant(known, [OPTIMIZER_STATE]))
     return tuple(replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column for column in RESULTS)
 

@@ -8,6 +8,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from actbench import defaults
+from actbench.records import Case
+
 
 class EmptyOnMeta(TorchFunctionMode):
     """Put what ``torch.empty`` makes on the meta device, and nothing else.
@@ -22,6 +25,12 @@ class EmptyOnMeta(TorchFunctionMode):
         if func is torch.empty:
             return func(*args, **{**(kwargs or {}), "device": "meta"})
         return func(*args, **(kwargs or {}))
+
+
+def float_type(case: Case) -> torch.dtype:
+    """Return the type that a case asks for, or what actbench builds models in where it asks for none."""
+    dtype: torch.dtype = getattr(torch, case.dtype or defaults.DTYPE)
+    return dtype
 
 
 @contextmanager

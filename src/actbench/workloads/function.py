@@ -1,32 +1,49 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn, optim
+from torch._guards import active_fake_mode
+from torch.utils._pytree import tree_map
 
-from actbench.errors import ModelError
+from actbench.errors import ModelError, UntraceableError
+from actbench.fake import fake_mode, to_fake
 from actbench.records import Case
-from actbench.training import Batch, Loss, TrainingSetup
+from actbench.training import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.workloads import ownoptimizer
+from actbench.workloads.building import without_memory
 from actbench.workloads.construct import seeded
 from actbench.workloads.optimizers import make_optimizer
+from actbench.workloads.userfile import UserFile
 
-T = TypeVar("T")
-CONTRACT = "(module, make_batch, loss): an nn.Module, a function from n to a batch, a function from both to a scalar"
+CONTRACT = (
+    "(module, make_batch, loss) or (module, make_batch, loss, optimizer): an nn.Module, a function from n to a batch, "
+    "a function from both to a scalar, and an optimizer of the module's parameters or a function from it to one"
+)
+
+
+class _Parts(NamedTuple):
+    """What the user's function returned."""
+
+    module: nn.Module
+    make_batch: Callable[[int], Batch]
+    loss: Loss
+    optimizer: optim.Optimizer | Callable[[nn.Module], Any] | None
 
 
 class FunctionWorkload:
     """What a function in a Python file of the user's own builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
-    ``make_batch(n) -> dict`` with n samples, and ``loss(module, batch) -> scalar tensor``. The file is run, as
-    ``python file.py`` would run it. Both functions are called under torch seeds, and ``make_batch`` under fake tensors
-    too, where it must not read values::
+    ``make_batch(n) -> dict`` with n samples, and ``loss(module, batch) -> scalar tensor``; and, if it likes, an
+    optimizer of the module's parameters, or a function from the module to one. The file is run, as ``python file.py``
+    would run it. All functions are called under torch seeds. Where only shapes are wanted, the first is called with
+    large tensors fake (see :mod:`actbench.workloads.building`), and ``make_batch`` under fake tensors, where it must
+    not read values::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
@@ -38,7 +55,8 @@ class FunctionWorkload:
 
     Args:
         name: ``file.py:function``.
-        case: Gives the types and the optimizer.
+        case: Gives the type, where weights and floating inputs are to be brought to one, and the optimizer, where it
+            is to be another than the function's.
 
     Raises:
         ModelError: The file does not exist or does not run, or has no such function.
@@ -51,90 +69,119 @@ class FunctionWorkload:
         self.case = case
         self.spec = case.model
         self.warnings: tuple[str, ...] = ()
-        self.path = Path(path).expanduser()
-        self._build = self._find(function)
+        self._file = UserFile(Path(path).expanduser(), self.spec)
+        self._build = self._file.function(function)
         self._make_batch: Callable[[int], Batch] | None = None
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
-        """Call the function. The model is always built in full, since only its author knows how else to.
+        """Call the function, with large tensors fake where only shapes are wanted.
 
         Raises:
             ModelError: The function fails, or does not return what it should.
+            UntraceableError: Only shapes are wanted, and the function looks at the values of large tensors.
         """
-        module, self._make_batch, loss = self._parts(seed)
+        parts, make = self._built(materialize=materialize, seed=seed)
+        self._make_batch = parts.make_batch
         return TrainingSetup(
-            module=module.train().to(getattr(torch, self.case.dtype)),
-            loss=loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
+            module=parts.module,
+            loss=self._checked(parts.loss),
+            make_optimizer=make,
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
-        """Call ``make_batch``; floating tensors are brought to the case's type.
+        """Call ``make_batch``; floating tensors are brought to the case's type, where it names one, all to the CPU.
 
         Raises:
             ModelError: ``make_batch`` fails or returns no mapping.
+            UntraceableError: It looks at the values of fake tensors.
         """
-        if self._make_batch is None:
-            _, self._make_batch, _ = self._parts(seed)
-        make_batch = self._make_batch
+        make_batch = self._make_batch or self._batches(seed)
+        run = self._file.run if active_fake_mode() is None else self._file.run_without_memory
         with seeded(seed):
-            batch = self._run(lambda: make_batch(batch_size))
+            batch = run(lambda: make_batch(batch_size))
         if not hasattr(batch, "items"):
             found = type(batch).__name__.removeprefix("Fake")
             raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors")
-        tensors = {key: value for key, value in batch.items() if isinstance(value, torch.Tensor) and value.dim()}
+        tensors = {key: value for key, value in batch.items() if isinstance(value, Tensor) and value.dim()}
         if tensors and all(value.shape[0] != batch_size for value in tensors.values()):
             shapes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items())
             raise ModelError(
                 f"{self.spec}: make_batch({batch_size}) returned {shapes}; at least one tensor must hold {batch_size} "
                 "samples along its first dimension"
             )
-        dtype = getattr(torch, self.case.dtype)
-        return {key: value.to(dtype) if _is_floating(value) else value for key, value in batch.items()}
+        return {key: tree_map(self._input, value) for key, value in batch.items()}
 
-    def _find(self, function: str) -> Callable[[], Any]:
-        if not self.path.is_file():
-            raise ModelError(f"model {self.spec!r}: there is no file {self.path}")
-        module_spec = importlib.util.spec_from_file_location(self.path.stem, self.path)
-        assert module_spec is not None
-        assert module_spec.loader is not None
-        module = importlib.util.module_from_spec(module_spec)
-        beside = str(self.path.resolve().parent)
-        if beside not in sys.path:  # as for a script, so that the file can import its neighbours
-            sys.path.insert(0, beside)
-        loader = module_spec.loader
-        self._run(lambda: loader.exec_module(module))
-        found = getattr(module, function, None)
-        if not callable(found):
-            raise ModelError(f"model {self.spec!r}: {self.path} has no function {function!r}")
-        return found  # type: ignore[no-any-return]
+    @property
+    def _dtype(self) -> torch.dtype | None:
+        return None if self.case.dtype is None else getattr(torch, self.case.dtype)
 
-    def _parts(self, seed: int) -> tuple[nn.Module, Callable[[int], Batch], Loss]:
-        with seeded(seed):
-            parts = self._run(self._build)
-        if not isinstance(parts, tuple) or len(parts) != 3:
-            raise ModelError(f"{self.spec} returned {type(parts).__name__}; it must return {CONTRACT}")
-        module, make_batch, loss = parts
-        if not isinstance(module, nn.Module) or not callable(make_batch) or not callable(loss):
-            kinds = ", ".join(type(part).__name__ for part in parts)
-            raise ModelError(f"{self.spec} returned ({kinds}); it must return {CONTRACT}")
-        return module, make_batch, loss
+    def _input(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.to("cpu", value.dtype if self._dtype is None or not value.is_floating_point() else self._dtype)
 
-    def _run(self, call: Callable[[], T]) -> T:
-        """Run the user's code; what it raises becomes an error with the file and line."""
+    def _batches(self, seed: int) -> Callable[[int], Batch]:
+        """Return ``make_batch`` before there is a model: of a second one, which takes no memory where it can."""
         try:
-            return call()
-        except (Exception, SystemExit) as error:
-            raise ModelError(f"{self._line(error)}: {type(error).__name__}: {error}") from error
+            return self._built(materialize=False, seed=seed)[0].make_batch
+        except UntraceableError:
+            return self._built(materialize=True, seed=seed)[0].make_batch
 
-    def _line(self, error: BaseException) -> str:
-        if isinstance(error, SyntaxError) and error.filename:
-            return f"{error.filename}:{error.lineno}"
-        here = self.path.resolve()
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() == here]
-        return f"{self.path}:{own[-1].lineno}" if own else str(self.path)
+    def _built(self, *, materialize: bool, seed: int) -> tuple[_Parts, MakeOptimizer]:
+        mode = fake_mode()
+        run = self._file.run if materialize else self._file.run_without_memory
+        with seeded(seed), nullcontext() if materialize else without_memory(mode):
+            parts = self._parts(run(self._build))
+            before = list(parts.module.parameters())
+            run(lambda: self._in_training(parts.module))
+        if not materialize:
+            to_fake(parts.module, mode)
+        twins: dict[Tensor, Tensor] = dict(zip(before, parts.module.parameters(), strict=True))
+        return parts, self._make_optimizer(parts, twins)
 
+    def _in_training(self, module: nn.Module) -> nn.Module:
+        return module.train() if self._dtype is None else module.train().to(self._dtype)
 
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    def _parts(self, found: Any) -> _Parts:
+        if not isinstance(found, tuple | list):
+            raise ModelError(f"{self.spec} returned {type(found).__name__}; it must return {CONTRACT}")
+        kinds = ", ".join(type(part).__name__ for part in found)
+        if len(found) not in (3, 4):
+            raise ModelError(f"{self.spec} returned {len(found)} values ({kinds}); it must return {CONTRACT}")
+        module, make_batch, loss, optimizer = (*found, None)[:4]
+        is_whole = isinstance(module, nn.Module) and callable(make_batch) and callable(loss)
+        if not is_whole or not (optimizer is None or isinstance(optimizer, optim.Optimizer) or callable(optimizer)):
+            raise ModelError(f"{self.spec} returned ({kinds}); it must return {CONTRACT}")
+        return _Parts(module, make_batch, loss, optimizer)
+
+    def _make_optimizer(self, parts: _Parts, twins: dict[Tensor, Tensor]) -> MakeOptimizer:
+        if self.case.optimizer is not None or parts.optimizer is None:
+            return make_optimizer(self.case.optimizer)
+        if isinstance(parts.optimizer, optim.Optimizer):
+            return ownoptimizer.made(parts.optimizer, parts.module, twins, self.spec)
+        return ownoptimizer.makes(parts.optimizer, self._file.run, self.spec)
+
+    def _checked(self, loss: Loss) -> Loss:
+        """Return the user's loss with what is wrong with it or with its batch said in words."""
+
+        def checked(module: nn.Module, batch: Batch) -> Tensor:
+            try:
+                value: Any = loss(module, batch)
+            except KeyError as error:
+                if error.args[0] in batch or not self._file.raised(error):
+                    raise
+                raise ModelError(
+                    f"{self._file.line(error)}: the loss asks the batch for {error.args[0]!r}, and make_batch gives "
+                    f"{', '.join(map(repr, batch))}"
+                ) from error
+            if not isinstance(value, Tensor):
+                raise ModelError(f"{self.spec}: the loss returned {type(value).__name__}, not a scalar tensor")
+            if torch.is_grad_enabled() and not value.requires_grad:
+                raise ModelError(
+                    f"{self.spec}: the loss depends on no parameter that needs a gradient: are all of them frozen, or "
+                    "is it detached?"
+                )
+            return value
+
+        return checked

@@ -17,11 +17,12 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
+from actbench.defaults import brings_dtype
 from actbench.errors import ModelError
 from actbench.records import Attention, Case, Task
 from actbench.training import Batch, Loss, TrainingSetup
 from actbench.workloads import batches, folder, hub, sources
-from actbench.workloads.construct import construct
+from actbench.workloads.construct import construct, float_type
 from actbench.workloads.names import ModelName
 from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.sources import Source
@@ -34,6 +35,8 @@ AUTO_CLASSES: dict[Task, str] = {
     "causal-lm": "AutoModelForCausalLM",
     "image-classification": "AutoModelForImageClassification",
 }
+
+_TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class HuggingFaceWorkload:
@@ -68,6 +71,7 @@ class HuggingFaceWorkload:
             ModelError: The model cannot be built, or its weights cannot be had or do not fit.
         """
         attention, self.warnings = self._attention()
+        self.warnings += self._cast()
         if not materialize:
             make = self._random(attention)
             self.weights_origin = hub.without_values(self.case.weights)
@@ -99,8 +103,9 @@ class HuggingFaceWorkload:
 
     @property
     def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.case.dtype)
-        return dtype
+        """The type that is asked for, or else the one of the config where the model comes from a folder or the hub."""
+        saved = getattr(self._config, "dtype", None) if self._source.folder and self.case.dtype is None else None
+        return saved if saved in _TRAINABLE else float_type(self.case)
 
     def _attention(self) -> tuple[Attention, tuple[str, ...]]:
         """Return the attention implementation to use, and a warning when it is not the one asked for."""
@@ -109,6 +114,14 @@ class HuggingFaceWorkload:
             warning = f"{self.spec}: {self._class.__name__} has no sdpa attention; eager attention is used"
             return "eager", (warning,) if has_attention else ()
         return self.case.attention, ()
+
+    def _cast(self) -> tuple[str, ...]:
+        """Return a warning where a folder of a bare name is brought to another type than its own."""
+        saved = getattr(self._config, "dtype", None)
+        if not self._source.local or brings_dtype(self.spec) or saved not in _TRAINABLE or saved == self._dtype:
+            return ()
+        types = f"its config says {saved}, it is built in {self._dtype}".replace("torch.", "")
+        return (f"{self.spec}: {types}; ./{self.spec} keeps its own type, and --dtype names one",)
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)

@@ -22,7 +22,7 @@ from actbench.errors import ModelError
 from actbench.records import Case
 from actbench.training import Batch, TrainingSetup
 from actbench.workloads import inputs
-from actbench.workloads.construct import construct
+from actbench.workloads.construct import construct, float_type
 from actbench.workloads.names import SMALL_NETS
 from actbench.workloads.optimizers import make_optimizer
 
@@ -131,7 +131,7 @@ class SmallNetWorkload:
         """Build the network in training mode with its loss and optimizer."""
         module = construct(self._make, materialize=materialize, seed=seed)
         return TrainingSetup(
-            module=module.to(getattr(torch, self.case.dtype)),
+            module=module.to(float_type(self.case)),
             loss=_loss,
             make_optimizer=make_optimizer(self.case.optimizer),
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
@@ -140,7 +140,7 @@ class SmallNetWorkload:
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, channels, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
         random = inputs.generator(seed)
-        size, dtype = (self._size, self._size), getattr(torch, self.case.dtype)
+        size, dtype = (self._size, self._size), float_type(self.case)
         return {
             "images": inputs.images(batch_size, self._options["channels"], size, dtype, random),
             "labels": inputs.classes(batch_size, self._options["num_classes"], random),

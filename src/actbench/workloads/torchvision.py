@@ -22,7 +22,7 @@ from actbench.errors import ModelError
 from actbench.records import Case
 from actbench.training import Batch, TrainingSetup
 from actbench.workloads import hub, inputs
-from actbench.workloads.construct import construct
+from actbench.workloads.construct import construct, float_type
 from actbench.workloads.optimizers import make_optimizer
 
 models: Any = torchvision.models  # its names are re-exported in a way that type checkers do not follow
@@ -126,7 +126,7 @@ class TorchvisionWorkload:
             ) from error
         self.weights_origin = self._load(module) if materialize else hub.without_values(self.case.weights)
         return TrainingSetup(
-            module=module.to(getattr(torch, self.case.dtype)),
+            module=module.to(float_type(self.case)),
             loss=_loss,
             make_optimizer=make_optimizer(self.case.optimizer),
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
@@ -137,7 +137,7 @@ class TorchvisionWorkload:
         random = inputs.generator(seed)
         size = (self.image_size, self.image_size)
         return {
-            "images": inputs.images(batch_size, 3, size, getattr(torch, self.case.dtype), random),
+            "images": inputs.images(batch_size, 3, size, float_type(self.case), random),
             "labels": inputs.classes(batch_size, CLASSES, random),
         }
 

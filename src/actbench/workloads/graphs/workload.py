@@ -11,7 +11,7 @@ from actbench.errors import ModelError
 from actbench.records import Case
 from actbench.training import Batch, TrainingSetup
 from actbench.workloads import hub, inputs
-from actbench.workloads.construct import construct
+from actbench.workloads.construct import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 from actbench.workloads.graphs.settings import NETWORKS
@@ -87,8 +87,7 @@ class GraphWorkload:
 
     @property
     def _dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.case.dtype)
-        return dtype
+        return float_type(self.case)
 
 
 def _loss(module: nn.Module, batch: Batch) -> Tensor:

@@ -1,0 +1,144 @@
+"""Building a model without its memory: what is large in it is fake, what is small is real.
+
+A model's author may look at small tensors while building (``torch.linspace(0, rate, depth)[i].item()``, tables of
+anchors), and nobody's machine minds them; the memory is in the large ones, whose values no byte depends on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+LARGEST_REAL_BYTES = 64 * 1024
+"""Bytes of the largest tensor that is made for real: a thousand of them are still no memory to speak of."""
+
+
+class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Let operators make tensors above :data:`LARGEST_REAL_BYTES`, or off the CPU, as fake ones.
+
+    To be entered inside of a fake tensor mode. An operator that is given a fake tensor runs on fake tensors; another
+    one is tried on fake tensors, for the size of what it makes, and run for real if that is small.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``, on fake tensors or for real."""
+        kwargs = kwargs or {}
+        leaves, tree = tree_flatten((args, kwargs))
+        if any(map(_is_fake, leaves)):
+            return func(*args, **kwargs)
+        if not _allocates(func, leaves):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        try:
+            fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
+            found = func(*fake_args, **fake_kwargs)
+            stays_fake = any(_has_no_place(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
+        except Exception:  # its size depends on values, or it has no fake form: what it is given is there for real
+            stays_fake = False
+        if stays_fake:
+            return found
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+@contextmanager
+def without_memory(mode: FakeTensorMode) -> Iterator[None]:
+    """Make large tensors fake ones of ``mode`` inside the block, and let models be built as if they were real.
+
+    Threads other than this one allocate as ever, so transformers is asked to load in this one.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(torch.utils, "swap_tensors", _swap_fake))
+        stack.enter_context(_replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
+        stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
+        stack.enter_context(mode)
+        stack.enter_context(LargeAreFake())  # type: ignore[no-untyped-call]
+        yield
+
+
+def _is_fake(value: Any) -> bool:
+    """Whether a value is fake, or a storage without bytes: what torch.load reads under a fake tensor mode."""
+    return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
+
+
+def _allocates(func: Any, leaves: list[Any]) -> bool:
+    """Whether an operator makes a tensor with bytes of its own; one over a storage, of a mapped file say, has none."""
+    return not (func.is_view or func._schema.is_mutable or any(isinstance(leaf, UntypedStorage) for leaf in leaves))
+
+
+def _shape_of(value: Any) -> Any:
+    """Return the fake form of a real tensor; of real ones alone torch's fake tensor mode computes some operators."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES
+
+
+def _has_no_place(tensor: Tensor) -> bool:
+    """Whether a tensor stays fake; those on the meta device take no memory, but for the empty ones torch.load fills."""
+    match tensor.device.type:
+        case "cpu":
+            return _is_large(tensor)
+        case "meta":
+            return tensor.numel() == 0
+    return True
+
+
+def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
+    """Let ``module.to`` change fake parameters: torch swaps them, and refuses to where its fake mode refers to them."""
+
+    def swapped(parameter: Tensor, applied: Tensor) -> None:
+        if isinstance(parameter, FakeTensor) and isinstance(applied, FakeTensor):
+            parameter.data = applied
+            parameter.fake_device = applied.fake_device
+        else:
+            swap(parameter, applied)
+
+    return swapped
+
+
+def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Let ``trunc_normal_`` leave fake tensors alone, as it does those on the meta device: it draws until all fit."""
+
+    def filled(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else fill(tensor, *args, **kwargs)
+
+    return filled
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Put what ``change`` makes of an attribute in its place inside the block; one that is not there stays away."""
+    if not hasattr(owner, name):
+        yield
+        return
+    own = getattr(owner, name)
+    setattr(owner, name, change(own))
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    own = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if own is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = own

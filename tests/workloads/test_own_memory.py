@@ -1,0 +1,94 @@
+"""Memory of a process that simulates a model of the user's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from actbench import bench, workloads
+from actbench.errors import UntraceableError
+from actbench.records import Case
+
+LARGE = """
+    import torch
+    from torch import nn
+
+    def build():
+        model = nn.Sequential(*(nn.Linear(8192, 8192) for _ in range(8)))  # 2 GiB
+        teacher = nn.Linear(8192, 8192).requires_grad_(False)
+        seen = torch.randn(1000, 8192)
+        def make_batch(n):
+            return {"x": seen[torch.randint(1000, (n,))]}
+        def loss(model, batch):
+            return nn.functional.mse_loss(model(batch["x"]), teacher(batch["x"]))
+        return model.to(torch.bfloat16).float(), make_batch, loss
+"""
+SIMULATE = """
+    import resource, sys
+    import actbench
+    def peak():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    actbench.measure(actbench.Case(model="resnet-cifar", batch_size=2, scheme="randomized:0.5"))
+    before = peak()
+    measured = actbench.measure(actbench.Case(model=sys.argv[1], batch_size=2, scheme="randomized:0.5"))
+    assert measured.weights_bytes == 8 * (8192 * 8193) * 4, measured.weights_bytes
+    print(peak() - before)
+"""
+LOOKS = """
+    import torch
+    from torch import nn
+    def build():
+        model = nn.Linear(256, 256)
+        assert model.weight.norm() > 0
+        return model, lambda n: {"x": torch.randn(n, 256)}, lambda model, batch: model(batch["x"]).sum()
+    def batches():
+        def make_batch(n):
+            x = torch.randn(n, 256)
+            return {"x": x / x.max().item()}
+        return nn.Linear(256, 256), make_batch, lambda model, batch: model(batch["x"]).sum()
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "own.py"
+    file.write_text(textwrap.dedent(text))
+    return file
+
+
+def test_two_gibibytes_of_weights_are_simulated_without_them(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SIMULATE), f"{written(tmp_path, LARGE)}:build"],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200 * 1024**2
+
+
+@pytest.mark.parametrize(("function", "line"), [("build", 6), ("batches", 11)])
+def test_who_looks_at_values_is_told_the_line_and_what_to_do(tmp_path: Path, function: str, line: int) -> None:
+    case = Case(model=f"{written(tmp_path, LOOKS)}:{function}", batch_size=2)
+
+    with pytest.raises(UntraceableError, match=rf"own\.py:{line}: .*no values.*--meter cpu") as refused:
+        bench.Session(case)
+
+    assert bench.failure_of(refused.value).reason == "unsupported"
+    assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("function", ["build", "batches"])
+def test_real_meters_let_it_look(tmp_path: Path, function: str) -> None:
+    case = Case(model=f"{written(tmp_path, LOOKS)}:{function}", batch_size=2, meter="cpu")
+
+    assert bench.Session(case).memory().weights_bytes == 256 * 257 * 4
+
+
+def test_a_batch_before_there_is_a_model_builds_one_without_memory(tmp_path: Path) -> None:
+    workload = workloads.load(Case(model=f"{written(tmp_path, LARGE)}:build", batch_size=2))
+
+    assert workload.batch(2, seed=0)["x"].shape == (2, 8192)
