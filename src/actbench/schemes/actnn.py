@@ -64,7 +64,10 @@ class ActNN(Scheme):
     Kept for backward: the inputs of convolutions, linear layers and norms in codes of a few bits with an offset and a
     maximum for each group, 32 bits together; of ReLU and dropout 1 bit an element; of max pooling which element of the
     window it was; what attention saves, by hooks. An input that several layers read is kept once. The forward pass is
-    exact; gradients are unbiased, but for what attention saves.
+    exact. Gradients of weights and biases are unbiased as far as those of the layer's output are. That of a norm's
+    input is too small by the share v / M, with M elements normalised together and v the variance of one as it is
+    decoded, about ``range**2 / (6 * (2**bits - 1)**2)``: 1 % for a layer norm of width 32 at 2 bits. What attention
+    saves is multiplied with itself too.
     Bits are shared out by ``factor * range**2 * gradient**2`` over ``(2**bits - 1)**2`` (section 4 of the paper): among
     layers every ``adapt_interval`` steps (the authors' code does it in every one), among the samples of a batch in each
     forward pass, both without waiting for the device.
@@ -79,7 +82,7 @@ class ActNN(Scheme):
         per_sample: Whether the samples of a batch do.
         use_gradient: Whether each sample's share also follows its gradients of earlier steps, by ``actbench.samples``.
         adapt_interval: Training steps from one sharing out among layers to the next.
-        stochastic: Whether rounding is stochastic, so that gradients are unbiased; else to the nearest.
+        stochastic: Whether rounding is stochastic, so that what is decoded is unbiased; else to the nearest.
         quantized_bn: Whether batch norms are converted.
         swap: Whether the codes wait in host memory.
         share: Whether an input that several layers read is kept once; false keeps it for each, as the authors do.

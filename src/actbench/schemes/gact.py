@@ -55,6 +55,9 @@ class Gact(Scheme):
     of that loop, and takes the hooks off again.
     The names of the levels are those of the authors' code; its L2 is the paper's L1, and its L3 the paper's L2. The
     paper's CB1 is ``gact:L2+checkpoint``, and CB2 the same with fused attention (``--attention sdpa``).
+    What is decoded is unbiased, and so is a gradient that is linear in it. That of a norm's input is too small by the
+    share v / M, with M elements normalised together and v the variance of one as it is decoded, about
+    ``range**2 / (6 * (2**bits - 1)**2)``; attention and functions of a decoded tensor have a small bias too.
     Not reproduced: chunked attention of the authors' own.
 
     Attributes:
@@ -65,7 +68,7 @@ class Gact(Scheme):
         samples: Rows of the batch that it looks at.
         probes: Groups of tensors that it tries at most, but one of each kind in any case.
         group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
-        stochastic: Whether rounding is stochastic, so that the gradient is not biased by it; else to the nearest.
+        stochastic: Whether rounding is stochastic, so that what is decoded is unbiased; else to the nearest.
         share: Whether a tensor that several operators save is kept once; false keeps it for each, as the authors do.
         small_codes: Whether masks of ReLU and places in pools are kept as such; false packs the output of ReLU and the
             input of a pool as any tensor, and leaves the pool's 64-bit indices, as the authors do.
