@@ -44,7 +44,7 @@ ALLOWED = {
     "optim": WORDS | {"ops", "codecs"},
     "nn": SETUP | {"ops", "codecs"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
-    "workloads": SETUP,
+    "workloads": SETUP | {"nn"},
     "meters": SETUP | {"machine"},
     "inspection": SETUP | {"ledger"},
     "bench": SETUP | {"ledger", "nn", "schemes", "workloads", "meters", "inspection", "gradients", "search"},

@@ -128,10 +128,8 @@ def test_re_entrant_checkpointing_retained_graphs_and_several_calls(kind):
 def test_a_second_derivative_is_refused():
     _, layer = pair()
     x = torch.randn(10, 6, requires_grad=True)
-    (grad,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
-
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.sum().backward()
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
 
 
 def weight_gradient(layer, x):

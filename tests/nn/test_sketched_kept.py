@@ -155,8 +155,8 @@ def test_no_sketch_outlives_backward():
 
 def test_one_sketch_serves_all_layers_of_a_recomputed_block(monkeypatch):
     drawn = []
-    fresh = module_under_test.fresh_seed
-    monkeypatch.setattr(module_under_test, "fresh_seed", lambda: drawn.append(fresh()) or drawn[-1])
+    fresh = module_under_test.fresh_sketch
+    monkeypatch.setattr(module_under_test, "fresh_sketch", lambda *args: drawn.append(fresh(*args)) or drawn[-1])
     model = Attention()
     loss = checkpoint(model, torch.randn(10, 6, requires_grad=True), use_reentrant=False).sum()
     drawn.clear()

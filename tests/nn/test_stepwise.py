@@ -119,10 +119,8 @@ def test_the_input_is_not_held():
 def test_second_derivatives_are_refused(constant):
     x = torch.randn(10, requires_grad=True)
     incoming = torch.ones(10, requires_grad=not constant)
-    (first,) = torch.autograd.grad(layer()(x), x, incoming, create_graph=True)
-    assert torch.equal(first, expected_gradient(x, incoming))
     with pytest.raises(RuntimeError, match="second derivative"):
-        first.sum().backward()
+        torch.autograd.grad(layer()(x), x, incoming, create_graph=True)
 
 
 def test_retain_graph_gives_the_same_twice():

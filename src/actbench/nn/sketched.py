@@ -9,14 +9,14 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from actbench import savedtensors
-from actbench.codecs.sketch import Sketching, compress, project
+from actbench.codecs.sketch import Sketching, fresh_sketch, project
+from actbench.nn.firstorder import first_order
 from actbench.nn.precision import no_autocast, product_dtype
 from actbench.nn.sharing import SharingTable, WeakTensors
 from actbench.nn.swap import inherit
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.library import traced
 
 Sketch = tuple[Tensor, ...]
 """What is kept of X: its sketch, (k, d_in) in the type of the product, and the key that S is made again from.
@@ -54,7 +54,7 @@ class SketchedProduct(torch.autograd.Function):
             return F.linear(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, W and b; those of x and b as the exact layer's."""
         sketch, key, weight = ctx.saved_tensors
@@ -115,7 +115,7 @@ class Sketched(nn.Module):
     @torch.no_grad()
     def _sketch(self, x: Tensor, size: int) -> Sketch:
         dtype = product_dtype(x)
-        if torch.compiler.is_compiling():  # a compiled graph has no storages to know a tensor by
+        if traced():  # a graph has no storages to know a tensor by
             return self._make(x, size, dtype)
         purpose = (size, self.sketching.kind, dtype)
         sketch = self.sharing.recall(x, purpose)
@@ -126,8 +126,7 @@ class Sketched(nn.Module):
 
     def _make(self, x: Tensor, size: int, dtype: torch.dtype) -> Sketch:
         with no_autocast(x):
-            sketch, key = compress(x.reshape(-1, x.shape[-1]), fresh_seed(), size, self.sketching.kind)
-        sketch = sketch.to(dtype)
+            sketch, key = fresh_sketch(x.reshape(-1, x.shape[-1]), size, self.sketching.kind, dtype)
         savedtensors.packed(x, sketch, key)
         return sketch, key
 

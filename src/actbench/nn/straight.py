@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, is_grad_enabled, uint8
 
 from actbench import savedtensors
-from actbench.nn.firstorder import first_order
+from actbench.nn.firstorder import refuse_second_order
 from actbench.ops import activate, mask, stepwise
 from actbench.ops.arguments import check_table
 from actbench.ops.cpu.mask import relu, select
@@ -41,7 +41,7 @@ class Masked(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient where the mask is 1; a mask that hooks made something else of is for operators."""
         if is_grad_enabled():
-            return _masked_once(ctx, grad)
+            refuse_second_order()
         (codes,) = ctx.saved_tensors
         as_many = codes.numel() == (grad.numel() + 7) // 8
         as_kept = as_many and type(codes) is Tensor and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
@@ -104,15 +104,13 @@ class Tabled(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the steps; codes of which hooks made something else are for operators to refuse."""
         if is_grad_enabled():
-            return _tabled_once(ctx, grad)
+            refuse_second_order()
         codes, _ = ctx.saved_tensors
         as_many = codes.numel() == ctx.bytes
         as_kept = as_many and type(codes) is Tensor and codes.dtype == uint8 and codes.is_contiguous() and codes.is_cpu
         take = ctx.kernels.backward if as_kept and direct(grad) else ctx.kernels.operator
         return take(codes, grad=grad.contiguous()), None
 
-
-_masked_once, _tabled_once = first_order(Masked.backward), first_order(Tabled.backward)
 
 apply_mask: Callable[[Tensor], Tensor] = super(torch.autograd.Function, Masked).apply
 apply_table: Callable[[Tensor, Kernels], Tensor] = super(torch.autograd.Function, Tabled).apply

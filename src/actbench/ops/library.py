@@ -17,6 +17,13 @@ library = torch.library.Library("actbench", "DEF")  # type: ignore[no-untyped-ca
 EVERYWHERE = "CompositeExplicitAutograd"
 """The dispatch key of what runs on any device."""
 
+HOST_NUMBER = (torch.Tag.cudagraph_unsafe,)
+"""The tags of what reads a number on the host: a replayed CUDA graph would go on with that of its capture."""
+
+RANDOM = (torch.Tag.nondeterministic_seeded, *HOST_NUMBER)
+"""The tags of what draws a seed: no two calls may become one. They do not keep a compiler from calling again in the
+backward pass, so what the backward pass needs of a draw must be results of one operator."""
+
 
 def define(
     schema: str,
@@ -49,6 +56,12 @@ _compiling = torch.compiler.is_dynamo_compiling
 _modes, _transforms = _internals._len_torch_dispatch_stack, _internals._functorch.peek_interpreter_stack
 _batched = _internals._functorch.is_legacy_batchedtensor
 _left_over = _internals._functorch.is_dead_tensor_wrapper
+_tracer = _internals._TorchDispatchModeKey.PROXY
+
+
+def traced() -> bool:
+    """Return whether this runs for ``torch.compile`` or another tracer to make a graph of it."""
+    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_tracer) is not None
 
 
 def direct(tensor: Tensor) -> bool:

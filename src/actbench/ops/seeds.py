@@ -17,7 +17,7 @@ from torch import Tensor, distributed
 
 from actbench.errors import KernelError
 from actbench.ops import noise
-from actbench.ops.library import EVERYWHERE, define
+from actbench.ops.library import EVERYWHERE, RANDOM, define
 
 # The state as 64-bit words: initial seed, flags, position in the block, then the 624 words of the block.
 _SEED, _POSITION, _BLOCK = 0, 2, 3
@@ -67,8 +67,18 @@ def _check_layout() -> None:
         )
 
 
+def _refuse_capture() -> None:
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if initialized and torch.cuda.is_current_stream_capturing():
+        raise KernelError(
+            "a seed was asked for while a CUDA graph is captured, whose replays would all use that one; "
+            "leave what draws seeds out of the graph"
+        )
+
+
 def _fresh_seed() -> Tensor:
     _check_layout()
+    _refuse_capture()
     seed = draw(torch.default_generator)
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     if rank:  # ranks are often seeded alike; their errors must not be. Rank 0 draws what a single process draws
@@ -80,11 +90,16 @@ def _fake() -> Tensor:
     return torch.empty((), dtype=torch.int64, device="cpu")
 
 
-# The tag keeps compilers from merging two draws into one or from drawing again in the backward pass.
-define("fresh_seed() -> Tensor", {EVERYWHERE: _fresh_seed}, _fake, tags=(torch.Tag.nondeterministic_seeded,))
+define("fresh_seed() -> Tensor", {EVERYWHERE: _fresh_seed}, _fake, tags=RANDOM)
 
 
 def fresh_seed() -> Tensor:
-    """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values."""
+    """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values.
+
+    A compiler may draw again in the backward pass: there, seed and what is made by it must come of one operator.
+
+    Raises:
+        KernelError: The state of torch's generator is laid out in another way than known, or a CUDA graph is captured.
+    """
     seed: Tensor = torch.ops.actbench.fresh_seed.default()
     return seed

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.library import define
+from actbench.ops.library import HOST_NUMBER, define
 
 Kind = Literal["gaussian", "rademacher"]
 KINDS: Final = get_args(Kind)
@@ -87,7 +87,7 @@ define(
     " -> Tensor",
     {"CPU": _launch},  # where the seed is
     _fake,
-    tags=(),
+    tags=HOST_NUMBER,
 )
 
 

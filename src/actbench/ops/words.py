@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import noise
-from actbench.ops.library import define
+from actbench.ops.library import HOST_NUMBER, define
 
 
 def _check(seed: Tensor, first: int, count: int) -> None:
@@ -32,7 +32,7 @@ define(
     "random_words(Tensor seed, SymInt first, SymInt count, Device device) -> Tensor",
     {"CPU": _make},  # where the seed is
     _fake,
-    tags=(),
+    tags=HOST_NUMBER,
 )
 
 

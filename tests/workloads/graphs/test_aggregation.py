@@ -152,3 +152,16 @@ def test_cuda_gives_what_the_cpu_gives(heads: int, dtype: torch.dtype) -> None:
         torch.autograd.grad(found.sum(), there), torch.autograd.grad(here.sum(), (x, weights)), strict=True
     ):
         assert torch.equal(a.cpu(), b)
+
+
+@pytest.mark.parametrize("wanted", ["x", "weights"])
+def test_a_second_derivative_is_refused(wanted: str) -> None:
+    """Aggregation is linear in each, so that the incoming gradient is a constant; the derivative by the other is not 0."""
+    graph, rows = made()
+    x = torch.randn(NODES, 2, 5, requires_grad=True)
+    weights = torch.randn(rows.numel(), 2, requires_grad=True)
+
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(aggregate(x, weights, graph).sum(), {"x": x, "weights": weights}[wanted], create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(softmax_over_edges(weights, rows, NODES).square().sum(), weights, create_graph=True)

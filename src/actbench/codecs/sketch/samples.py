@@ -53,8 +53,13 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[T
         float64 whose last bit may differ between devices, and with it, rarely, a row.
     """
     chosen, weights = _CHOICES[kind](row_norms(matrix), seed, size)
-    numbers = torch.int32 if matrix.shape[0] <= 2**31 else torch.int64
-    return taken(matrix, chosen) * weights[:, None].to(working_type(matrix)), chosen.to(numbers)
+    numbers = chosen.to(number_type(matrix.shape[0]))
+    return taken(matrix, chosen) * weights[:, None].to(working_type(matrix)), numbers
+
+
+def number_type(rows: int) -> torch.dtype:
+    """Return the type in which the numbers of so many rows are kept."""
+    return torch.int32 if rows <= 2**31 else torch.int64
 
 
 def taken(matrix: Tensor, chosen: Tensor) -> Tensor:

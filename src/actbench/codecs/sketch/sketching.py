@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from actbench.codecs.sketch import dense, samples, transforms
@@ -54,6 +55,13 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Kind) -> tuple[Tenso
     if kind == "norm" or kind == "wta":
         return samples.compress(matrix, seed, size, kind)
     return project(matrix, seed, size, kind), seed
+
+
+def key_like(matrix: Tensor, size: int, kind: Kind) -> Tensor:
+    """Return an empty tensor like the key that :func:`compress` gives; arguments as there."""
+    if kind == "norm" or kind == "wta":
+        return matrix.new_empty(size, dtype=samples.number_type(matrix.shape[0]))
+    return torch.empty((), dtype=torch.int64, device="cpu")
 
 
 def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:

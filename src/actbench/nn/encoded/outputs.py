@@ -13,6 +13,7 @@ from actbench.codecs.encodings import Encoding
 from actbench.nn.eager import refuse_compiling
 from actbench.nn.encoded.form import encoded, takes, through
 from actbench.nn.encoded.keeper import EncodedKeeper
+from actbench.nn.firstorder import first_order, refuse_second_order
 from actbench.nn.hooked.running import active
 from actbench.nn.keeping import Kept
 
@@ -61,11 +62,7 @@ class EncodedOutputs:
         return tree_map(quantized, output)
 
     def _map(self, gradient: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a second derivative was asked of a model whose gradient maps are quantized; "
-                "take second derivatives of the unconverted model"
-            )
+        refuse_second_order("a model whose gradient maps are quantized")
         assert self.maps is not None
         return through(gradient, self.maps) if takes(gradient) else gradient
 
@@ -78,7 +75,8 @@ class _StraightThrough(torch.autograd.Function):
         return torch.empty_like(x).copy_(kept.form.restore(kept.parts))  # no view, which must not be overwritten
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    @first_order
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         return gradients[0], None
 
 

@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from actbench import savedtensors
+from actbench.nn.firstorder import refuse_second_order
 from actbench.nn.hooked import running
 from actbench.nn.hooked.attention import attention_rules
 from actbench.nn.hooked.logarithms import Logarithms, logarithms
@@ -169,9 +170,14 @@ class Hooks:
         return Held(held.kept._replace(form=Logarithms(held.kept.form)), held.place)
 
     def unpack(self, held: Held | StaysHere) -> Tensor:
-        """Return the tensor that was saved, or what it was made."""
+        """Return the tensor that was saved, or what it was made.
+
+        Raises:
+            RuntimeError: It was packed, and the backward pass makes a graph of itself.
+        """
         if isinstance(held, StaysHere):
             return held.unpack()
+        refuse_second_order("a model whose saved tensors are packed")
         return self.restored(held.kept.form, held.kept.parts, held.place)
 
     def restored(self, form: Form, parts: Parts, place: Place) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from actbench.nn.firstorder import first_order
 
 library = torch.library.Library("actbench", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -76,7 +77,7 @@ class _Aggregation(torch.autograd.Function):
         return _ops.edge_sum.default(row_pointers, columns, weights, x)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weights, row_pointers, columns, reverse = ctx.saved_tensors
         x_grad = weights_grad = None
@@ -100,7 +101,7 @@ class _EdgeSoftmax(torch.autograd.Function):
         return shares
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         shares, rows = ctx.saved_tensors
         weighted = (grad * shares).to(torch.promote_types(shares.dtype, torch.float32))

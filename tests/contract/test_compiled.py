@@ -1,0 +1,193 @@
+"""A compiled network of several layers has the gradients of the uncompiled one, or the scheme refuses with the reason.
+
+Where a scheme is random, the mean over draws is held to the exact gradient by its own standard error: a single draw, a
+single layer or finite numbers show nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actbench import schemes
+from actbench.codecs.sketch import KINDS, Sketching
+from actbench.errors import ConversionError
+from actbench.nn.sketched import Sketched
+from actbench.training import TrainingSetup
+
+REFUSE = {
+    "actnn": "actnn",
+    "encode": "encode:int:6",
+    "gact": "gact",
+    "offload": "offload",
+    "smaq": "smaq",
+    "maps": "encode:int:6,on=maps",
+}
+COMPILE = {
+    "checkpoint": "checkpoint,blocks=Block/Linear",
+    "fewbit": "fewbit:3",
+    "invact": "invact",
+    "randomized": "randomized:0.5",
+    "regelu2": "regelu2",
+    "resilu2": "resilu2",
+}
+TOGETHER = ["randomized:0.5+fewbit:3", "randomized:0.5+checkpoint,blocks=Block", "fewbit:3+checkpoint,blocks=Block"]
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"resilu2": nn.SiLU}
+
+DRAWS = 48
+MOST_ERRORS = 4.5
+"""Standard errors that a mean may be off; of the t distribution of 48 draws, 1 in 20,000 is."""
+MOST_UNSEEN = 0.25
+"""Relative error of a mean gradient that may escape the test; noise in place of a gradient has one of 1."""
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def step(run: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of the parameters, and of the input where it needs one."""
+    sources = [*parameters, x] if x.requires_grad else parameters
+    return list(torch.autograd.grad((run(x) - target).square().sum(), sources))
+
+
+def check(exact: nn.Module, model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Hold the mean gradient of a converted and compiled model to its own uncompiled one, or to the exact one."""
+    random = {name for name, part in model.named_modules() if isinstance(part, Sketched)}
+    names = [name for name, _ in model.named_parameters()] + ["input"]
+    target = -exact(x).detach()
+    wanted = step(exact, x, target, list(exact.parameters()))
+    like = step(model, x, target, list(model.parameters()))
+    draws = [step(run, x, target, list(model.parameters())) for _ in range(DRAWS if random else 2)]
+    for name, truth, same, *found in zip(names, wanted, like, *draws, strict=False):
+        if name.endswith(".weight") and name.removesuffix(".weight") in random:
+            shares = torch.stack([(each * truth).sum() / truth.square().sum() for each in found])
+            error = shares.std() / len(shares) ** 0.5
+            assert MOST_ERRORS * error < MOST_UNSEEN, f"{name}: a standard error of {error:.3f} shows nothing"
+            assert abs(shares.mean() - 1) < MOST_ERRORS * error, f"{name}: {shares.mean():.3f} +- {error:.3f}"
+        else:
+            for each in found:
+                torch.testing.assert_close(each, same, rtol=1e-3, atol=1e-3 * float(same.abs().max()))
+
+
+def converted(exact: nn.Module, spec: str) -> nn.Module:
+    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(exact))).module
+
+
+def all_sketches(model: nn.Module) -> nn.Module:
+    """Give each sketched layer another sketch, so that one compilation tries all."""
+    layers = [part for part in model.modules() if isinstance(part, Sketched)]
+    for layer, kind in zip(layers, cycle(KINDS), strict=False):
+        layer.sketching = Sketching(kind, 0.5)
+    return model
+
+
+def deep() -> nn.Module:
+    """Return a chain of as many linear layers as there are sketches."""
+    model = nn.Sequential(*(part for _ in KINDS for part in (nn.Linear(24, 24), nn.Tanh())))
+    for layer in model[::2]:  # what all rows have in common is not to grow from layer to layer: transforms lose by it
+        nn.init.orthogonal_(layer.weight, 1.5)
+        nn.init.zeros_(layer.bias)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("backend", "needs_gradient"),
+    [
+        ("aot_eager", True),
+        pytest.param("aot_eager", False, marks=pytest.mark.slow),
+        pytest.param("inductor", True, marks=pytest.mark.slow),
+        pytest.param("inductor", False, marks=pytest.mark.slow),
+    ],
+)
+def test_the_mean_gradient_of_all_sketches_is_the_exact_one(backend: str, needs_gradient: bool) -> None:
+    exact = deep()
+    model = all_sketches(converted(exact, "randomized:0.5"))
+    x = torch.randn(128, 24).requires_grad_(needs_gradient)
+
+    check(exact, model, torch.compile(model, backend=backend, fullgraph=True), x)
+
+
+def check_network(spec: str, backend: str, network: Any, needs_gradient: bool) -> None:
+    exact = network.make(ACTIVATIONS.get(spec, nn.GELU))
+    try:
+        model = converted(exact, spec)
+    except ConversionError:
+        return  # there is nothing to convert
+    x = network.inputs.clone().requires_grad_(needs_gradient)
+    check(exact, model, torch.compile(model, backend=backend), x)
+
+
+@pytest.mark.parametrize("spec", COMPILE.values())
+def test_a_transformer_has_its_gradients_on_aot_eager(spec: str, networks: dict[str, Any]) -> None:
+    check_network(spec, "aot_eager", networks["transformer"], needs_gradient=True)
+
+
+def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None:
+    check_network("randomized:0.5,sketch=rows_distinct", "inductor", networks["chain"], needs_gradient=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("needs_gradient", [False, True])
+@pytest.mark.parametrize("network", ["chain", "transformer", "convolutions"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("spec", [*COMPILE.values(), *TOGETHER])
+def test_every_network_has_its_gradients(
+    spec: str, backend: str, network: str, needs_gradient: bool, networks: dict[str, Any]
+) -> None:
+    check_network(spec, backend, networks[network], needs_gradient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_training_ends_where_it_ends_uncompiled(backend: str) -> None:
+    """With sketches the losses of two runs differ by chance: those of several uncompiled runs say by how much."""
+    x, target = torch.randn(64, 16), torch.randn(64, 8)
+
+    def trained(seed: int, wrap: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> float:
+        torch.manual_seed(0)
+        exact = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+        model = converted(exact, "randomized:0.5")
+        run, optimizer = wrap(model), torch.optim.Adam(model.parameters(), 3e-3)
+        torch.manual_seed(seed)
+        for _ in range(400):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(run(x), target)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return loss.item()
+
+    uncompiled = [trained(seed, lambda model: model) for seed in range(4)]
+    compiled = trained(5, lambda model: torch.compile(model, backend=backend))
+
+    print(uncompiled, compiled)
+    assert compiled < 2 * max(uncompiled)
+
+
+def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
+    assert set(schemes.names()) - {"exact"} <= set(COMPILE) | set(REFUSE)
+    assert not set(COMPILE) & set(REFUSE)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("spec", REFUSE.values())
+def test_the_others_refuse_with_the_reason(spec: str, in_place: bool, networks: dict[str, Any]) -> None:
+    network = networks["chain"]
+    model = converted(network.make(nn.GELU), spec)
+    if in_place:
+        model.compile(backend="eager")
+    run = model if in_place else torch.compile(model, backend="eager")
+
+    with pytest.raises(ConversionError, match=r"cannot be compiled: .*; use it without torch.compile"):
+        run(network.inputs)

@@ -1,0 +1,77 @@
+"""A second derivative is that of the exact model, or raises: for every scheme, whatever layer is the last."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actbench import schemes
+from actbench.errors import ConversionError
+from actbench.nn import offloaded
+from actbench.training import TrainingSetup
+
+EXAMPLES = {
+    "checkpoint": "checkpoint,blocks=Linear/Block",
+    "encode": "encode:int:6",
+    "fewbit": "fewbit:3",
+    "randomized": "randomized:0.5",
+}
+SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
+VARIANTS = ["encode:int:6,on=maps", "smaq,on=activations/maps", "randomized:0.5,sketch=wta", "actnn+gact"]
+NETWORKS = ["chain", "linear", "activation", "norm", "transformer", "convolutions", "pooled"]
+STAY_EXACT = (EXAMPLES["checkpoint"], "offload")
+ACTIVATIONS = {"invact": nn.GELU, "resilu2": nn.SiLU, "regelu2": nn.GELU}
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+@pytest.fixture(autouse=True)
+def _host_memory_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offloaded, "_is_elsewhere", lambda device, fake: True)
+
+
+def penalty(model: nn.Module, x: Tensor, of_parameters: bool, power: int) -> list[Tensor | None]:
+    """Return what the squared gradient of a loss has for gradients; a power of 1 ends the model with a constant."""
+    x = x.clone().requires_grad_()
+    sources = [x, *model.parameters()]
+    loss = model(x).pow(power).sum()
+    wanted = sources if of_parameters else [x]
+    found = torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True)
+    squares = sum((gradient.square().sum() for gradient in found if gradient is not None), torch.zeros(()))
+    return list(torch.autograd.grad(squares, sources, allow_unused=True)) if squares.requires_grad else []
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("spec", SPECS + VARIANTS)
+def test_a_gradient_penalty_is_right_or_raises(spec: str, network: str, networks: dict) -> None:  # type: ignore[type-arg]
+    kind = networks[network]
+    exact = kind.make(ACTIVATIONS.get(spec, nn.SiLU))
+    try:
+        model = schemes.build(spec).apply(TrainingSetup(copy.deepcopy(exact))).module
+    except ConversionError:
+        return  # there is nothing to convert
+    for of_parameters in (False, True):
+        for power in (1, 2):
+            wanted = penalty(exact, kind.inputs, of_parameters, power)
+            try:
+                found = penalty(model, kind.inputs, of_parameters, power)
+            except RuntimeError as raised:
+                error = str(raised)
+            else:
+                error = None
+                torch.testing.assert_close(found, wanted)
+            assert error is None or ("second derivative" in error and spec not in STAY_EXACT)
+
+
+def test_each_scheme_finds_something_to_convert_in_these_networks(networks: dict) -> None:  # type: ignore[type-arg]
+    for spec in SPECS + VARIANTS:
+        converted = 0
+        for kind in networks.values():
+            with contextlib.suppress(ConversionError):
+                schemes.build(spec).apply(TrainingSetup(kind.make(ACTIVATIONS.get(spec, nn.SiLU))))
+                converted += 1
+        assert converted >= 2, spec
