@@ -4,14 +4,12 @@ Cost", arXiv 1604.06174), by torch's non-re-entrant checkpointing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +19,7 @@ from actbench.nn.hooked.hooks import Hooks
 from actbench.nn.hooked.running import active
 from actbench.nn.offloaded import own_tensors
 from actbench.nn.rebound import ReboundForward
-from actbench.nn.statistics import counting_norms, statistics_kept
+from actbench.nn.rerun import Rerun, Written, writes_buffers
 
 TORCHVISION_BLOCKS = {
     "convnext": ("CNBlock",),
@@ -44,6 +42,8 @@ TORCHVISION_BLOCKS = {
 
 _TENSOR = object()
 """Stands for a tensor among the arguments or results of a block."""
+
+_UNCOMPILED = "checkpoint: a block that writes its buffers, or may for all that is known, runs uncompiled"
 
 _KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names} | {
     "actbench.workloads.graphs.networks.GraphBlock"
@@ -93,12 +93,23 @@ class RecomputedForward(ReboundForward):
     def __init__(self, module: nn.Module, path: str = "") -> None:
         super().__init__(module)
         self.path = path
+        self.written = Written()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block under checkpointing."""
         module = self.module
         if not (module.training and torch.is_grad_enabled()):
             return self.inner(module, *args, **kwargs)
+        if torch.compiler.is_compiling() and writes_buffers(module, self.written):
+            return self._uncompiled(module, args, kwargs)
+        return self._checkpointed(module, args, kwargs)
+
+    @torch.compiler.disable(reason=_UNCOMPILED)  # type: ignore[untyped-decorator, no-untyped-call]
+    def _uncompiled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the block as it runs without a compiler, which would recompute it from the buffers as written."""
+        return self._checkpointed(module, args, kwargs)
+
+    def _checkpointed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(_for_two_runs(value) for value in args)
         kwargs = {name: _for_two_runs(value) for name, value in kwargs.items()}
         if kwargs.get("use_cache"):
@@ -117,10 +128,12 @@ class RecomputedForward(ReboundForward):
 
         # Codes may have other widths in the second run, of which their layers know: their shapes are not compared.
         settings: dict[str, Any] = {"use_reentrant": False, "determinism_check": "none"}
-        norms = counting_norms(module)
-        if norms and not torch.compiler.is_compiling():  # a compiled graph updates a buffer once in any case
-            settings["context_fn"] = functools.partial(_contexts, norms)
-        return checkpoint(run, *args, **settings)
+        if torch.compiler.is_compiling():  # a compiled graph updates the statistics of norms once in any case
+            return checkpoint(run, *args, **settings)
+        rerun = Rerun(module, self.written)
+        found = checkpoint(run, *args, context_fn=lambda: (nullcontext(), rerun), **settings)
+        rerun.ran()
+        return found
 
     def _packed(self, hooks: Hooks, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the block twice under hooks that pack what is saved: the inputs first, and in backward all the rest.
@@ -129,28 +142,24 @@ class RecomputedForward(ReboundForward):
         recompute, would either see nothing or leave the second run unpacked. The re-entrant form needs every tensor
         that may have a graph as an argument or a result of its own, and one that has a graph.
         """
-        places = (
-            hooks.places
-        )  # those of the pass that this run belongs to, where several modules are called by themselves
+        places = hooks.places  # of the pass of this run, where several modules are called by themselves
         if hooks.probing:
             with hooks.block(self.path, places):
                 return self.inner(module, *args, **kwargs)
         tensors, given = _taken_apart((args, kwargs))
         if not any(tensor.requires_grad for tensor in (*tensors, *own_tensors(module))):
             return self.inner(module, *args, **kwargs)
-        norms = counting_norms(module)
-        results: list[_Rest] = []
+        rerun, results = Rerun(module, self.written), list[_Rest]()
 
         def run(_: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             args, kwargs = given.together(tensors)
-            again = torch.is_grad_enabled()
-            with (
-                hooks.block(self.path, places) if again else nullcontext(),
-                statistics_kept(norms) if again else nullcontext(),
-            ):
-                found, rest = _taken_apart(self.inner(module, *args, **kwargs))
-            if not again:
-                results.append(rest)
+            if torch.is_grad_enabled():
+                with rerun as buffers, hooks.block(self.path, places):
+                    hooks.keeper.leave(buffers)
+                    return tuple(_taken_apart(self.inner(module, *args, **kwargs))[0])
+            found, rest = _taken_apart(self.inner(module, *args, **kwargs))
+            rerun.ran()
+            results.append(rest)
             return tuple(found)
 
         with_graph = torch.empty(0, requires_grad=True)  # there may be none among the tensors, but in the block
@@ -158,7 +167,9 @@ class RecomputedForward(ReboundForward):
         return results.pop().together(found)
 
     def _twin(self, module: nn.Module) -> Self:
-        return type(self)(module, self.path)
+        twin = type(self)(module, self.path)
+        twin.written = self.written
+        return twin
 
 
 class _Rest(NamedTuple):
@@ -190,7 +201,3 @@ def _for_two_runs(value: Any) -> Any:
     if is_cache(value) and is_empty(value):
         return None
     return list(value) if isinstance(value, list) else copied(value)
-
-
-def _contexts(norms: list[_NormBase]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), statistics_kept(norms)

@@ -9,10 +9,22 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
+"""The buffers of norms that :func:`statistics_kept` takes care of."""
+
+_OURS = ("torch.nn.modules.", "actbench.nn.compressed.")
+
 
 def counting_norms(module: nn.Module) -> list[_NormBase]:
-    """Return the norms inside a module that keep running statistics."""
-    return [norm for norm in module.modules() if isinstance(norm, _NormBase) and norm.track_running_stats]
+    """Return the norms inside a module that keep running statistics, and in training do not read them.
+
+    Only torch's own and those that stand for them: another subclass may read them, as batch renormalisation does.
+    """
+    return [
+        norm
+        for norm in module.modules()
+        if isinstance(norm, _NormBase) and norm.track_running_stats and type(norm).__module__.startswith(_OURS)
+    ]
 
 
 @contextmanager

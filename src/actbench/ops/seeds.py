@@ -5,15 +5,23 @@ model it is compared with. A generator of our own could not know that ``torch.ma
 restored and forked with torch's. So a seed is a hash of the default generator's state, and what is moved on is a part
 of the state that no number depends on: of 624 words of a Mersenne twister (Matsumoto, Nishimura 1998) the low 31 bits
 of the first never enter the next 624, and the word itself is the first to be used up.
+
+Checkpointing sets the generator back before it runs a block again, so that dropout draws the masks of the first run,
+and sets it forth afterwards. Seeds must not come again: their errors would no longer be independent. So what is drawn
+in a backward pass is told apart by a count as well, and the generator is moved on when the pass is over. One thing
+repeats: a graph that is kept, and recomputed a second time by torch's own checkpointing, has the seeds of the first
+time in the second; ``+checkpoint`` tells these apart too.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 
 import numpy as np
 import torch
 from torch import Tensor, distributed
+from torch.autograd import Variable
 
 from actbench.errors import KernelError
 from actbench.ops import noise
@@ -26,15 +34,62 @@ _UNUSED = (1 << 31) - 1
 
 def draw(generator: torch.Generator) -> int:
     """Return a fresh 64-bit seed from the state of a CPU generator, whose numbers stay what they would have been."""
-    state = generator.get_state()
-    words = state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
+    seed = _seed_of(generator)
+    _move_on(generator)
+    return seed
+
+
+def _seed_of(generator: torch.Generator) -> int:
+    words = generator.get_state().numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
     seed = 0
     for index in (_SEED, _POSITION, _BLOCK, _BLOCK + 1, _BLOCK + 2):
         seed = noise.mixed(seed ^ int(words[index]))
+    return seed
+
+
+def _move_on(generator: torch.Generator) -> None:
+    state = generator.get_state()
+    words = state.numpy()[: (_BLOCK + 624) * 8].view(np.uint64)
     first = int(words[_BLOCK])
     words[_BLOCK] = (first & ~_UNUSED) | ((first + 1) & _UNUSED)
     generator.set_state(state)
-    return seed
+
+
+class _Draws:
+    """Draws from torch's generator that never repeat, in forward passes and in backward passes.
+
+    A re-entrant backward pass is a pass inside of another; the count goes on until all that drew are over.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._passes: set[int] = set()
+        self._count = 0
+
+    def seed(self) -> int:
+        """Return a seed; in a backward pass, where the generator may have been set back, leave the generator alone."""
+        running: int = torch._C._current_graph_task_id()
+        with self._lock:
+            if running < 0:
+                self._passes.clear()  # one that failed does not say that it is over
+                self._count = 0
+                return draw(torch.default_generator)
+            if running not in self._passes:
+                self._passes.add(running)
+                Variable._execution_engine.queue_callback(functools.partial(self._end, running))
+            self._count += 1
+            return noise.mixed(_seed_of(torch.default_generator) ^ noise.mixed(self._count))
+
+    def _end(self, over: int) -> None:
+        """Move the generator on past what a pass drew: the next step may begin where it stands."""
+        with self._lock:
+            self._passes.discard(over)
+            if not self._passes:
+                self._count = 0
+            _move_on(torch.default_generator)
+
+
+_draws = _Draws()
 
 
 def diverge(generator: torch.Generator, branch: int) -> None:
@@ -79,7 +134,7 @@ def _refuse_capture() -> None:
 def _fresh_seed() -> Tensor:
     _check_layout()
     _refuse_capture()
-    seed = draw(torch.default_generator)
+    seed = _draws.seed()
     rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
     if rank:  # ranks are often seeded alike; their errors must not be. Rank 0 draws what a single process draws
         seed = noise.mixed(seed ^ rank)
