@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from actbench import schemes
 from actbench.codecs.sketch import KINDS, Sketching
@@ -94,8 +95,9 @@ def all_sketches(model: nn.Module) -> nn.Module:
 
 
 def deep() -> nn.Module:
-    """Return a chain of as many linear layers as there are sketches."""
-    model = nn.Sequential(*(part for _ in KINDS for part in (nn.Linear(24, 24), nn.Tanh())))
+    """Return a chain of as many linear layers as there are sketches, of both classes in turn."""
+    layers = (Conv1D(24, 24) if index % 2 else nn.Linear(24, 24) for index in range(len(KINDS)))
+    model = nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
     for layer in model[::2]:  # what all rows have in common is not to grow from layer to layer: transforms lose by it
         nn.init.orthogonal_(layer.weight, 1.5)
         nn.init.zeros_(layer.bias)
