@@ -92,3 +92,11 @@ def test_another_layout_of_the_generator_is_noticed(monkeypatch):
 
     with pytest.raises(KernelError, match="not laid out"):
         seeds._check_layout.__wrapped__()
+
+
+def test_no_seed_is_drawn_for_a_graph_that_is_replayed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    with pytest.raises(KernelError, match="while a CUDA graph is captured"):
+        seeds.fresh_seed()

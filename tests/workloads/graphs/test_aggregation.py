@@ -156,7 +156,7 @@ def test_cuda_gives_what_the_cpu_gives(heads: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("wanted", ["x", "weights"])
 def test_a_second_derivative_is_refused(wanted: str) -> None:
-    """Aggregation is linear in each, so that the incoming gradient is a constant; the derivative by the other is not 0."""
+    """Aggregation is linear in each: the incoming gradient is a constant, and the derivative by the other is not 0."""
     graph, rows = made()
     x = torch.randn(NODES, 2, 5, requires_grad=True)
     weights = torch.randn(rows.numel(), 2, requires_grad=True)
