@@ -133,9 +133,8 @@ def _read(site: Site, before: Trace, after: Trace) -> Site:
     if site.path not in after.calls:
         return site
     read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}
-    return site.model_copy(
-        update={**read, "calls": after.calls[site.path] or None}
-    )  # parts of it may run by themselves
+    calls = after.calls[site.path] or None  # of a model whose parts alone are called
+    return site.model_copy(update={**read, "calls": calls})
 
 
 def _why_idle(path: str, after: Trace) -> str:
