@@ -113,6 +113,7 @@ def test_a_part_of_which_nothing_runs_is_refused_by_its_name(text: str, other: s
         ("fewbit:3", ROWS, frozen_below, "no gradient is asked of what goes into them"),
         ("fewbit:3+actnn:L1", ROWS, frozen_below, "no gradient is asked of what goes into them"),
         ("encode:fp16,on=activations", ROWS, lambda: Network().half(), "worth packing"),
+        ("smaq,on=maps", 1, lambda: nn.Sequential(nn.Linear(WIDTH, 4)), "no layer that the step calls"),
         ("offload", 1, lambda: nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh()), "1 KiB"),
     ],
 )

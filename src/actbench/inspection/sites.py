@@ -90,20 +90,22 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
 
 
 def refuse_idle(part: Part, after: Trace) -> None:
-    """Raise a ConversionError where a scheme does nothing in a training step; sites of no module are not looked at.
+    """Raise a ConversionError where a scheme does nothing in a training step.
+
+    Sites of no module, such as the optimizer's state, are looked at where somebody says that he acts for them.
 
     Raises:
         ConversionError: Nothing that it converted runs.
         IdleError: It runs, and changes nothing of what the step keeps.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
-    if not paths or _acts(part, paths, after):
+    if (part.acts is None and not paths) or _acts(part, paths, after):
         return
-    if not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
+    if paths and not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
         raise _never_runs(part.spec, paths)
     raise IdleError(
-        f"{part.spec} does nothing in a training step: what it converted keeps what it kept before "
-        f"({_named(paths)}), because {part.idle}"
+        f"{part.spec} does nothing in a training step: at {_named(paths or [site.path for site in part.sites])} "
+        f"all is as before, because {part.idle}"
     )
 
 
@@ -131,9 +133,8 @@ def _read(site: Site, before: Trace, after: Trace) -> Site:
     if site.path not in after.calls:
         return site
     read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}
-    return site.model_copy(
-        update={**read, "calls": after.calls[site.path] or None}
-    )  # parts of it may run by themselves
+    calls = after.calls[site.path] or None  # of a model whose parts alone are called
+    return site.model_copy(update={**read, "calls": calls})
 
 
 def _why_idle(path: str, after: Trace) -> str:

@@ -38,6 +38,7 @@ from actbench.training import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
+_NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
 _ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
 
@@ -111,11 +112,14 @@ class EncodedStructures(Scheme):
         if "activations" in self.on:
             HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind()
             bind_entries(setup.module)
-        self._hook_outputs(setup.module)
+        hook = self._hook_outputs(setup.module)
         if make is not None:
             make = self._make_optimizer(make, setup.module)
-        by = Part(self.spec, acts=keeper, idle=NOTHING_PACKED)
+        by = Part(self.spec, acts=keeper if "activations" in self.on else None, idle=NOTHING_PACKED)
         changed = setup.changed(setup.module, tuple(sites), unreached, by=by)
+        if "maps" in self.on:
+            maps = (self._site("maps", setup.module),)
+            changed = replace(changed, parts=(*changed.parts, Part(self.spec, acts=hook, idle=_NO_MAPS, sites=maps)))
         return replace(changed, make_optimizer=make, warnings=setup.warnings + tuple(self._warnings()))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
@@ -182,7 +186,7 @@ class EncodedStructures(Scheme):
         """Return those of these structures that are switched on, in words."""
         return " and ".join(WAS[structure] for structure in self.on if structure in structures)
 
-    def _hook_outputs(self, module: nn.Module) -> None:
+    def _hook_outputs(self, module: nn.Module) -> EncodedOutputs:
         hook = EncodedOutputs(
             forward=self.number_format if self.lossy_forward else None,
             maps=self.number_format if "maps" in self.on else None,
@@ -190,6 +194,7 @@ class EncodedStructures(Scheme):
         if hook.forward is not None or hook.maps is not None:
             for child in quantized_modules(module):
                 child.register_forward_hook(hook)
+        return hook
 
     def _make_optimizer(self, make: MakeOptimizer, module: nn.Module) -> MakeOptimizer:
         """Return what makes an optimizer and puts around it what the structures need."""

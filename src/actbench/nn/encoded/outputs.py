@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from actbench import savedtensors
 from actbench.codecs.encodings import Encoding
 from actbench.nn.eager import refuse_compiling
 from actbench.nn.encoded.form import encoded, takes, through
@@ -56,6 +57,7 @@ class EncodedOutputs:
                 return leaf
             found = leaf if self.forward is None else _lossy(leaf, self.forward)
             if self.maps is not None and found.requires_grad:
+                savedtensors.acted(self)
                 found.register_hook(self._map)  # type: ignore[no-untyped-call]
             return found
 
