@@ -20,7 +20,7 @@ from actbench.errors import (
 )
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.ledger import Ledger
-from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
+from actbench.records import Built, Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
 _OUT_OF_MEMORY = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
@@ -46,6 +46,7 @@ class Session:
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
         exact = self.meter.adopt(exact)
+        self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact)
         self._exact_gradient = self._gradient(exact) if self._wants_gradient_quality else None
@@ -77,6 +78,7 @@ class Session:
             largest_batch=None if search_result is None else search_result.batch_size,
             largest_batch_search=search_result,
             weights_origin=self.workload.weights_origin,
+            built=self._built,
             sites=self.sites,
             unreached=self.unreached,
             warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings,

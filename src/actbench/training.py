@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.errors import MeasurementError, ModelError
-from actbench.records import Site, Unreached
+from actbench.records import Built, Site, Unreached
 
 Batch = Mapping[str, Any]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -44,6 +44,7 @@ class TrainingSetup:
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
+        built: What the module and its batches are; None where the maker does not say.
     """
 
     module: nn.Module
@@ -54,6 +55,7 @@ class TrainingSetup:
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
+    built: Built | None = None
 
     def changed(
         self, module: nn.Module, sites: tuple[Site, ...], unreached: tuple[Unreached, ...] = ()
