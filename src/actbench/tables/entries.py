@@ -9,7 +9,7 @@ from typing import Any
 
 from actbench import spec
 from actbench.errors import SpecError
-from actbench.records import Case, Measurement, Record
+from actbench.records import Built, Case, Measurement, Record
 from actbench.tables.timing import Spread, ratio, step_time, throughput
 
 # What an estimate and a measurement of the same thing may differ in.
@@ -35,12 +35,14 @@ class Entry:
         exact: What the exact model measured in the same case on the same machine.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
         pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
+        built: What the model and task of the case came to; of a failed case what they came to in another row.
     """
 
     record: Record
     exact: Measurement | None = None
     estimate: Measurement | None = None
     pareto: bool | None = None
+    built: Built | None = None
 
     @property
     def measured(self) -> Measurement | None:
@@ -84,10 +86,17 @@ def join(records: Sequence[Record]) -> list[Entry]:
     """
     exact = {_group(record): record.outcome for record in records if record.case.scheme == "exact"}
     estimates = _estimates(records)
+    built = {_fed(record.case): record.outcome.built for record in records if isinstance(record.outcome, Measurement)}
     entries = []
     for record in sorted(records, key=_order):
         against = exact.get(_group(record))
-        entry = Entry(record, against if isinstance(against, Measurement) else None, _estimate_of(record, estimates))
+        measured = record.outcome if isinstance(record.outcome, Measurement) else None
+        entry = Entry(
+            record,
+            exact=against if isinstance(against, Measurement) else None,
+            estimate=_estimate_of(record, estimates),
+            built=measured.built if measured else built.get(_fed(record.case)),
+        )
         entries.append(entry)
     return _with_pareto(entries)
 
@@ -99,6 +108,11 @@ def _machine(record: Record) -> tuple[str, str]:
 def _group(record: Record) -> tuple[str, ...]:
     """Return what the records of the schemes that can be compared have in common."""
     return (*_machine(record), record.case.model_dump_json(exclude={"scheme"}))
+
+
+def _fed(case: Case) -> tuple[object, ...]:
+    """Return what decides which class is built and what one sample is."""
+    return case.model, case.task, case.sequence_length, case.image_size
 
 
 def _what(case: Case) -> str:

@@ -80,7 +80,7 @@ def choose(config: Any, requested: Task, source: Source, *, trusted: bool) -> Ch
         return _named(names[0], config, source)
     if names:
         listed = ", ".join(map(_short, names))
-        raise ModelError(f"{source.place}: architectures names several classes ({listed}); {_advice(config)}")
+        raise ModelError(f"{source.place}: architectures names several classes, {listed}; {_advice(config)}")
     return _guessed(config, source)
 
 
@@ -110,24 +110,19 @@ def tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
     return found
 
 
-def check_feedable(choice: Choice, config: Any, spec: str) -> None:
+def fed_tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
+    """Return those of the tasks of a config for which batches can be made here, each with its classes."""
+    return {task: classes for task, classes in tasks(config).items() if _is_fed(task, classes[0], config)}
+
+
+def check_fed(choice: Choice, config: Any, spec: str) -> None:
     """Refuse a class for which no batch can be made here.
 
     Raises:
         ModelError: It is one, with what to do.
     """
-    parameters = inspect.signature(choice.cls.forward).parameters
-    match choice.task:
-        case "image-text-contrastive":
-            feedable = {"input_ids", "pixel_values", "return_loss"} <= set(parameters)
-        case "image-text-to-text":
-            feedable = config.model_type in _CAPTIONING
-        case "pretraining":
-            feedable = config.model_type in _PRETRAINING or any(name in parameters for name in _PRETRAINING_LABELS)
-        case _:
-            return
-    if not feedable:
-        raise ModelError(f"model {spec!r} is a {choice.cls.__name__}, {_unfed(config, but=choice.task)}")
+    if not _is_fed(choice.task, choice.cls, config):
+        raise ModelError(f"model {spec!r} is a {choice.cls.__name__}, {_unfed(config)}")
 
 
 def check_inputs(cls: Any, names: set[str], config: Any, spec: str) -> None:
@@ -175,7 +170,9 @@ def _named(name: str, config: Any, source: Source) -> Choice:
     cls = _library_class(name)
     if cls is None:
         code = "; it brings its own code: --trust-remote-code runs it" if "auto_map" in source.config else ""
-        raise ModelError(f"{place}, a class that transformers {transformers.__version__} lacks{code}; {_advice(config)}")
+        raise ModelError(
+            f"{place}, a class that transformers {transformers.__version__} lacks{code}; {_advice(config)}"
+        )
     if not isinstance(config, cls.config_class or ()):
         raise ModelError(f"{place}, which is no class for its model_type, {config.model_type!r}; {_advice(config)}")
     base = getattr(transformers.AutoModel, "_model_mapping", {}).get(type(config), ())
@@ -186,7 +183,7 @@ def _named(name: str, config: Any, source: Source) -> Choice:
 
 def _library_class(name: str) -> Any:
     """Return the model class that transformers exports under a name out of a file, or None for anything else."""
-    if name not in transformers.__all__:
+    if name.startswith("_") or name not in dir(transformers):
         return None
     try:
         found = getattr(transformers, name)
@@ -197,7 +194,7 @@ def _library_class(name: str) -> Any:
 
 def _guessed(config: Any, source: Source) -> Choice:
     """Return what a config that names no class is most often for, with a warning that says so."""
-    able = tasks(config)
+    able = fed_tasks(config)
     if not able:
         raise ModelError(f"model {source.spec!r}: a {config.model_type} model does none of {', '.join(AUTO_CLASSES)}")
     task = next(iter(able))
@@ -209,21 +206,33 @@ def _guessed(config: Any, source: Source) -> Choice:
     return Choice(task, cls, (warning,))
 
 
+def _is_fed(task: Task, cls: Any, config: Any) -> bool:
+    parameters = inspect.signature(cls.forward).parameters
+    match task:
+        case "image-text-contrastive":
+            return {"input_ids", "pixel_values", "return_loss"} <= set(parameters)
+        case "image-text-to-text":
+            return config.model_type in _CAPTIONING
+        case "pretraining":
+            return config.model_type in _PRETRAINING or any(name in parameters for name in _PRETRAINING_LABELS)
+    return True
+
+
 def _able(config: Any) -> str:
-    return ", ".join(tasks(config)) or "none of the tasks"
+    return ", ".join(fed_tasks(config)) or "none of the tasks"
 
 
 def _advice(config: Any) -> str:
-    able = tasks(config)
+    able = fed_tasks(config)
     if not able:
         return f"there is no task for which a {config.model_type} model can be built; {_OWN}"
     return "say what to train: " + ", ".join(f"--task {task} ({classes[0].__name__})" for task, classes in able.items())
 
 
-def _unfed(config: Any, but: Task | None = None) -> str:
-    able = [task for task in tasks(config) if task != but]
-    others = f" (a {config.model_type} model does {', '.join(able)} as well: see --task)" if able else ""
-    return f"for which actbench cannot make batches; {_OWN}{others}"
+def _unfed(config: Any) -> str:
+    able = ", ".join(fed_tasks(config))
+    others = f"; or give --task: a {config.model_type} model does {able} as well" if able else ""
+    return f"for which actbench cannot make batches: {_OWN}{others}"
 
 
 def _short(name: str) -> str:

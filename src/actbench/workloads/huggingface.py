@@ -25,6 +25,7 @@ from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.slowpaths import missing_kernels
 from actbench.workloads.sources import Source
 
+
 class HuggingFaceWorkload:
     """A Hugging Face model on random, full-length inputs, with the loss that the model itself computes.
 
@@ -49,7 +50,7 @@ class HuggingFaceWorkload:
         with quiet():
             config = _config(self._source, case.trust_remote_code)
             choice = architectures.choose(config, case.task, self._source, trusted=case.trust_remote_code)
-            architectures.check_feedable(choice, config, self.spec)
+            architectures.check_fed(choice, config, self.spec)
             self.task, self._class = choice.task, choice.cls
             self._config = _settled(config, self.task, case.image_size)
             self._sizes = batches.sizes(self._config, self.task, self._class, case)
@@ -74,7 +75,7 @@ class HuggingFaceWorkload:
             make = self._loaded(attention, weights.files) if weights.files else self._random(attention)
         with quiet():
             module = self._checked(lambda: construct(make, materialize=materialize, seed=seed))
-        loss, own = losses.loss_of(module, self.task, self.spec, architectures.tasks(self._config))
+        loss, own = losses.loss_of(module, self.task, self.spec, architectures.fed_tasks(self._config))
         self.warnings += own + self._slow(module)
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
             vars(module)["loss_type"] = "ForCausalLM"  # transformers takes it too, but warns at the first step
@@ -109,19 +110,21 @@ class HuggingFaceWorkload:
             return "eager", (warning,) if has_attention else ()
         return self.case.attention, ()
 
+    def _asked(self, attention: Attention) -> Attention | None:
+        """Return what to ask transformers for: None lets a backbone without sdpa keep its own beside a rest with it."""
+        return None if attention == "sdpa" and getattr(self._config, "backbone_config", None) else attention
+
     def _slow(self, module: nn.Module) -> tuple[str, ...]:
         """Return a warning where transformers runs reference code for want of kernels."""
         missing = " and ".join(missing_kernels(module))
         if not missing:
             return ()
-        return (
-            f"{self.spec}: transformers runs {type(module).__name__} by slow reference code, because {missing} cannot "
-            "be imported here: bytes and seconds are those of this code, not of the kernels that one trains with",
-        )
+        code = f"{self.spec}: transformers runs {type(module).__name__} by slow reference code"
+        return (f"{code} ({missing} cannot be imported here): bytes and seconds are those of it, not of the kernels",)
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)
-        return lambda: self._class._from_config(config, attn_implementation=attention, dtype=self._dtype)
+        return lambda: self._class._from_config(config, attn_implementation=self._asked(attention), dtype=self._dtype)
 
     def _loaded(self, attention: Attention, files: tuple[Any, ...]) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
@@ -129,7 +132,7 @@ class HuggingFaceWorkload:
                 None,
                 config=copy.deepcopy(self._config),
                 state_dict=folder.read_tensors(files),
-                attn_implementation=attention,
+                attn_implementation=self._asked(attention),
                 dtype=self._dtype,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,

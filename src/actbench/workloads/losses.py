@@ -10,17 +10,18 @@ from typing import Any
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ModelError
 from actbench.fake import shapes_only
 from actbench.records import Task
 from actbench.training import Batch, Loss
-from actbench.workloads.assumed import AssumedValues
+from actbench.workloads.assumed import ForCtc, ForDetection
 from actbench.workloads.steady import chances, steady
 
 # Tasks whose losses ask about values that the batches made here are known to have.
-_ASKING: set[Task] = {"object-detection", "ctc"}
+_ASSUMED: dict[Task, type[TorchFunctionMode]] = {"object-detection": ForDetection, "ctc": ForCtc}
 # Of transformers' models for depths only these compute a loss.
 _WITH_DEPTH_LOSS = ("glpn",)
 
@@ -37,7 +38,8 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
         tasks: What such a model can be trained for.
     """
     options = _options(module)
-    own_loss = task == "depth-estimation" and module.config.model_type not in _WITH_DEPTH_LOSS  # type: ignore[union-attr]
+    config: Any = module.config
+    own_loss = task == "depth-estimation" and config.model_type not in _WITH_DEPTH_LOSS
     left_out = chances(module)
     described = f"{spec}: {type(module).__name__}"
 
@@ -49,7 +51,9 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
                 stack.enter_context(_without_values(described, task, tasks))
             return _depth_error(module, batch) if own_loss else _own_loss(module, batch, options, described)
 
-    warnings = [f"{described} is trained without {' and '.join(left_out)}, so that all steps are alike"] * bool(left_out)
+    warnings = []
+    if left_out:
+        warnings.append(f"{described} is trained without {' and '.join(left_out)}, so that all steps are alike")
     if own_loss:
         warnings.append(f"{described} computes no loss: it is the mean absolute error of the predicted depth")
     return loss, tuple(warnings)
@@ -68,8 +72,8 @@ def _without_values(described: str, task: Task, tasks: Iterable[Task]) -> Iterat
     if others:
         remedy += f", or for another --task of this model, which may not look ({others})"
     with shapes_only(f"{described} for {task}", remedy), ExitStack() as stack:
-        if task in _ASKING:
-            stack.enter_context(AssumedValues())
+        if task in _ASSUMED:
+            stack.enter_context(_ASSUMED[task]())
         yield
 
 

@@ -131,7 +131,9 @@ class TorchvisionWorkload:
             make_optimizer=make_optimizer(self.case.optimizer),
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
             built=Built(
-                model_class=type(module).__name__, task="image-classification", image_size=(self.image_size, self.image_size)
+                model_class=type(module).__name__,
+                task="image-classification",
+                image_size=(self.image_size, self.image_size),
             ),
         )
 

@@ -44,8 +44,8 @@ def shape(config: Any, cls: Any, spec: str) -> tuple[int, ...]:
         found = (FRAMES, encoder.num_mel_bins)
     if name != "input_features" or found is None:
         raise ModelError(
-            f"model {spec!r} is a {cls.__name__}, and actbench does not know what audio it takes: write a function that "
-            "builds it and makes its batches, and give file.py:function"
+            f"model {spec!r} is a {cls.__name__}, and actbench does not know what audio it takes: write a function "
+            "that builds it and makes its batches, and give file.py:function"
         )
     return found
 

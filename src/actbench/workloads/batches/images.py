@@ -44,11 +44,13 @@ def batch(
         case "semantic-segmentation":
             pictures["labels"] = torch.randint(max(2, config.num_labels), (batch_size, *size), generator=random)
         case "depth-estimation":
-            pictures["labels"] = torch.rand(batch_size, *size, generator=random).to(dtype)
+            pictures["labels"] = 1 + torch.rand(batch_size, *size, generator=random).to(dtype)
         case "object-detection":
             pictures["labels"] = [_objects(config.num_labels, dtype, random) for _ in range(batch_size)]
         case "masked-image-modeling":
-            pictures["bool_masked_pos"] = torch.rand(batch_size, _patches(config, size), generator=random) < MASKED_SHARE
+            pictures["bool_masked_pos"] = (
+                torch.rand(batch_size, _patches(config, size), generator=random) < MASKED_SHARE
+            )
         case "pretraining":
             pass  # what these hide of an image they draw themselves
         case _:
@@ -56,9 +58,7 @@ def batch(
     return pictures
 
 
-def pixels(
-    config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator
-) -> Tensor:
+def pixels(config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator) -> Tensor:
     """Draw images ``(batch_size, channels, height, width)`` of ``dtype`` with the channels of the config."""
     channels = getattr(part(config), "num_channels", None) or 3
     return inputs.images(batch_size, channels, size, dtype, random)

@@ -52,33 +52,35 @@ def batch(config: Any, task: Task, batch_size: int, length: int, random: torch.G
     ids = draw(config, batch_size * (CHOICES if task == "multiple-choice" else 1), length, random)
     made = {"input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):
-        end = special_ids(config, "eos_token_id")
-        if end:
-            ids[:, -1] = end[0]  # classifiers of this kind read the state at the end of the sequence
+        _end(config, ids)  # classifiers of this kind read the state at the end of the sequence
         if task == "seq2seq-lm":
             made["decoder_input_ids"] = draw(config, batch_size, length, random)
+    if task == "multiple-choice":
+        made["input_ids"] = ids.view(batch_size, CHOICES, length)
+    return made | _labels(config, task, ids, batch_size, random)
+
+
+def _labels(config: Any, task: Task, ids: Tensor, batch_size: int, random: torch.Generator) -> dict[str, Tensor]:
+    length = ids.shape[1]
     match task:
         case "sequence-classification":
-            made["labels"] = inputs.class_labels(config, batch_size, random)
+            return {"labels": inputs.class_labels(config, batch_size, random)}
         case "token-classification":
-            made["labels"] = torch.randint(config.num_labels, ids.shape, generator=random)
+            return {"labels": torch.randint(config.num_labels, ids.shape, generator=random)}
         case "multiple-choice":
-            made["input_ids"] = ids.view(batch_size, CHOICES, length)
-            made["labels"] = inputs.classes(batch_size, CHOICES, random)
+            return {"labels": inputs.classes(batch_size, CHOICES, random)}
         case "next-sentence-prediction":
-            made["labels"] = inputs.classes(batch_size, 2, random)
+            return {"labels": inputs.classes(batch_size, 2, random)}
         case "question-answering":
-            made["start_positions"] = inputs.classes(batch_size, length, random)
-            made["end_positions"] = inputs.classes(batch_size, length, random)
+            places = ("start_positions", "end_positions")
+            return {name: inputs.classes(batch_size, length, random) for name in places}
         case "masked-lm":
-            made["labels"] = inputs.masked_labels(ids, random)
+            return {"labels": inputs.masked_labels(ids, random)}
         case "pretraining":
-            made |= _pretraining_labels(config, ids, random)
+            return _pretraining_labels(config, ids, random)
         case "causal-lm":
-            made["labels"] = ids.clone()
-        case _:
-            made["labels"] = draw(config, batch_size, length, random)
-    return made
+            return {"labels": ids.clone()}
+    return {"labels": draw(config, batch_size, length, random)}
 
 
 def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, random: torch.Generator) -> Batch:
@@ -89,9 +91,7 @@ def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, ra
         models whose decoder alone reads text, ``decoder_input_ids`` in place of ``input_ids``.
     """
     ids = draw(config, batch_size, length, random)
-    end = special_ids(config, "eos_token_id")
-    if end:
-        ids[:, -1] = end[0]  # the state there stands for the whole text
+    _end(config, ids)  # the state there stands for the whole text
     if task == "image-text-contrastive":
         return {"input_ids": ids}
     reads = "input_ids" if "input_ids" in inspect.signature(cls.forward).parameters else "decoder_input_ids"
@@ -112,6 +112,12 @@ def special_ids(config: Any, name: str) -> list[int]:
     if value is None:
         return []
     return [value] if isinstance(value, int) else list(value)
+
+
+def _end(config: Any, ids: Tensor) -> None:
+    end = special_ids(config, "eos_token_id")
+    if end and end[0] < config.get_text_config().vocab_size:
+        ids[:, -1] = end[0]
 
 
 def _pretraining_labels(config: Any, ids: Tensor, random: torch.Generator) -> dict[str, Tensor]:
