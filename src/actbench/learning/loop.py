@@ -165,6 +165,7 @@ class TrainingLoop:
             sites=len(self._setup.sites),
             resumed_at=tuple(self._resumed_at),
             weights_origin=self._workload.weights_origin,
+            built=self._setup.built,
             warnings=self._warnings,
         )
 
