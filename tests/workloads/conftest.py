@@ -119,6 +119,8 @@ CONFIGS: dict[str, Config] = {
     },
     "Blip": {"model_type": "blip", "vision_config": IMAGES, "text_config": READING},
     "Llava": {"model_type": "llava"},
+    "Gemma3": {"model_type": "gemma3"},
+    "Qwen2Audio": {"model_type": "qwen2_audio"},
 }
 """A config for the classes whose names begin so."""
 

@@ -78,8 +78,22 @@ def test_a_config_that_names_no_class_is_guessed_aloud(
     assert f"names no architectures: it is built as {built}; --task takes" in workload.warnings[0]
 
 
+def test_a_model_that_could_see_is_given_text_alone_only_when_asked(write_config: Write) -> None:
+    folder = write_config("Gemma3ForConditionalGeneration")
+
+    with pytest.raises(ModelError, match=r"Gemma3ForConditionalGeneration, .*cannot make batches.*causal-lm as well"):
+        load(folder)
+    assert "Gemma3ForConditionalGeneration is given no pixel_values" in load(folder, task="causal-lm").warnings[0]
+
+
 @pytest.mark.parametrize(
-    "name", ["LlavaForConditionalGeneration", "Wav2Vec2ForPreTraining", "CLIPTextModelWithProjection"]
+    "name",
+    [
+        "LlavaForConditionalGeneration",
+        "Qwen2AudioForConditionalGeneration",
+        "Wav2Vec2ForPreTraining",
+        "CLIPTextModelWithProjection",
+    ],
 )
 def test_a_class_that_cannot_be_fed_is_refused_by_its_name(name: str, write_config: Write) -> None:
     with pytest.raises(ModelError, match=rf"{name}.*(cannot make batches|no class for its model_type)"):

@@ -40,6 +40,8 @@ AUTO_CLASSES: dict[Task, str] = {
 _CAPTIONING = ("blip", "git", "vision-encoder-decoder")
 _PRETRAINING_LABELS = ("next_sentence_label", "sentence_order_label")
 _PRETRAINING = ("electra", "funnel", "vit_mae", "hiera")
+# What the encoders of models read that read more than text.
+_SENSES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "visual_embeds", "visual_feats")
 _LONGEST_NAME = 80  # characters of a name out of a file that a message repeats
 
 
@@ -125,20 +127,35 @@ def check_fed(choice: Choice, config: Any, spec: str) -> None:
         raise ModelError(f"model {spec!r} is a {choice.cls.__name__}, {_unfed(config)}")
 
 
-def check_inputs(cls: Any, names: set[str], config: Any, spec: str) -> None:
+def check_inputs(choice: Choice, names: set[str], config: Any, spec: str, *, asked: bool) -> tuple[str, ...]:
     """Refuse a class whose forward pass does not take, or wants more than, the inputs of its task.
 
+    Args:
+        choice: What is built.
+        names: Of the inputs in its batches.
+        config: Its config.
+        spec: The model specification, for messages.
+        asked: Whether the user named the task, and so which parts of the model are to run.
+
+    Returns:
+        A warning where the model could see or hear and is given text alone.
+
     Raises:
-        ModelError: It is one, with the inputs that do not fit.
+        ModelError: Inputs do not fit, or the model is given text alone and nobody asked for that.
     """
-    parameters = dict(inspect.signature(cls.forward).parameters)
+    cls, parameters = choice.cls, dict(inspect.signature(choice.cls.forward).parameters)
     parameters.pop("self", None)
     usual = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     wanted = {name for name, value in parameters.items() if value.kind in usual and value.default is value.empty}
-    problem = [f"takes no {name}" for name in sorted(names - set(parameters))]
+    senses = [name for name in _SENSES if name in parameters]
+    missing = senses if not names & set(senses) else []
+    known = cls.__module__.startswith("transformers.")  # code of its own may take anything by **kwargs
+    problem = [f"takes no {name}" for name in sorted(names - set(parameters)) if known]
     problem += [f"wants {name}" for name in sorted(wanted - names)]
+    problem += [f"reads {name}" for name in missing if not asked]
     if problem:
         raise ModelError(f"model {spec!r} is a {cls.__name__}, which {' and '.join(problem)}, {_unfed(config)}")
+    return tuple(f"{spec}: {cls.__name__} is given no {name}: what reads them is not measured" for name in missing)
 
 
 def _of_task(config: Any, task: Task, source: Source, trusted: bool) -> Choice:
@@ -164,7 +181,7 @@ def _named(name: str, config: Any, source: Source) -> Choice:
     """Return the class of this name, of those that transformers has for the config and those only."""
     for task, classes in tasks(config).items():
         for cls in classes:
-            if cls.__name__ == name:
+            if cls.__name__ == name and (task != "image-text-to-text" or _sees(cls)):
                 return Choice(task, cls)
     place = f"{source.place}: architectures names {_short(name)}"
     cls = _library_class(name)
@@ -211,11 +228,18 @@ def _is_fed(task: Task, cls: Any, config: Any) -> bool:
     match task:
         case "image-text-contrastive":
             return {"input_ids", "pixel_values", "return_loss"} <= set(parameters)
+        case "seq2seq-lm":
+            return bool(getattr(config, "is_encoder_decoder", False))
         case "image-text-to-text":
             return config.model_type in _CAPTIONING
         case "pretraining":
             return config.model_type in _PRETRAINING or any(name in parameters for name in _PRETRAINING_LABELS)
     return True
+
+
+def _sees(cls: Any) -> bool:
+    """Return whether a class reads images; transformers lists decoders of text beside those that do."""
+    return "pixel_values" in inspect.signature(cls.forward).parameters
 
 
 def _able(config: Any) -> str:

@@ -54,8 +54,9 @@ class HuggingFaceWorkload:
             self.task, self._class = choice.task, choice.cls
             self._config = _settled(config, self.task, case.image_size)
             self._sizes = batches.sizes(self._config, self.task, self._class, case)
-            self._found = choice.warnings
-            architectures.check_inputs(self._class, set(self.batch(1, seed=0)), self._config, self.spec)
+            asked, names = case.task != "auto", set(self.batch(1, seed=0))
+            unread = architectures.check_inputs(choice, names, self._config, self.spec, asked=asked)
+            self.warnings = self._found = choice.warnings + unread
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
