@@ -22,7 +22,7 @@ from actbench.errors import (
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.ledger import Ledger
 from actbench.nn.keeping.allocation import waiting
-from actbench.records import Case, Failure, FailureReason, LargestBatch, Measurement
+from actbench.records import Built, Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
 _PACKAGES = {"site-packages", "dist-packages"}  # of whichever environment: one may stand on another
@@ -50,6 +50,7 @@ class Session:
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
         exact = self.meter.adopt(exact)
         self._dtype = meters.types(exact.module)
+        self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact)
         self._exact_gradient = self._gradient(exact) if self._wants_gradient_quality else None
@@ -87,6 +88,7 @@ class Session:
             dtype=self._dtype,
             optimizer=optimizer,
             weights_origin=self.workload.weights_origin,
+            built=self._built,
             sites=self.sites,
             unreached=self.unreached,
             warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings,

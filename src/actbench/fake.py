@@ -28,9 +28,16 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+_REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it without an example batch"
+
+
 @contextmanager
-def shapes_only() -> Iterator[None]:
+def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[None]:
     """Say in one way that a model cannot run without values.
+
+    Args:
+        model: What runs inside.
+        remedy: What the user can do.
 
     Raises:
         UntraceableError: What ran inside needs the values of tensors, or an operator that has no fake form.
@@ -39,9 +46,8 @@ def shapes_only() -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise UntraceableError(
-            "the model looks at the values of tensors, which fake tensors do not have "
-            f"({type(error).__name__}: {error}); measure it with --meter cpu or --meter cuda, and convert it "
-            "without an example batch"
+            f"{model} looks at the values of tensors, which fake tensors do not have "
+            f"({type(error).__name__}: {error}); {remedy}"
         ) from error
 
 

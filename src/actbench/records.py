@@ -25,6 +25,20 @@ Task = Literal[
     "seq2seq-lm",
     "image-classification",
     "node-classification",
+    "token-classification",
+    "question-answering",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "pretraining",
+    "masked-image-modeling",
+    "semantic-segmentation",
+    "depth-estimation",
+    "object-detection",
+    "audio-classification",
+    "ctc",
+    "speech-seq2seq",
+    "image-text-contrastive",
+    "image-text-to-text",
 ]
 Attention = Literal["sdpa", "eager"]
 FloatType = Literal["float32", "bfloat16", "float16"]
@@ -87,6 +101,24 @@ class Case(Data):
     def key(self) -> str:
         """Return the identity of the case: equal cases, and only those, have equal keys."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Built(Data):
+    """What the model, task and sizes of a case came to: what was really built and fed.
+
+    Attributes:
+        model_class: Name of the model's class.
+        task: Never ``auto``; None where a function of the user's own has none.
+        sequence_length: Tokens of a sample, those of the decoder where the encoder reads no text; None without text.
+        image_size: Height and width of a sample's image in pixels; None without images.
+        audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or that of its features.
+    """
+
+    model_class: str
+    task: Task | None = None
+    sequence_length: PositiveInt | None = None
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+    audio_shape: tuple[PositiveInt, ...] | None = None
 
 
 class Site(Data):
@@ -165,6 +197,7 @@ class Measurement(Data):
         dtype: Types of the parameters, that with the most bytes first, such as ``bfloat16+float32``; None in older
             records.
         optimizer: Class of the optimizer; None in older records.
+        built: What was measured; None in older records.
     """
 
     kind: Literal["measured"] = "measured"
@@ -190,6 +223,7 @@ class Measurement(Data):
     dtype: str | None = None
     optimizer: str | None = None
     weights_origin: str = "random"
+    built: Built | None = None
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()

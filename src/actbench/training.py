@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.errors import MeasurementError, ModelError
-from actbench.records import Site, Unreached
+from actbench.records import Built, Site, Unreached
 
 Batch = Mapping[str, Any]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -62,6 +62,7 @@ class TrainingSetup:
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
         parts: What each scheme changed, one after the other.
+        built: What the module and its batches are; None where the maker does not say.
     """
 
     module: nn.Module
@@ -73,6 +74,7 @@ class TrainingSetup:
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    built: Built | None = None
 
     def changed(
         self,

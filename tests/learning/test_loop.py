@@ -154,6 +154,7 @@ def test_a_run_whose_loss_is_no_number_ends_there() -> None:
         ({"model": "tiny-gpt2", "sequence_length": 32}, "is for an image-classification model"),
         ({"data": "text"}, "is for a causal-lm model"),
         ({"model": "tiny-bert", "data": "text", "sequence_length": 16, "task": "masked-lm"}, "causal-lm"),
+        ({"model": "tiny-bert", "data": "text", "sequence_length": 16, "task": "token-classification"}, "causal-lm"),
         ({"model": "tiny-gpt2@vocab_size=20", "data": "text", "sequence_length": 16}, "vocab_size=28"),
         ({"batch_size": 5000}, "1437 training samples"),
     ],

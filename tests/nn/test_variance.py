@@ -138,6 +138,18 @@ def test_the_variance_of_the_batch_is_that_of_a_mean_over_its_rows(one_thread):
     assert found.fields() == {"quantization_variance_observed": found.observed, "sgd_variance": found.batch}
 
 
+def test_lists_of_a_batch_are_cut_with_its_rows(one_thread):
+    """As labels of detection are: a list with something for each row."""
+
+    def loss(model, batch):
+        assert len(batch["x"]) == len(batch["labels"])
+        return sum(model(x).square().mean() * scale for x, scale in zip(batch["x"], batch["labels"], strict=True))
+
+    setup = schemes.build("actnn:L2").apply(TrainingSetup(nn.Linear(5, 2), loss=loss))
+
+    assert rounding_variance(setup, {"x": torch.randn(8, 5), "labels": [1.0] * 8}, 0, repeats=1, parts=4).batch > 0
+
+
 def test_rounding_leaves_the_model_as_it_was_and_needs_rows_to_cut(batch):
     setup = few_bits("gact:L2", layers())
     found = rounding_variance(setup, batch, seed=0, parts=20)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from actbench import tables
-from actbench.records import Published, Record, Site, Unreached
+from actbench.records import Built, Published, Record, Site, Unreached
 from actbench.tables import Table
 from actbench.tables.columns import change, quotient
 from actbench.tables.values import Value
@@ -97,6 +97,27 @@ def test_settings_that_go_with_the_model_are_a_note_of_that_model(make_record: M
 
     assert not {"sequence_length", "image_size"} & set(keys(table))
     assert table.notes[1:3] == ("images: image size 224.", "text: sequence length 128.")
+
+
+def test_what_was_really_built_stands_in_place_of_what_was_asked_for(make_record: MakeRecord) -> None:
+    speech = Built(model_class="Whisper", task="speech-seq2seq", sequence_length=40, audio_shape=(80, 3000))
+    images = {"model_class": "Yolos", "task": "object-detection"}
+    records = [
+        make_record(model="speech", built=speech),
+        make_record("fewbit:3", model="speech", failure="needs 44 GiB"),
+        make_record(model="square", built=Built(**images, image_size=(224, 224))),
+        make_record(model="wide", built=Built(**images, image_size=(512, 864))),
+        make_record(model="old", sequence_length=16),
+    ]
+    table = tables.results_table(records)
+
+    assert not {"task", "model_class", "sequence_length", "image_size", "audio_shape"} & set(keys(table))
+    assert table.notes[1:5] == (
+        "old: task auto, sequence length 16.",
+        "speech: task speech-seq2seq, class Whisper, sequence length 40, audio 80 x 3000.",
+        "square: task object-detection, class Yolos, image size 224.",
+        "wide: task object-detection, class Yolos, image size 512 x 864.",
+    )
 
 
 def test_settings_of_one_meter_are_a_note_of_that_meter(make_record: MakeRecord) -> None:

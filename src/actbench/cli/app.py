@@ -72,8 +72,9 @@ TaskOption = Annotated[
     typer.Option(
         "--task",
         metavar="TASK",
-        help="sequence-classification, masked-lm, causal-lm, seq2seq-lm, image-classification or "
-        "node-classification; auto (the default) reads it off the model.",
+        help="masked-lm, causal-lm, seq2seq-lm, sequence-, token- or image-classification, semantic-segmentation, "
+        "object-detection, speech-seq2seq and others (docs/models.md); auto (the default) is what the model's config "
+        "names.",
     ),
 ]
 BatchOption = Annotated[

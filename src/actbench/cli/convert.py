@@ -105,6 +105,8 @@ def _print_totals(report: ConversionReport) -> None:
         f"kept for backward by the whole model: {format_bytes(before)} before, {format_bytes(after)} after "
         f"({before / after:.2f} times less), batch {report.case.batch_size}"
     )
+    if report.built is not None:
+        remark(f"built {report.built.model_class} for {report.built.task}")
     for warning in report.warnings:
         remark(f"warning: {warning}")
     if report.folder is None:
@@ -124,6 +126,7 @@ def _as_json(report: ConversionReport) -> str:
             "activation_bytes_before": report.bytes_before,
             "activation_bytes_after": report.bytes_after,
             "weights_origin": report.weights_origin,
+            "built": report.built.model_dump() if report.built else None,
         },
         indent=2,
     )

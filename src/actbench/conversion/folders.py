@@ -105,7 +105,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
         _fill(model, read_tensors(files), folder)
     elif model is None:
         case = saved.case(str(folder.resolve()), trust_remote_code=trust_remote_code)
-        model = _built(case, saved, workloads.from_folder(folder.resolve(), case))
+        model = _built(case, saved, _workload(folder.resolve(), case, saved))
     converted = convert(model.eval(), scheme)
     setup = TrainingSetup(converted, sites=saved.sites, unreached=saved.unreached)
     return mark(setup, scheme) if saved.sites else converted
@@ -164,6 +164,15 @@ def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
             model.save_pretrained(stage)  # type: ignore[operator]
     else:
         save_model(model, str(stage / SINGLE))
+
+
+def _workload(folder: Path, case: Case, saved: SavedModel) -> Workload:
+    """Find the model of a folder; a class that is not built here to be trained can be loaded all the same."""
+    try:
+        return workloads.from_folder(folder, case)
+    except ModelError as error:
+        loading = f"load it unconverted by {saved.architecture}.from_pretrained"
+        raise ModelError(f"{error}; or {loading} and give it: load_converted(folder, model=...)") from error
 
 
 def _built(case: Case, saved: SavedModel, workload: Workload) -> nn.Module:

@@ -13,7 +13,7 @@ from actbench.conversion.staging import refuse_taken
 from actbench.inspection import inspect, trace
 from actbench.meters import profiles
 from actbench.meters.operators import device_operators
-from actbench.records import Case, Site, Unreached
+from actbench.records import Built, Case, Site, Unreached
 from actbench.training import Batch, TrainingSetup
 
 
@@ -29,6 +29,7 @@ class ConversionReport:
         bytes_after: The same of the converted model.
         folder: Where the model was written, or None for a dry run.
         weights_origin: Where the weights come from.
+        built: What the model and task came to; None where the function that builds it does not say.
         warnings: What a user must know of how the model was found.
         seconds: How long it all took.
     """
@@ -40,6 +41,7 @@ class ConversionReport:
     bytes_after: int
     folder: Path | None
     weights_origin: str
+    built: Built | None
     warnings: tuple[str, ...]
     seconds: float
 
@@ -83,6 +85,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
         bytes_after=after.total_bytes,
         folder=output,
         weights_origin=workload.weights_origin,
+        built=setup.built,
         warnings=workload.warnings,
         seconds=time.perf_counter() - started,
     )

@@ -15,6 +15,7 @@ from actbench.errors import UsageError
 from actbench.learning import data
 from actbench.learning.data import DataSet, Kind, Samples
 from actbench.learning.team import Team
+from actbench.records import Task
 from actbench.runs.records import TrainingCase
 from actbench.training import Batch
 from actbench.workloads.base import Workload
@@ -25,6 +26,7 @@ _MODELS: dict[Kind, str] = {
     "sentences": "a sequence-classification model (see task)",
     "ratings": "a sequence-classification model with num_labels=1",
 }
+_TASKS: tuple[Task, ...] = ("image-classification", "causal-lm", "sequence-classification")
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,14 @@ def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
-def feed(case: TrainingCase, workload: Workload, team: Team) -> Feed:
+def feed(case: TrainingCase, workload: Workload, task: Task | None, team: Team) -> Feed:
     """Load a run's data set for its model.
+
+    Args:
+        case: The run.
+        workload: Its model.
+        task: What the model was built for; None where nobody says.
+        team: The processes that share the batches.
 
     Raises:
         UsageError: The data set is unknown or missing, or it and the model do not go together.
@@ -126,7 +134,7 @@ def feed(case: TrainingCase, workload: Workload, team: Team) -> Feed:
     if inputs is None or "labels" not in example:
         raise UsageError(f"{case.model} cannot be trained on data sets: its batches hold {', '.join(example)}")
     shape = tuple(example[inputs].shape[1:])
-    _check_kind(case, data.kind_of(case.data), inputs, example)
+    _check_kind(case, task, data.kind_of(case.data), inputs, example)
     found = data.load(case, shape[0] if inputs == "input_ids" else 0)
     _check_shape(case, found, shape)
     _check_size(case, found)
@@ -165,17 +173,16 @@ def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
         )
 
 
-def _check_kind(case: TrainingCase, wanted: Kind, inputs: str, example: Batch) -> None:
-    labels: Tensor = example["labels"]
+def _check_kind(case: TrainingCase, task: Task | None, wanted: Kind, inputs: str, example: Batch) -> None:
+    if task not in (None, *_TASKS) or "decoder_input_ids" in example or _kind(inputs, example["labels"]) != wanted:
+        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
+
+
+def _kind(inputs: str, labels: Tensor) -> str:
     kind = "pictures" if inputs != "input_ids" else "language" if labels.dim() > 1 else "sentences"
     if labels.is_floating_point():
-        kind = "ratings" if kind == "sentences" and labels.dim() == 1 else "other"
-    if "decoder_input_ids" in example:
-        kind = "other"
-    if kind == "language" and case.task == "masked-lm":
-        kind = "other"
-    if kind != wanted:
-        raise UsageError(f"the data set {case.data} is for {_MODELS[wanted]}; {case.model} is none")
+        return "ratings" if kind == "sentences" and labels.dim() == 1 else "other"
+    return kind
 
 
 def _check_shape(case: TrainingCase, found: DataSet, shape: tuple[int, ...]) -> None:

@@ -46,8 +46,8 @@ class TrainingLoop:
         described = _model_case(case)
         self._meter = meters.open_meter(described)
         self._workload = workloads.load(described)
-        self._feed = feed(case, self._workload, team)
         exact = self._workload.setup(materialize=True, seed=case.seed)
+        self._feed = feed(case, self._workload, exact.built.task if exact.built else None, team)
         exact = self._meter.adopt(replace(exact, make_optimizer=make_optimizer(case)))
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
@@ -166,6 +166,7 @@ class TrainingLoop:
             sites=len(self._setup.sites),
             resumed_at=tuple(self._resumed_at),
             weights_origin=self._workload.weights_origin,
+            built=self._setup.built,
             warnings=self._warnings,
         )
 

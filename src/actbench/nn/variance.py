@@ -145,9 +145,9 @@ def _whole(keepers: Iterable[Keeper]) -> Iterator[None]:
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:
-    """Return parts of the rows of a batch, or none where its tensors are not of the same rows, or too few."""
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-    heights = {len(value) if value.dim() else 0 for value in tensors.values()}
+    """Return parts of the rows of a batch, or none where what it holds is not of the same rows, or too few."""
+    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor | list)}
+    heights = {0 if isinstance(value, Tensor) and not value.dim() else len(value) for value in tensors.values()}
     rows = next(iter(heights)) if len(heights) == 1 else 0
     if rows < 2 * parts:
         return []

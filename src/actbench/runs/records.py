@@ -8,7 +8,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from actbench.defaults import with_dtype
-from actbench.records import Attention, Data, Failure, FloatType, Machine, Published, Task, Versions, WeightsChoice
+from actbench.records import (
+    Attention,
+    Built,
+    Data,
+    Failure,
+    FloatType,
+    Machine,
+    Published,
+    Task,
+    Versions,
+    WeightsChoice,
+)
 
 SCHEMA_VERSION: Final = 1
 
@@ -120,6 +131,7 @@ class Trained(Data):
         rank_activation_bytes: Those of each process, by rank; empty for one process.
         rank_peak_bytes: Peaks, in the same way.
         sites: Places of the model that the scheme changed.
+        built: What was trained; None in older records, and where a function of the user's own does not say.
         resumed_at: Steps after which a later process went on from a checkpoint.
     """
 
@@ -139,6 +151,7 @@ class Trained(Data):
     sites: NonNegativeInt = 0
     resumed_at: tuple[PositiveInt, ...] = ()
     weights_origin: str = "random"
+    built: Built | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -222,4 +222,6 @@ def _of_run(run: TrainingRun) -> list[str]:
             f"{case.model}, {case.scheme}, seed {case.seed}: the loss of step {run.outcome.diverged_at} is no "
             "finite number; the run ended there."
         )
+    if (built := run.outcome.built) is not None:
+        lines.append(f"{case.model} is a {built.model_class}, for {built.task}.")
     return lines + [f"Warning: {text}" for text in run.outcome.warnings]

@@ -59,6 +59,34 @@ def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Colu
     return Column(name, title, unit, lambda entry: getattr(entry.record.case, name), detail=detail)
 
 
+def _task(entry: Entry) -> Value:
+    """Return the task that the model was trained for; the one asked for, which may be ``auto``, in older records."""
+    return getattr(entry.built, "task", None) or entry.record.case.task
+
+
+def _sequence_length(entry: Entry) -> Value:
+    return entry.built.sequence_length if entry.built else entry.record.case.sequence_length
+
+
+def _image_size(entry: Entry) -> Value:
+    """Return one number of pixels for square images, ``height x width`` for others."""
+    if entry.built is None:
+        return entry.record.case.image_size
+    size = entry.built.image_size
+    if size is None:
+        return None
+    return size[0] if size[0] == size[1] else _product(size)
+
+
+def _audio_shape(entry: Entry) -> Value:
+    shape = entry.built.audio_shape if entry.built else None
+    return _product(shape) if shape else None
+
+
+def _product(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
 def _measured(name: str) -> Callable[[Entry], Value]:
     return lambda entry: getattr(entry.measured, name, None)
 
@@ -111,9 +139,11 @@ STATUS: Column[Entry] = Column("status", "Status", "text", _status)
 
 # A column where rows differ in them, a note below the table where they do not.
 SETTINGS: tuple[Column[Entry], ...] = (
-    setting("task", "Task"),
-    setting("sequence_length", "Sequence length", "count"),
-    setting("image_size", "Image size", "count"),
+    Column("task", "Task", "text", _task),
+    Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
+    Column("sequence_length", "Sequence length", "count", _sequence_length),
+    Column("image_size", "Image size", "count", _image_size),
+    Column("audio_shape", "Audio", "text", _audio_shape),
     setting("attention", "Attention"),
     Column("dtype", "Type", "text", lambda entry: entry.own("dtype")),
     setting("autocast", "Autocast"),

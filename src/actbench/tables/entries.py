@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from actbench import spec
 from actbench.errors import SpecError
-from actbench.records import Case, Measurement, Record
+from actbench.records import Built, Case, Measurement, Record
 from actbench.tables.timing import Spread, ratio, step_time, throughput
 
 # What an estimate and a measurement of the same thing may differ in.
@@ -25,6 +25,8 @@ _HOW_MEASURED = {
     "min_seconds",
 }
 
+_WHAT_IS_BUILT = {"model", "task", "sequence_length", "image_size", "dtype", "optimizer"}
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -34,7 +36,8 @@ class Entry:
         record: The record.
         exact: What the exact model measured in the same case on the same machine.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
-        same_model: A measurement of the same model, of the exact one if there is one: a failed record says less.
+        same_model: A measurement of the same model, fed the same, of the exact one if there is one: a failed record
+            says less.
         pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
     """
 
@@ -53,6 +56,12 @@ class Entry:
         """Return a setting of the case, or where it leaves that to the model what the model brought."""
         asked: str | None = getattr(self.record.case, setting)
         return asked or getattr(self.same_model, setting, None) or "the model's own"
+
+    @property
+    def built(self) -> Built | None:
+        """What the model and task of the case came to; of a failed case what they came to in another row."""
+        known = self.measured or self.same_model
+        return known.built if known else None
 
     @property
     def step(self) -> Spread | None:
@@ -124,7 +133,7 @@ def _by_model(records: Sequence[Record]) -> dict[str, Measurement]:
 
 
 def _model(record: Record) -> str:
-    return record.case.model_dump_json(include={"model", "dtype", "optimizer"})
+    return record.case.model_dump_json(include=_WHAT_IS_BUILT)
 
 
 def _what(case: Case) -> str:

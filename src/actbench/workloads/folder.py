@@ -30,6 +30,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ModelError(f"{path} has no model_type: it is not the config of a transformers model")
     if not isinstance(config.get("auto_map", {}), dict):
         raise ModelError(f"{path}: auto_map is not an object")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{path}: architectures is not a list of class names")
     if "quantization_config" in config:
         raise ModelError(f"{path} describes quantized weights (quantization_config), which cannot be trained in full")
     return config

@@ -1,40 +1,30 @@
-"""Hugging Face models. The only file that imports transformers; it is imported when one of them is asked for."""
+"""Hugging Face models. This file and :mod:`architectures` import transformers, when one of them is asked for."""
 
 from __future__ import annotations
 
 import copy
 import difflib
-import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.utils import logging
 
 from actbench.defaults import brings_dtype
 from actbench.errors import ModelError
-from actbench.records import Attention, Case, Task
-from actbench.training import Batch, Loss, TrainingSetup
-from actbench.workloads import batches, folder, hub, sources
+from actbench.records import Attention, Built, Case, Task
+from actbench.training import Batch, TrainingSetup
+from actbench.workloads import architectures, batches, folder, hub, losses, sources
+from actbench.workloads.batches import images, text
 from actbench.workloads.construct import construct, float_type
 from actbench.workloads.names import ModelName
 from actbench.workloads.optimizers import make_optimizer
+from actbench.workloads.slowpaths import missing_kernels
 from actbench.workloads.sources import Source
-
-# Each task with the transformers class that loads it, in the order in which `auto` prefers them.
-AUTO_CLASSES: dict[Task, str] = {
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-    "sequence-classification": "AutoModelForSequenceClassification",
-    "masked-lm": "AutoModelForMaskedLM",
-    "causal-lm": "AutoModelForCausalLM",
-    "image-classification": "AutoModelForImageClassification",
-}
 
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -42,13 +32,16 @@ _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class HuggingFaceWorkload:
     """A Hugging Face model on random, full-length inputs, with the loss that the model itself computes.
 
+    The one exception are models for depths other than GLPN, for which transformers computes none.
+
     Args:
         name: A preset, a model of the hub or a local folder.
         case: Gives task, sizes, types, attention, weights policy and optimizer. A sequence length means nothing to
             vision models, an image size nothing to text models.
 
     Raises:
-        ModelError: The config cannot be found or read, or the model does not do the task.
+        ModelError: The config cannot be found or read, the model does not do the task, or no batch can be made for
+            the class that its config names.
     """
 
     def __init__(self, name: ModelName, case: Case) -> None:
@@ -59,10 +52,14 @@ class HuggingFaceWorkload:
         self._source = sources.find(name, case)
         with quiet():
             config = _config(self._source, case.trust_remote_code)
-            self.task = _task(config, case.task, self._source)
-            self._class = _model_class(config, self.task, self._source, case.trust_remote_code)
+            choice = architectures.choose(config, case.task, self._source, trusted=case.trust_remote_code)
+            architectures.check_fed(choice, config, self.spec)
+            self.task, self._class = choice.task, choice.cls
             self._config = _settled(config, self.task, case.image_size)
-        self._length = batches.sequence_length(self._config, case.sequence_length, self.spec) if self._is_text else 0
+            self._sizes = batches.sizes(self._config, self.task, self._class, case)
+            asked, names = case.task != "auto", set(self.batch(1, seed=0))
+            unread = architectures.check_inputs(choice, names, self._config, self.spec, asked=asked)
+            self.warnings = self._found = choice.warnings + unread
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
@@ -70,8 +67,8 @@ class HuggingFaceWorkload:
         Raises:
             ModelError: The model cannot be built, or its weights cannot be had or do not fit.
         """
-        attention, self.warnings = self._attention()
-        self.warnings += self._cast()
+        attention, warned = self._attention()
+        self.warnings = self._found + warned + self._cast()
         if not materialize:
             make = self._random(attention)
             self.weights_origin = hub.without_values(self.case.weights)
@@ -82,24 +79,27 @@ class HuggingFaceWorkload:
             make = self._loaded(attention, weights.files) if weights.files else self._random(attention)
         with quiet():
             module = self._checked(lambda: construct(make, materialize=materialize, seed=seed))
+        loss, own = losses.loss_of(module, self.task, self.spec, architectures.fed_tasks(self._config))
+        self.warnings += own + self._slow(module)
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
             vars(module)["loss_type"] = "ForCausalLM"  # transformers takes it too, but warns at the first step
         return TrainingSetup(
             module=module,
-            loss=_loss(module),
+            loss=loss,
             make_optimizer=make_optimizer(self.case.optimizer),
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+            built=Built(
+                model_class=type(module).__name__,
+                task=self.task,
+                sequence_length=self._sizes.length,
+                image_size=self._sizes.image,
+                audio_shape=self._sizes.audio,
+            ),
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make random inputs with labels; the shapes are those of :mod:`actbench.workloads.batches`."""
-        if self._is_text:
-            return batches.text_batch(self._config, self.task, batch_size, self._length, seed)
-        return batches.image_batch(self._config, batch_size, self._dtype, seed)
-
-    @property
-    def _is_text(self) -> bool:
-        return self.task != "image-classification"
+        return batches.make(self._config, self.task, self._class, self._sizes, batch_size, self._dtype, seed)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -123,9 +123,21 @@ class HuggingFaceWorkload:
         types = f"its config says {saved}, it is built in {self._dtype}".replace("torch.", "")
         return (f"{self.spec}: {types}; ./{self.spec} keeps its own type, and --dtype names one",)
 
+    def _asked(self, attention: Attention) -> Attention | None:
+        """Return what to ask transformers for: None lets a backbone without sdpa keep its own beside a rest with it."""
+        return None if attention == "sdpa" and getattr(self._config, "backbone_config", None) else attention
+
+    def _slow(self, module: nn.Module) -> tuple[str, ...]:
+        """Return a warning where transformers runs reference code for want of kernels."""
+        missing = " and ".join(missing_kernels(module))
+        if not missing:
+            return ()
+        code = f"{self.spec}: transformers runs {type(module).__name__} by slow reference code"
+        return (f"{code} ({missing} cannot be imported here): bytes and seconds are those of it, not of the kernels",)
+
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)
-        return lambda: self._class._from_config(config, attn_implementation=attention, dtype=self._dtype)
+        return lambda: self._class._from_config(config, attn_implementation=self._asked(attention), dtype=self._dtype)
 
     def _loaded(self, attention: Attention, files: tuple[Any, ...]) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
@@ -133,7 +145,7 @@ class HuggingFaceWorkload:
                 None,
                 config=copy.deepcopy(self._config),
                 state_dict=folder.read_tensors(files),
-                attn_implementation=attention,
+                attn_implementation=self._asked(attention),
                 dtype=self._dtype,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
@@ -174,7 +186,7 @@ def quiet() -> Iterator[None]:
 def _config(source: Source, trusted: bool) -> Any:
     """Make the config object of a source, with the changes of the specification."""
     kind = source.config["model_type"]
-    cls = _own_code(source, "AutoConfig") if trusted else None
+    cls = architectures.own_code(source, "AutoConfig") if trusted else None
     if cls is None and kind not in CONFIG_MAPPING:
         close = difflib.get_close_matches(kind, list(CONFIG_MAPPING.keys()), n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -191,70 +203,27 @@ def _config(source: Source, trusted: bool) -> Any:
         raise ModelError(f"{source.place} is not a valid {kind} config: {problem}") from error
 
 
-def _tasks(config: Any) -> dict[Task, Any]:
-    """Return the tasks that transformers has a class for with this config, each with the class."""
-    found = {}
-    for task, name in AUTO_CLASSES.items():
-        mapping = getattr(transformers, name)._model_mapping
-        if type(config) in mapping:
-            found[task] = mapping[type(config)]
-    return found
-
-
-def _task(config: Any, requested: Task, source: Source) -> Task:
-    """Return the task: the requested one, the preset's, what the config was saved for, or what its kind is for."""
-    if requested != "auto":
-        return requested
-    if source.task != "auto":
-        return source.task
-    tasks = _tasks(config)
-    for task, cls in tasks.items():
-        if cls.__name__ in (config.architectures or ()):
-            return task
-    for task, auto_class in AUTO_CLASSES.items():
-        if auto_class in source.config.get("auto_map", {}):
-            return task
-    if getattr(config, "is_encoder_decoder", False) and "seq2seq-lm" in tasks:
-        return "seq2seq-lm"
-    if "causal-lm" in tasks and "masked-lm" not in tasks:
-        return "causal-lm"
-    if not tasks:
-        raise ModelError(f"model {source.spec!r}: a {config.model_type} model does none of {', '.join(AUTO_CLASSES)}")
-    return next(task for task in AUTO_CLASSES if task in tasks)
-
-
-def _model_class(config: Any, task: Task, source: Source, trusted: bool) -> Any:
-    cls = _own_code(source, AUTO_CLASSES[task]) if trusted and task in AUTO_CLASSES else None
-    tasks = _tasks(config)
-    if cls is None and task not in tasks:
-        able = ", ".join(tasks) or "none of the tasks"
-        raise ModelError(f"--task {task}: a {config.model_type} model such as {source.spec} does {able}")
-    return cls or tasks[task]
-
-
 def _settled(config: Any, task: Task, image_size: int | None) -> Any:
     """Give a config what training on this task needs and pretraining did not."""
-    if image_size is not None and hasattr(config, "image_size"):
-        patch = getattr(config, "patch_size", None)
-        if isinstance(patch, int) and image_size < patch:
-            raise ModelError(f"--image-size {image_size}: one patch of this model alone is {patch} px wide")
-        config.image_size = image_size
-    if task == "sequence-classification" and getattr(config, "pad_token_id", None) is None:
-        config.pad_token_id = (batches.token_ids(getattr(config, "eos_token_id", None)) or [0])[0]
-    if task == "causal-lm" and "masked-lm" in _tasks(config):
+    _set_image_size(images.part(config), image_size)
+    if task == "sequence-classification":
+        if getattr(config, "pad_token_id", None) is None:
+            config.pad_token_id = (text.special_ids(config, "eos_token_id") or [0])[0]
+        if config.problem_type is None and config.num_labels > 1:
+            config.problem_type = "single_label_classification"  # as the labels have it: DeBERTa reads them else
+    if task == "causal-lm" and "masked-lm" in architectures.tasks(config):
         config.is_decoder = True
     return config
 
 
-def _own_code(source: Source, name: str) -> Any:
-    """Return a class that the model's folder brings along and whose code the user trusts, or None."""
-    reference = source.config.get("auto_map", {}).get(name)
-    if reference is None or source.folder is None:
-        return None
-    try:
-        return get_class_from_dynamic_module(reference, str(source.folder))
-    except Exception as error:  # anything may go wrong in code that the model brings along
-        raise ModelError(f"{source.place}: {reference} cannot be loaded: {type(error).__name__}: {error}") from error
+def _set_image_size(part: Any, requested: int | None) -> None:
+    found = getattr(part, "image_size", None)
+    if requested is None or found is None:
+        return
+    patch = getattr(part, "patch_size", None)
+    if isinstance(patch, int) and requested < patch:
+        raise ModelError(f"--image-size {requested}: one patch of this model alone is {patch} px wide")
+    part.image_size = requested if isinstance(found, int) else type(found)((requested, requested))
 
 
 def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tuple[Any, ...]) -> tuple[str, ...]:
@@ -272,14 +241,3 @@ def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tu
         return ()
     named = ", ".join(missing[:4]) + (", …" if len(missing) > 4 else "")
     return (f"{spec}: {len(missing)} of {total} tensors are not in the weights and start at random: {named}",)
-
-
-def _loss(module: nn.Module) -> Loss:
-    """Return the loss that the model computes from its labels, without the key-value cache of generation."""
-    options = {"use_cache": False} if "use_cache" in inspect.signature(module.forward).parameters else {}
-
-    def loss(module: nn.Module, batch: Batch) -> Tensor:
-        value: Tensor = module(**batch, **options).loss
-        return value
-
-    return loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,15 @@ def masked_labels(ids: Tensor, random: torch.Generator) -> Tensor:
 def classes(batch_size: int, count: int, random: torch.Generator) -> Tensor:
     """Draw labels ``(batch_size,)`` int64 from ``count`` classes."""
     return torch.randint(count, (batch_size,), generator=random)
+
+
+def class_labels(config: Any, batch_size: int, random: torch.Generator) -> Tensor:
+    """Draw class ids, or floats where the config says regression (one label) or several labels at once."""
+    if config.problem_type == "multi_label_classification":
+        return torch.rand(batch_size, config.num_labels, generator=random).round()
+    if config.num_labels == 1 or config.problem_type == "regression":
+        return torch.rand(batch_size, generator=random)
+    return classes(batch_size, config.num_labels, random)
 
 
 def images(

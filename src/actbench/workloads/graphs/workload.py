@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
-from actbench.records import Case
+from actbench.records import Built, Case
 from actbench.training import Batch, TrainingSetup
 from actbench.workloads import hub, inputs
 from actbench.workloads.construct import construct, float_type
@@ -57,6 +57,7 @@ class GraphWorkload:
             loss=_loss,
             make_optimizer=make_optimizer(self.case.optimizer),
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+            built=Built(model_class=type(module).__name__, task=TASK),
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:

@@ -1,0 +1,96 @@
+"""The loss of a Hugging Face model: its own, from the labels of a batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from actbench.errors import ModelError
+from actbench.fake import shapes_only
+from actbench.records import Task
+from actbench.training import Batch, Loss
+from actbench.workloads.assumed import ForCtc, ForDetection
+from actbench.workloads.steady import chances, steady
+
+# Tasks whose losses ask about values that the batches made here are known to have.
+_ASSUMED: dict[Task, type[TorchFunctionMode]] = {"object-detection": ForDetection, "ctc": ForCtc}
+# Of transformers' models for depths only these compute a loss.
+_WITH_DEPTH_LOSS = ("glpn",)
+
+
+def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> tuple[Loss, tuple[str, ...]]:
+    """Return the loss of a model, without the key-value cache of generation, and what a user must know of it.
+
+    All layers run and nothing is masked: LayerDrop and SpecAugment, which draw that anew in each step, are left out.
+
+    Args:
+        module: The model.
+        task: What it is trained for.
+        spec: The model specification, for messages.
+        tasks: What such a model can be trained for.
+    """
+    options = _options(module)
+    config: Any = module.config
+    own_loss = task == "depth-estimation" and config.model_type not in _WITH_DEPTH_LOSS
+    left_out = chances(module)
+    described = f"{spec}: {type(module).__name__}"
+
+    def loss(module: nn.Module, batch: Batch) -> Tensor:
+        with ExitStack() as stack:
+            if left_out:
+                stack.enter_context(steady(module))
+            if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(dict(batch))):
+                stack.enter_context(_without_values(described, task, tasks))
+            return _depth_error(module, batch) if own_loss else _own_loss(module, batch, options, described)
+
+    warnings = []
+    if left_out:
+        warnings.append(f"{described} is trained without {' and '.join(left_out)}, so that all steps are alike")
+    if own_loss:
+        warnings.append(f"{described} computes no loss: it is the mean absolute error of the predicted depth")
+    return loss, tuple(warnings)
+
+
+def _options(module: nn.Module) -> dict[str, bool]:
+    known = {"use_cache": False, "return_loss": True}
+    taken = inspect.signature(module.forward).parameters
+    return {name: value for name, value in known.items() if name in taken}
+
+
+@contextmanager
+def _without_values(described: str, task: Task, tasks: Iterable[Task]) -> Iterator[None]:
+    others = ", ".join(other for other in tasks if other != task)
+    remedy = "measure it with --meter cpu or --meter cuda"
+    if others:
+        remedy += f", or for another --task of this model, which may not look ({others})"
+    with shapes_only(f"{described} for {task}", remedy), ExitStack() as stack:
+        if task in _ASSUMED:
+            stack.enter_context(_ASSUMED[task]())
+        yield
+
+
+def _own_loss(module: nn.Module, batch: Batch, options: dict[str, bool], described: str) -> Tensor:
+    try:
+        output = module(**batch, **options)
+    except NotImplementedError as error:
+        raise ModelError(f"{described} cannot be trained: transformers says {error}") from error
+    loss: Tensor | None = output[0] if isinstance(output, tuple) else getattr(output, "loss", None)
+    if loss is None:
+        raise ModelError(f"{described} computes no loss from {', '.join(batch)}, so it cannot be trained")
+    return loss
+
+
+def _depth_error(module: nn.Module, batch: Batch) -> Tensor:
+    """Return the mean absolute error of the depths ``(batch, height, width)``, labels brought to the size of these."""
+    output: Any = module(pixel_values=batch["pixel_values"])
+    depths: Tensor = output[0] if isinstance(output, tuple) else output.predicted_depth
+    labels = F.interpolate(batch["labels"][:, None], size=depths.shape[-2:])[:, 0]
+    return F.l1_loss(depths, labels)
