@@ -95,7 +95,7 @@ def _place(environment: Mapping[str, str]) -> Launch:
     for rank, size, local_rank in _NAMES:
         if environment.get(size) and environment.get(rank):
             local = local_rank if environment.get(local_rank) else rank
-            found = Launch(*(_count(environment, name) for name in (rank, size, local)), cpu=cpu)
+            found = Launch(_count(environment, rank), _count(environment, size), _count(environment, local), cpu=cpu)
             if found.rank >= found.size:
                 raise UsageError(
                     f"{rank}={found.rank} and {size}={found.size}: ranks are counted from 0 below the size"

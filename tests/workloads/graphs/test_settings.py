@@ -74,5 +74,5 @@ def test_other_tasks_and_published_weights_are_refused() -> None:
         load("gcn", task="causal-lm")
     with pytest.raises(ModelError, match=r"no pretrained weights for gcn.*--weights random"):
         load("gcn", weights="pretrained")
-    with pytest.raises(ModelError, match="--task node-classification: a gpt2 model"):
+    with pytest.raises(ModelError, match="--task node-classification: gpt2 is a model of transformers and does"):
         workloads.load(Case(model="gpt2", batch_size=1, task="node-classification"))
