@@ -29,8 +29,11 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_a_folder_gives_its_weights_and_its_task(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    workload = load(saved, weights="auto")
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_a_folder_gives_its_weights_and_its_task(
+    saved: Path, dtype: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workload = load(saved, weights="auto", dtype=dtype)
     module = workload.setup(materialize=True, seed=0).module
     original = load("tiny-roberta", task="masked-lm", dtype="bfloat16").setup(materialize=True, seed=3).module
 
@@ -38,8 +41,8 @@ def test_a_folder_gives_its_weights_and_its_task(saved: Path, capfd: pytest.Capt
     assert workload.weights_origin == f"folder:{saved}"
     assert workload.warnings == ()
     for (name, mine), (_, theirs) in zip(module.named_parameters(), original.named_parameters(), strict=True):
-        assert mine.dtype == torch.float32, name
-        assert torch.equal(mine, theirs.float()), name
+        assert mine.dtype == (torch.float32 if dtype else torch.bfloat16), name
+        assert torch.equal(mine.float(), theirs.float()), name
     assert "Loading" not in capfd.readouterr().err
 
 
