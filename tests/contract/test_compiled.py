@@ -57,10 +57,12 @@ def _compiled_anew() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def step(run: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+def step(
+    run: Callable[[Tensor], Tensor], x: Tensor, target: Tensor, parameters: list[Tensor], create_graph: bool = False
+) -> list[Tensor]:
     """Return the gradients of the parameters, and of the input where it needs one."""
     sources = [*parameters, x] if x.requires_grad else parameters
-    return list(torch.autograd.grad((run(x) - target).square().sum(), sources))
+    return list(torch.autograd.grad((run(x) - target).square().sum(), sources, create_graph=create_graph))
 
 
 def check(exact: nn.Module, model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -123,13 +125,18 @@ def test_the_mean_gradient_of_all_sketches_is_the_exact_one(backend: str, needs_
 
 
 def check_network(spec: str, backend: str, network: Any, needs_gradient: bool) -> None:
+    """Convert and compile a network, hold its gradients, and ask for a second derivative in vain."""
     exact = network.make(ACTIVATIONS.get(spec, nn.GELU))
     try:
         model = converted(exact, spec)
     except ConversionError:
         return  # there is nothing to convert
     x = network.inputs.clone().requires_grad_(needs_gradient)
-    check(exact, model, torch.compile(model, backend=backend), x)
+    run = torch.compile(model, backend=backend)
+    check(exact, model, run, x)
+    if needs_gradient:
+        with pytest.raises(RuntimeError, match=r"create_graph=False|double backward|second derivative"):
+            step(run, x, torch.zeros(1), [], create_graph=True)[0].square().sum().backward()
 
 
 @pytest.mark.parametrize("spec", COMPILE.values())
@@ -174,7 +181,6 @@ def test_training_ends_where_it_ends_uncompiled(backend: str) -> None:
     uncompiled = [trained(seed, lambda model: model) for seed in range(4)]
     compiled = trained(5, lambda model: torch.compile(model, backend=backend))
 
-    print(uncompiled, compiled)
     assert compiled < 2 * max(uncompiled)
 
 
