@@ -29,6 +29,7 @@ CLASSES: dict[str, tuple[str, tuple[str, ...]]] = {
     "BlipForConditionalGeneration": ("image-text-to-text", ()),
     "DebertaV2ForSequenceClassification": ("sequence-classification", ()),
 }
+FURTHER = ("Speech2TextForConditionalGeneration", "T5ForConditionalGeneration", "BlipForConditionalGeneration")
 # Further heads: their task, and the shape of each label of a batch of two.
 HEADS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
     "BertForMaskedLM": ("masked-lm", {"labels": (2, 24)}),
@@ -56,7 +57,7 @@ def without_gradient(module: torch.nn.Module) -> list[str]:
     return [path for path, value in module.named_parameters() if value.grad is None]
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in CLASSES])
 def test_the_named_class_trains_for_real_and_on_fake_tensors(name: str, write_config: Write) -> None:
     task, unreached = CLASSES[name]
     workload = load(write_config(name))
