@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actbench import hostmemory, savedtensors
+from actbench import savedtensors
 from actbench.nn.eager import refuse_compiling
+from actbench.nn.keeping.transfer import Transfer, is_elsewhere
 from actbench.nn.layout import without_repeats
 from actbench.nn.rebound import ReboundForward
 from actbench.nn.sharing import SharingTable
-from actbench.ops.host import from_host, to_host
 from actbench.units import KIB
 
 _SMALLEST_BYTES = KIB  # below this a copy costs more time than its bytes are worth
@@ -58,23 +58,35 @@ class OnHost:
         host: Its values, once each: a dimension of stride 0 has size 1 here.
         shape: Its shape.
         device: Where it was.
+        transfer: What moved it.
     """
 
     host: Tensor
     shape: torch.Size
     device: torch.device
+    transfer: Transfer
 
     def unpack(self) -> Tensor:
-        """Return the tensor on the device where it was."""
-        return from_host(self.host, self.device).expand(self.shape)
+        """Return the tensor on the device where it was.
+
+        Raises:
+            RuntimeError: It was changed in place while it was being copied.
+        """
+        (tensor,) = self.transfer.back((self.host,), self.device)
+        return tensor.expand(self.shape)
 
 
 class OffloadedForward(ReboundForward):
-    """A forward whose saved tensors go to host memory, except parameters, buffers and what is smaller than 1 KiB."""
+    """A forward whose saved tensors go to host memory, except parameters, buffers and what is smaller than 1 KiB.
+
+    They are moved as :class:`~actbench.nn.keeping.transfer.Transfer` says: beside what the device computes, the one
+    that leaves held until the next leaves, and the next that will be asked for fetched ahead.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
         self._sharing: SharingTable[OnHost] = SharingTable()
+        self._transfer = Transfer()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model under saved-tensor hooks.
@@ -95,14 +107,18 @@ class OffloadedForward(ReboundForward):
                 return StaysHere(tensor.detach(), tensor._version)
             return self._moved(tensor)
 
-        with saved_tensors_hooks(pack, _unpack):
-            return self.inner(module, *args, **kwargs)
+        try:
+            with saved_tensors_hooks(pack, _unpack):
+                return self.inner(module, *args, **kwargs)
+        finally:
+            self._transfer.settle()
 
     def _moved(self, tensor: Tensor) -> OnHost:
         moved = self._sharing.recall(tensor)
         if moved is None:
-            moved = OnHost(to_host(without_repeats(tensor)), tensor.shape, tensor.device)
-            savedtensors.packed(tensor, moved.host)
+            (host,) = self._transfer.away((without_repeats(tensor.detach()),))
+            moved = OnHost(host, tensor.shape, tensor.device, self._transfer)
+            savedtensors.packed(tensor, host)
             self._sharing.remember(tensor, weakref.ref(moved))
         return moved
 
@@ -120,16 +136,11 @@ def own_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _why_not(tensor: Tensor) -> str | None:
-    """Return why the bytes of a tensor stay, or None. A fake cpu tensor stands for one of the meter's device."""
-    fake = isinstance(tensor, FakeTensor)
+    """Return why the bytes of a tensor stay, or None."""
     if tensor.layout != torch.strided:
         return f"layout {tensor.layout}"
     if tensor.nbytes < _SMALLEST_BYTES:
         return "smaller than 1 KiB"
-    if not fake and type(tensor) not in (Tensor, nn.Parameter):
+    if type(tensor) not in (Tensor, nn.Parameter, FakeTensor):
         return f"a {type(tensor).__name__}"
-    return None if _is_elsewhere(tensor.device, fake) else "host memory is where it is"
-
-
-def _is_elsewhere(device: torch.device, fake: bool) -> bool:
-    return device.type != "cpu" or (fake and not hostmemory.is_the_device())
+    return None if is_elsewhere(tensor) else "host memory is where it is"
