@@ -1,10 +1,13 @@
 import copy
+import gc
 
 import pytest
 import torch
 from torch import nn
 
 from actbench import schemes
+from actbench.errors import ConversionError
+from actbench.meters.allocations import AllocationTrace
 from actbench.nn.inverted import InvertedActivation
 from actbench.training import TrainingSetup
 
@@ -76,6 +79,69 @@ def test_many_elements_in_chunks_are_as_in_one():
     x = torch.randn(3, (1 << 18) + 5).requires_grad_()
     expected, found = gradients(nn.SiLU(), x)
     torch.testing.assert_close(found, expected, rtol=0, atol=5e-4)
+
+
+class InPlace(nn.Module):
+    def forward(self, x):
+        return x.mul_(2)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [nn.ReLU(inplace=True)],
+        [nn.Dropout(0.0), nn.Flatten(), nn.LeakyReLU(0.1, inplace=True)],
+        [nn.Sequential(nn.Identity(), nn.Dropout(0.5, inplace=True))],
+    ],
+)
+def test_an_output_that_the_next_module_changes_in_place_is_not_relied_on(after):
+    exact = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.GELU()), *after, nn.Linear(8, 8), nn.SiLU())
+    setup, found = schemes.build("invact").apply(TrainingSetup(copy.deepcopy(exact))), []
+    x = torch.randn(50, 4)
+    for model in (exact, setup.module):
+        torch.manual_seed(0)
+        model(x).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert [site.path for site in setup.sites] == [str(len(exact) - 1)]
+    (left,) = setup.unreached
+    assert (left.path, left.kind) == ("0.1", "GELU")
+    assert f"written over by {type(list(after[-1].modules())[-1]).__name__}(inplace=True)" in left.reason
+
+
+def test_where_all_outputs_are_changed_in_place_the_model_is_refused_with_the_reason():
+    with pytest.raises(ConversionError, match=r"1: its output, .* by ReLU\(inplace=True\) after it"):
+        converted(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.ReLU(inplace=True)))
+
+
+def test_a_change_in_place_that_cannot_be_foreseen_is_an_error_that_names_it():
+    loss = converted(nn.Sequential(nn.Linear(4, 4), nn.GELU(), InPlace()))(torch.randn(3, 4)).sum()
+    with pytest.raises(RuntimeError, match=r"invact keeps the output of gelu, .* or use fewbit"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("rows", [2, 16, 64, 512, 4096])
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_peak_of_a_model_of_any_size_does_not_rise(dtype, layers, rows):
+    parts = [part for _ in range(layers) for part in (nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))]
+    exact = nn.Sequential(*parts).to(dtype)
+    x = torch.randn(rows, 64, dtype=dtype)
+
+    assert peak_bytes(converted(copy.deepcopy(exact)), x) <= peak_bytes(exact, x)
+
+
+def peak_bytes(model, x):
+    model(x).sum().backward()
+    model.zero_grad()
+    gc.collect()
+    with AllocationTrace() as trace:
+        trace.mark("begin")
+        model(x).sum().backward()
+        trace.mark("end")
+    return trace.peak_bytes("begin", "end")
 
 
 def test_second_derivatives_state_dict_and_moves():

@@ -9,6 +9,7 @@ from torch import nn
 from actbench import fake, hostmemory
 from actbench.errors import ConversionError
 from actbench.nn import offloaded
+from actbench.nn.keeping import copies, transfer
 from actbench.nn.offloaded import OffloadedForward
 
 
@@ -48,9 +49,9 @@ def equal(first, second):
 def moves(monkeypatch):
     """Let CPU tensors be moved as those of a device are; gives the list of what was moved."""
     found = []
-    move = offloaded.to_host
-    monkeypatch.setattr(offloaded, "_is_elsewhere", lambda device, fake: True)
-    monkeypatch.setattr(offloaded, "to_host", lambda tensor: found.append(tensor) or move(tensor))
+    move = copies.to_host
+    monkeypatch.setattr(offloaded, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(copies, "to_host", lambda tensor: found.append(tensor) or move(tensor))
     return found
 
 
@@ -86,19 +87,68 @@ def test_a_tensor_saved_twice_is_moved_once(moves):
     )
 
 
-def test_a_tensor_changed_in_place_between_two_savings_is_moved_twice(moves):
-    class Changing(nn.Module):
-        def forward(self, x, w):
-            first = x * w
-            x.add_(1)
-            return first + x * w
+class Changing(nn.Module):
+    """Changes its input between two products of it; with ``another`` a tensor is saved between the first and that."""
 
-    converted = offload(Changing())
-    x, w = torch.randn(20, 20), torch.randn(20, 20, requires_grad=True)
-    expected = x + (x + 1)
-    (grad,) = torch.autograd.grad(converted(x, w).sum(), w)
+    def __init__(self, another):
+        super().__init__()
+        self.another = another
+
+    def forward(self, x, w):
+        first = x * w
+        if self.another:
+            first = first.exp()
+        x.add_(1)
+        return first + x * w
+
+
+def test_a_tensor_changed_in_place_between_two_savings_is_moved_twice(moves):
+    x, w = torch.rand(20, 20), torch.rand(20, 20, requires_grad=True)
+    expected = x * (x * w.detach()).exp() + (x + 1)
+    (grad,) = torch.autograd.grad(offload(Changing(another=True))(x, w).sum(), w)
 
     torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("convert", [offload, lambda module: module], ids=["offload", "exact"])
+def test_a_tensor_changed_in_place_while_it_is_copied_is_an_error(moves, convert):
+    """The copy runs beside the device's computations, and may have read either."""
+    loss = convert(Changing(another=False))(torch.randn(20, 20), torch.randn(20, 20, requires_grad=True)).sum()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_copies_are_waited_for_one_tensor_later_and_fetched_one_ahead(moves, monkeypatch):
+    log = []
+
+    class Noted(copies.AtOnce):
+        def away(self, tensors):
+            return self._noted("away", super().away(tensors))
+
+        def back(self, tensors):
+            return self._noted("back", super().back(tensors))
+
+        def _noted(self, what, copied):
+            number = int(copied.tensors[0].flatten()[0])
+            log.append(f"{what} {number}")
+            return copies.Copied(copied.tensors, lambda: log.append(f"{what} {number} done"))
+
+    class Products(nn.Module):
+        def forward(self, w):
+            for number in (1, 2, 3):
+                w = w * torch.full((20, 20), number)
+            return w
+
+    monkeypatch.setattr(transfer, "AtOnce", Noted)
+    w = torch.randn(20, 20, requires_grad=True)
+    loss = offload(Products())(w).sum()
+    assert log == ["away 1", "away 1 done", "away 2", "away 2 done", "away 3", "away 3 done"]
+    log.clear()
+    loss.backward()
+
+    assert log == ["back 3", "back 3 done", "back 2", "back 2 done", "back 1", "back 1 done"]
+    assert torch.equal(w.grad, torch.full((20, 20), 6.0))
 
 
 @pytest.mark.parametrize("lay_out", [lambda t: t.t(), lambda t: t[::2], lambda t: t[:1].expand(40, 40), lambda t: t[3]])
@@ -126,7 +176,7 @@ def test_a_parameter_changed_before_backward_is_noticed():
 
 
 def test_a_model_on_the_cpu_keeps_its_tensors_where_they_are(monkeypatch):
-    monkeypatch.setattr(offloaded, "to_host", lambda _: pytest.fail("moved"))
+    monkeypatch.setattr(copies, "to_host", lambda _: pytest.fail("moved"))
     exact = model()
     x = torch.randn(64, 32)
 
@@ -135,8 +185,8 @@ def test_a_model_on_the_cpu_keeps_its_tensors_where_they_are(monkeypatch):
 
 def test_fake_tensors_leave_for_storages_that_are_marked(monkeypatch):
     made = []
-    move = offloaded.to_host
-    monkeypatch.setattr(offloaded, "to_host", lambda tensor: made.append(move(tensor)) or made[-1])
+    move = copies.to_host
+    monkeypatch.setattr(copies, "to_host", lambda tensor: made.append(move(tensor)) or made[-1])
     converted, mode = offload(model()), fake.fake_mode()
     with fake.faked(converted, mode), mode:
         x = torch.randn(64, 32)
@@ -160,6 +210,7 @@ def test_a_copy_moves_tensors_of_its_own():
 
     assert twin.forward.module is twin
     assert twin.forward.wrapper._sharing is not converted.forward.wrapper._sharing
+    assert twin.forward.wrapper._transfer is not converted.forward.wrapper._transfer
 
 
 def test_compiling_is_refused(monkeypatch):

@@ -61,6 +61,31 @@ def test_converting_twice_is_an_error():
 PARTS = ("randomized:0.25", "checkpoint,blocks=Block", "offload")
 
 
+class Powers(nn.Module):
+    def forward(self, x):
+        for _ in range(6):
+            x = x.exp()  # saves its result
+        return x
+
+
+def test_the_simulation_holds_what_leaves_and_what_is_fetched_ahead():
+    """In backward: a gradient and the next, a tensor that is back, and the one that is fetched ahead of it."""
+    size, mode, model = 64 * 32 * 4, fake.fake_mode(), nn.Sequential(nn.Linear(32, 32), Powers())
+    converted = convert(model).module
+    with fake.faked(converted, mode), mode:
+        x, peaks = torch.randn(64, 32), []
+        with Ledger(host_is_free=True) as ledger:
+            ledger.add([x, *converted.parameters()])
+            before = ledger.live_bytes
+            loss = converted(x).sum()
+            peaks.append(ledger.peak_bytes - before)
+            loss.backward()
+            peaks.append(ledger.peak_bytes - before)
+
+    assert peaks[0] == 3 * size  # the latest, the next, and the one that leaves
+    assert 4 * size <= peaks[1] < 5 * size
+
+
 @pytest.mark.parametrize("parts", list(itertools.permutations(PARTS)), ids=" ".join)
 def test_the_order_of_a_composition_changes_nothing(parts):
     torch.manual_seed(0)

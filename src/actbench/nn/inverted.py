@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from actbench import savedtensors
 from actbench.codecs.gated import Inversion
 from actbench.nn.firstorder import first_order
+from actbench.nn.inversion import bytes_meanwhile, times_slope, wide_type
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
 from actbench.nn.standin import carry_hooks, without_hooks
-from actbench.ops.stepwise import decode, encode
+from actbench.ops.stepwise import encode
 
-_CHUNK = 1 << 18  # elements whose derivative is found at a time, a multiple of 8
+_FEWEST = 1 << 8
+"""Elements, a multiple of 8, below which finding the derivative of fewer at a time saves nothing."""
+_MOST = 1 << 18
+"""Elements, a multiple of 8, whose derivative is found at a time on a CPU, whose caches are small."""
 
 
 class InvertedGradient(torch.autograd.Function):
@@ -41,42 +45,68 @@ class InvertedGradient(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient times the derivative at the input that the output came from."""
-        bits, y, slopes = ctx.saved_tensors
+        """Return the gradient times the derivative at the input that the output came from.
+
+        Raises:
+            RuntimeError: The output was changed in place since.
+        """
+        bits, y, slopes = _saved(ctx)
         ordered = in_order(grad, ctx.order)
         product = torch.empty_like(ordered)
-        flat, outputs = ordered.reshape(-1), in_order(y, ctx.order).reshape(-1)
-        chunk = max(len(flat), 1) if torch.compiler.is_compiling() else _CHUNK
-        for start in range(0, len(flat), chunk):
-            part = slice(start, min(start + chunk, len(flat)))
-            right = bits[start // 8 : (part.stop + 7) // 8]
-            slope = _derivative(outputs[part], right, slopes, ctx.inversion)
-            product.view(-1)[part] = flat[part] * slope
+        flat, outputs, found = ordered.reshape(-1), in_order(y, ctx.order).reshape(-1), product.view(-1)
+        for start, stop in _parts(found, wide_type(y)):
+            part, codes = slice(start, stop), bits[start // 8 : (stop + 7) // 8]
+            room = _Room(found[stop:])
+            found[part].copy_(times_slope(flat[part], outputs[part], codes, slopes, ctx.inversion, room))
         return as_it_lay(product, ctx.order).to(y.dtype), None, None, None, None
 
 
-def _derivative(y: Tensor, bits: Tensor, slopes: Tensor, inversion: Inversion) -> Tensor:
-    """Return the derivative at the x with ``f(x) = y`` on the side of the minimum that the bit says.
+def _saved(ctx: Any) -> Any:
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise RuntimeError(
+            f"invact keeps the output of {ctx.inversion.function}, and it was modified by an inplace operation before "
+            f"the backward pass; let that operation make a new tensor, or use fewbit, which keeps no output ({error})"
+        ) from error
+
+
+def _parts(product: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
+    """Cut a tensor that is to be filled into parts, behind each of which is room for all that it takes to fill it.
+
+    The backward pass of the exact layer holds what this one does: a saved tensor, a gradient and a product. So the
+    slopes of a part are found in the memory of the product that is not filled yet. For the last few elements there is
+    none; smaller parts would need less for these, and more operators.
+    """
+    start, count = 0, len(product)
+    fewest = max(_FEWEST, count // 64 // 8 * 8)
+    most = max(fewest, _MOST) if product.device.type == "cpu" else count
+    while start < count:
+        left = count - start
+        part = left * product.element_size() // (bytes_meanwhile(dtype) + product.element_size()) // 8 * 8
+        stop = count if torch.compiler.is_compiling() else start + min(left, max(fewest, min(part, most)))
+        yield start, stop
+        start = stop
+
+
+class _Room:
+    """Gives tensors in memory that is not used yet, and where that is too small, others.
 
     Args:
-        y: ``(n,)``.
-        bits: Packed, 1 to the right of the minimum.
-        slopes: The left and the right branch of the inversion, float32 ``(2, cells + 1)``.
-        inversion: What the slopes are of.
+        unused: Contiguous, (n,), of any type.
     """
-    wide = y if y.dtype == torch.float64 else y.float()
-    ends = torch.tensor([0.0, 1.0], dtype=torch.float32, device=y.device)
-    right = decode(bits, ends, torch.ones_like(wide), 1)
-    ratio = (wide / inversion.least).clamp(0, 1)
-    on_left = 1 - (ratio / (1 + (1 - ratio).sqrt())).sqrt()
-    on_right = (wide - inversion.least).clamp(min=0).sqrt() / inversion.reach
-    cells = slopes.shape[1] - 1
-    place = torch.where(right > 0, on_right, on_left).nan_to_num(0.0).clamp(0, 1) * cells
-    cell = place.floor().clamp(max=cells - 1)
-    index = (cell + right * (cells + 1)).long()
-    flat = slopes.reshape(-1).to(wide.dtype)
-    slope = torch.lerp(flat[index], flat[index + 1], place - cell)
-    return torch.where(wide.isnan(), wide, slope)
+
+    def __init__(self, unused: Tensor) -> None:
+        self._bytes = unused.view(torch.uint8)
+
+    def __call__(self, count: int, dtype: torch.dtype) -> Tensor:
+        size = -(-count * dtype.itemsize // 8) * 8  # each begins where a float64 may
+        if torch.compiler.is_compiling() or size > len(self._bytes):
+            return torch.empty(count, dtype=dtype, device=self._bytes.device)
+        given, self._bytes = self._bytes[:size], self._bytes[size:]
+        return given.view(dtype)[:count]
 
 
 class InvertedActivation(nn.Module):

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actbench import hostmemory, savedtensors
+from actbench import savedtensors
 from actbench.nn.eager import refuse_compiling
+from actbench.nn.keeping.transfer import Transfer, is_elsewhere
 from actbench.nn.layout import without_repeats
 from actbench.nn.sharing import SharingTable
 from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, checkpointed
-from actbench.ops.host import from_host, to_host
 from actbench.units import KIB
 
 HOST = "host memory is where it is"
@@ -64,25 +64,35 @@ class OnHost:
         host: Its values, once each: a dimension of stride 0 has size 1 here.
         shape: Its shape.
         device: Where it was.
+        transfer: What moved it.
     """
 
     host: Tensor
     shape: torch.Size
     device: torch.device
+    transfer: Transfer
 
     def unpack(self) -> Tensor:
-        """Return the tensor on the device where it was."""
-        return from_host(self.host, self.device).expand(self.shape)
+        """Return the tensor on the device where it was.
+
+        Raises:
+            RuntimeError: It was changed in place while it was being copied.
+        """
+        (tensor,) = self.transfer.back((self.host,), self.device)
+        return tensor.expand(self.shape)
 
 
 class Offloading(Wrapper):
     """Hooks around the passes through a model by which what is saved goes to host memory.
 
-    Parameters, buffers and what is smaller than 1 KiB stay.
+    Parameters, buffers and what is smaller than 1 KiB stay. The rest is moved by a
+    :class:`~actbench.nn.keeping.transfer.Transfer`, beside what the device computes: one that leaves is held until the
+    next leaves, and the next that will be asked for is fetched ahead.
     """
 
     def __init__(self) -> None:
         self._sharing: SharingTable[OnHost] = SharingTable()
+        self._transfer = Transfer()
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Run a pass under saved-tensor hooks."""
@@ -97,8 +107,11 @@ class Offloading(Wrapper):
                 return StaysHere(tensor.detach(), tensor._version)
             return self._moved(tensor)
 
-        with self.running(), saved_tensors_hooks(pack, _unpack):
-            return inner(module, *args, **kwargs)
+        try:
+            with self.running(), saved_tensors_hooks(pack, _unpack):
+                return inner(module, *args, **kwargs)
+        finally:
+            self._transfer.settle()
 
     def refuse_compiling(self) -> None:
         """Raise a ConversionError under ``torch.compile``, which cannot trace the hooks."""
@@ -111,8 +124,9 @@ class Offloading(Wrapper):
     def _moved(self, tensor: Tensor) -> OnHost:
         moved = self._sharing.recall(tensor)
         if moved is None:
-            moved = OnHost(to_host(without_repeats(tensor)), tensor.shape, tensor.device)
-            savedtensors.packed(tensor, moved.host, by=OffloadedForward)
+            (host,) = self._transfer.away((without_repeats(tensor.detach()),))
+            moved = OnHost(host, tensor.shape, tensor.device, self._transfer)
+            savedtensors.packed(tensor, host, by=OffloadedForward)
             self._sharing.remember(tensor, weakref.ref(moved))
         return moved
 
@@ -157,16 +171,11 @@ def own_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def _why_not(tensor: Tensor) -> str | None:
-    """Return why the bytes of a tensor stay, or None. A fake cpu tensor stands for one of the meter's device."""
-    fake = isinstance(tensor, FakeTensor)
+    """Return why the bytes of a tensor stay, or None."""
     if tensor.layout != torch.strided:
         return f"layout {tensor.layout}"
     if tensor.nbytes < _SMALLEST_BYTES:
         return "smaller than 1 KiB"
-    if not fake and type(tensor) not in (Tensor, nn.Parameter):
+    if type(tensor) not in (Tensor, nn.Parameter, FakeTensor):
         return f"a {type(tensor).__name__}"
-    return None if _is_elsewhere(tensor.device, fake) else HOST
-
-
-def _is_elsewhere(device: torch.device, fake: bool) -> bool:
-    return device.type != "cpu" or (fake and not hostmemory.is_the_device())
+    return None if is_elsewhere(tensor) else HOST

@@ -9,6 +9,7 @@ from actbench.errors import ConversionError
 from actbench.nn.activations import instead, left_alone, refuse_converted
 from actbench.nn.functions import called, function_of, why_not
 from actbench.nn.inverted import InvertedActivation
+from actbench.nn.overwritten import overwritten
 from actbench.nn.swap import swap
 from actbench.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
@@ -27,6 +28,8 @@ class InvAct(Scheme):
     nothing else keeps the output (a randomized linear layer, a pooling), the scheme saves nothing. The forward pass is
     exact, and so is the gradient up to the inversion: 1e-5 of the derivative from a float32 output, more near the
     minimum, where the output hardly tells inputs apart, and from the halves, which round it.
+    A layer whose output the next one in a ``nn.Sequential`` changes in place (``nn.ReLU(inplace=True)``) stays as it
+    is; what the model's own code changes in place is an error in the backward pass, as in PyTorch.
     Not reproduced: the authors' polynomial inverses (here: linear interpolation in 2,048 cells a branch).
     """
 
@@ -48,10 +51,10 @@ class InvAct(Scheme):
         """Replace every GELU and SiLU.
 
         Raises:
-            ConversionError: There is none, or its activations have been converted before.
+            ConversionError: There is none that can be, or its activations have been converted before.
         """
         refuse_converted(self.spec, setup.module)
-        like = next(setup.module.parameters(), None)
+        like, written = next(setup.module.parameters(), None), overwritten(setup.module)
         sites: list[Site] = []
         unreached: list[Unreached] = []
 
@@ -60,10 +63,20 @@ class InvAct(Scheme):
             function = function_of(layer) if why_not(layer) is None else None
             if function is None or function.name not in GATES:
                 return None
+            if layer in written:
+                reason = f"its output, which would be kept, is written over by {written[layer]} after it"
+                unreached.append(Unreached(path=path, kind=type(layer).__name__, reason=reason))
+                return None
             sites.append(Site(path=path, was=called(layer), becomes=f"{function.label} from its output and 1 bit"))
             return InvertedActivation(layer, inversion(function.name), function.label, like)
 
         model = swap(setup.module, rule)
         if not sites:
-            raise ConversionError(f"{self.spec}: none of {', '.join(GATES)} to convert; {instead(model)}")
+            raise ConversionError(
+                f"{self.spec}: none of {', '.join(GATES)} to convert; {_why(unreached) or instead(model)}"
+            )
         return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec))
+
+
+def _why(unreached: list[Unreached]) -> str:
+    return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in unreached)

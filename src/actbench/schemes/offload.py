@@ -21,7 +21,9 @@ class Offload(Scheme):
     Paper: Rhu et al., "vDNN", arXiv 1602.08124.
     Kept for backward on the device: parameters, buffers, tensors below 1 KiB, and what the loss outside of the model
     saves. Gradients are exact. A model on the CPU has nowhere to move its tensors: there they stay where they are.
-    Not reproduced: copies that overlap with computation on a second stream.
+    On CUDA copies run on a second stream, beside what the device computes: a tensor that leaves is held until the next
+    leaves, and in the backward pass the next that will be asked for is fetched ahead.
+    Not reproduced: leaving some layers' tensors on the device where copies would be the slower.
     """
 
     name: ClassVar[str] = "offload"

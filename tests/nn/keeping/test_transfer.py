@@ -76,6 +76,18 @@ def test_what_leaves_is_held_until_the_next_leaves(lane):
     assert log_of(lane) == ["away 1", "away 1 settled", "away 2", "away 2 settled"]
 
 
+def test_what_changes_on_its_way_is_an_error_when_it_is_asked_for_and_afterwards_changes_nothing(lane):
+    first, second = torch.ones(3), torch.ones(3)
+    kept = [lane.away((first,)), lane.away((second,))]
+    first.add_(1)
+    second.add_(1)
+    lane.settle()
+
+    assert lane.back(kept[0])[0].tolist() == [1, 1, 1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation while it was on its way"):
+        lane.back(kept[1])
+
+
 def test_the_tensor_kept_before_is_fetched_ahead(lane):
     kept = sent(lane, 3)
     assert number_of(lane.back(kept.pop())) == 2

@@ -4,8 +4,7 @@ On CUDA both run on a stream of their own, beside what the device computes. No b
 pending: what leaves is held until it was waited for, and what comes back was allocated on the stream that needs it, so
 that the computing stream has waited for either copy before it can be given the block again. The bytes held therefore do
 not depend on how far the host has run ahead, as they would with ``Tensor.record_stream``. Host memory is page-locked,
-and comes from torch's pool of such blocks, which gives the blocks of one step to the next. As for autograd, a tensor
-must not be changed in place between its two passes.
+and comes from torch's pool of such blocks, which gives the blocks of one step to the next.
 
 Everywhere else, and on fake tensors, copies are made when asked for.
 """

@@ -26,6 +26,14 @@ class _Ahead(NamedTuple):
     copied: Copied
 
 
+class _Leaving(NamedTuple):
+    """Tensors that are being copied to host memory, and their versions when that began."""
+
+    parts: Tensors
+    versions: list[int | None]
+    copied: Copied
+
+
 class Lane:
     """Tensors that leave one device and come back, the last first as a rule.
 
@@ -40,7 +48,8 @@ class Lane:
 
     def __init__(self, copies: Copies, prefetch: bool = True) -> None:
         self._copies, self._prefetch = copies, prefetch
-        self._leaving: tuple[Tensors, Copied] | None = None
+        self._leaving: _Leaving | None = None
+        self._torn: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
         self._before: weakref.WeakKeyDictionary[torch.UntypedStorage, WeakTensors] = weakref.WeakKeyDictionary()
         self._last: WeakTensors | None = None
         self._ahead: _Ahead | None = None
@@ -49,15 +58,24 @@ class Lane:
         """Return copies of parts in host memory, where they are by the time that :meth:`back` needs them."""
         self.settle()
         copied = self._copies.away(parts)
-        self._leaving = (parts, copied)
+        self._leaving = _Leaving(parts, _versions(parts), copied)
         if self._last is not None:
             self._before[copied.tensors[0].untyped_storage()] = self._last
         self._last = WeakTensors(*copied.tensors)
         return copied.tensors
 
     def back(self, parts: Tensors) -> Tensors:
-        """Return what :meth:`away` was given, for the current stream, from what it returned."""
+        """Return what :meth:`away` was given, for the current stream, from what it returned.
+
+        Raises:
+            RuntimeError: It was changed in place while it was being copied.
+        """
         self.settle()
+        if parts[0].untyped_storage() in self._torn:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation while "
+                "it was on its way to host memory"
+            )
         copied = self._taken(parts[0].untyped_storage()) or self._copies.back(parts)
         copied.settle()
         if self._prefetch:
@@ -65,9 +83,12 @@ class Lane:
         return copied.tensors
 
     def settle(self) -> None:
-        """Let go of what is leaving."""
+        """Let go of what is leaving, and note whether it was changed meanwhile: the copy may then have read either."""
         if self._leaving is not None:
-            self._leaving[1].settle()
+            parts, versions, copied = self._leaving
+            copied.settle()
+            if _versions(parts) != versions:
+                self._torn.add(copied.tensors[0].untyped_storage())
             self._leaving = None
 
     def _taken(self, storage: torch.UntypedStorage) -> Copied | None:
@@ -92,6 +113,10 @@ class Lane:
             self._ahead = None
 
 
+def _versions(parts: Tensors) -> list[int | None]:
+    return [None if part.is_inference() else part._version for part in parts]
+
+
 def _drop_ahead_of(lane: weakref.ref[Lane], storage: weakref.ref[torch.UntypedStorage]) -> None:
     """Drop what a lane fetched ahead, if it was fetched from the storage that has just died."""
     live = lane()
@@ -106,12 +131,15 @@ class Transfer:
         prefetch: Whether a tensor is fetched ahead.
 
     Attributes:
-        prefetch: As given.
+        prefetch: As given. A copy has it, and moves tensors of its own.
     """
 
     def __init__(self, prefetch: bool = True) -> None:
         self.prefetch = prefetch
         self._lanes: dict[torch.device, Lane] = {}
+
+    def __reduce__(self) -> tuple[type[Transfer], tuple[bool]]:
+        return Transfer, (self.prefetch,)
 
     def away(self, parts: Tensors) -> Tensors:
         """Return copies of one or more tensors in host memory, to be read by nobody but :meth:`back`."""
@@ -122,7 +150,11 @@ class Transfer:
         return self._lanes[device].away(parts)
 
     def back(self, parts: Tensors, device: torch.device) -> Tensors:
-        """Return what was given to :meth:`away` on that device, from what it returned."""
+        """Return what was given to :meth:`away` on that device, from what it returned.
+
+        Raises:
+            RuntimeError: It was changed in place while it was being copied.
+        """
         return self._lanes[device].back(parts)
 
     def settle(self) -> None:
