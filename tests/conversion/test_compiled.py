@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -54,16 +53,15 @@ def saved_bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in found.values())
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("compiled", [returned, in_place, a_part])
 @pytest.mark.parametrize("spec", ["gact", "smaq,on=activations", "encode:bf16,on=activations", "offload", "actnn"])
 def test_what_cannot_be_compiled_is_refused_at_once_and_in_one_message(
     spec: str, compiled: Callable[[nn.Sequential], nn.Module]
 ) -> None:
     model = compiled(network())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ConversionError, match=r"is compiled by torch\.compile, and .* cannot"):
-            convert(model, spec)
+    with pytest.raises(ConversionError, match=r"is compiled by torch\.compile, and .* cannot"):
+        convert(model, spec)
 
     assert conversion_of(model) is None
     assert not any(isinstance(vars(module).get("forward"), ReboundForward) for module in model.modules())

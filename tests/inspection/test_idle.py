@@ -170,6 +170,7 @@ def test_a_measurement_of_what_does_nothing_fails_and_says_what_to_do(meter: str
     assert measured("parts", "fewbit:3+gact:L1") < 0.8 * measured("parts", "fewbit:3")
 
 
+@pytest.mark.slow
 def test_a_search_for_the_largest_batch_only_warns_of_a_batch_that_is_too_small(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(BUILD.replace("CHOSEN", "parts"))
     fields = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 
@@ -95,9 +96,13 @@ def distance(found: list[Tensor], exact: list[Tensor]) -> float:
     return float((sum(a for a, _ in squares) / sum(b for _, b in squares)) ** 0.5)
 
 
-@pytest.mark.parametrize("loss", [chunked, block_by_block])
+QUICK = ["gact:L1.1", "smaq,on=activations", "offload"]
+WHOLE = itertools.product([*QUICK, "gact:L2", "encode:bf16,on=activations"], [chunked, block_by_block])
+
+
 @pytest.mark.parametrize(
-    "text", ["gact:L1.1", "gact:L2", "smaq,on=activations", "encode:bf16,on=activations", "offload"]
+    ("text", "loss"),
+    [pytest.param(*pair, marks=() if pair[0] in QUICK and pair[1] is chunked else pytest.mark.slow) for pair in WHOLE],
 )
 def test_the_parts_that_a_loss_calls_keep_what_the_model_would(text: str, loss: Callable[..., Tensor]) -> None:
     exact, saved = kept(loss), kept(whole) - kept(whole, text)

@@ -78,10 +78,10 @@ class CompressedForward(WrappedForward):
 
     Args:
         module: The model.
-        keeper: See :class:`Keeping`, as for the others.
-        allocation: Ditto.
-        empty_cache_threshold: Ditto.
-        hooked: Ditto.
+        keeper: See :class:`Keeping` for this and the others.
+        allocation: What shares the bits out, or None.
+        empty_cache_threshold: When memory is given back, or None.
+        hooked: Whether parts of the model have hooks of their own.
     """
 
     wrapper: Keeping
@@ -96,6 +96,11 @@ class CompressedForward(WrappedForward):
     ) -> None:
         super().__init__(module)
         self.wrapper = Keeping(keeper, allocation, empty_cache_threshold, hooked)
+
+    @property
+    def keeper(self) -> Keeper:
+        """That of the layers."""
+        return self.wrapper.keeper
 
     @property
     def allocation(self) -> Allocation | None:
