@@ -174,3 +174,19 @@ def test_a_step_of_resnet50_needs_less_than_a_fifth_of_the_memory(read):
 
     assert exact.peak_bytes / ours.peak_bytes > 5.5
     assert exact.activation_bytes / ours.activation_bytes > 12
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("actnn:L1,bits=2.5", r"level L1 shares no bits out.*write bits=2 or bits=3, or share them out by level L3"),
+        ("actnn:L2,bits=7.5", r"level L2 shares no bits out.*write bits=7 or bits=8"),
+        ("actnn:L3,per_layer=false,per_sample=false,bits=1.5", "level L3 shares no bits out"),
+        ("actnn:L3,per_sample=false,per_group=false,bits=2.5", "needs per_group=true.*write bits=2 or bits=3"),
+    ],
+)
+def test_fractions_of_a_bit_are_refused_where_nothing_is_shared_out(text, words):
+    with pytest.raises(SpecError, match=words):
+        schemes.build(text)
+    assert schemes.build("actnn:L1,bits=2").setting("bits") == 2
+    assert schemes.build("actnn:L2,bits=2.5,per_sample=true").setting("bits") == 2.5

@@ -113,3 +113,10 @@ def test_each_operator_keeps_its_own_as_in_the_authors_code(model, bits, read, c
 @pytest.mark.parametrize(("model", "most"), [("resnet50", 7.0e6), pytest.param("resnet152", 14.6e6, marks=SLOW)])
 def test_at_two_bits_with_small_codes_and_each_tensor_kept_once_an_image_takes_less(model, most, read):
     assert read(model, "gact:L1.2").activation_bytes / 8 < most
+
+
+@pytest.mark.parametrize("level", ["L1", "L1.1", "L4bit-swap", "L2,auto_prec=false"])
+def test_fractions_of_a_bit_are_refused_where_nothing_is_shared_out(level):
+    with pytest.raises(SpecError, match=r"shares no bits out.*write bits=2 or bits=3, or share them out by level L2"):
+        schemes.build(f"gact:{level},bits=2.5")
+    assert schemes.build("gact:L3,bits=2.5").setting("bits") == 2.5

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -75,7 +76,7 @@ class ActNN(Scheme):
 
     Attributes:
         level: Sets the keys below that are not given; see the table.
-        bits: Bits per element, on average where they are shared out, 1 to 8.
+        bits: Bits per element, 1 to 8: on average where they are shared out, elsewhere whole.
         group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
         per_group: False for one offset and maximum for each tensor.
         per_layer: Whether layers share the bits out among themselves.
@@ -121,7 +122,20 @@ class ActNN(Scheme):
             raise ValueError("use_gradient=true needs per_sample=true: it weighs the samples of a batch")
         if not self.per_group and self.setting("per_sample"):
             raise ValueError("per_group=false needs per_sample=false: one range for all leaves nothing to share out")
+        if self.bits is not None and not self.bits.is_integer():
+            self._check_fraction(self.bits)
         return self
+
+    def _check_fraction(self, bits: float) -> None:
+        """Refuse a fraction of a bit where all tensors have one width, or cannot have two."""
+        whole = f"write bits={math.floor(bits)} or bits={math.ceil(bits)}"
+        if not self.per_group:
+            raise ValueError(f"bits={bits:g} needs per_group=true: one range for all has one whole width; {whole}")
+        if not (self.setting("per_layer") or self.setting("per_sample")):
+            raise ValueError(
+                f"bits={bits:g} is an average, and level {self.level} shares no bits out, so every tensor has one "
+                f"whole width; {whole}, or share them out by level L3, per_layer=true or per_sample=true"
+            )
 
     def setting(self, key: str) -> Any:
         """Return what a key of a level comes to: as given, else the level's, else the default."""

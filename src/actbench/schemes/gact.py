@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed.small import small_codes
@@ -62,7 +63,7 @@ class Gact(Scheme):
 
     Attributes:
         level: Sets the keys below that are not given; see the table.
-        bits: Bits per element, on average where they are shared out, 1 to 8.
+        bits: Bits per element, 1 to 8: on average where they are shared out, elsewhere whole.
         auto_prec: Whether bits are shared out by sensitivity.
         adapt_interval: Forward passes in training from one sharing out to the next.
         samples: Rows of the batch that it looks at.
@@ -98,6 +99,16 @@ class Gact(Scheme):
     swap: bool | None = None
     prefetch: bool | None = None
     expandable_segments: bool = False
+
+    @model_validator(mode="after")
+    def _whole_where_nothing_is_shared_out(self) -> Self:
+        if self.bits is not None and not self.bits.is_integer() and not self.setting("auto_prec"):
+            near = f"bits={math.floor(self.bits)} or bits={math.ceil(self.bits)}"
+            raise ValueError(
+                f"bits={self.bits:g} is an average, and level {self.level} shares no bits out, so every tensor has one "
+                f"whole width; write {near}, or share them out by level L2 or auto_prec=true"
+            )
+        return self
 
     def setting(self, key: str) -> Any:
         """Return what a key of a level comes to: as given, else the level's, else the default."""

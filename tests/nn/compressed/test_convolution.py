@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from actbench.meters.allocations import AllocationTrace
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.geometry import Geometry
 from actbench.nn.keeping import Keeper, Place
@@ -110,14 +111,58 @@ def test_a_call_is_what_torch_computes(padding):
 def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_is_made(monkeypatch):
     _, layer = pair(lambda: nn.Conv2d(4, 6, 3))
     order = []
-    backward = Geometry.backward
+    backward, input_gradient = Geometry.backward, Geometry.input_gradient
 
     def noted(self, grad, x, weight, wanted):
         order.append((wanted, x.untyped_storage().nbytes()))
         return backward(self, grad, x, weight, wanted)
 
+    def gradient(self, grad, size, *others):
+        order.append(size)
+        return input_gradient(self, grad, size, *others)
+
     monkeypatch.setattr(Geometry, "backward", noted)
+    monkeypatch.setattr(Geometry, "input_gradient", gradient)
     x = torch.randn(5, 4, 9, 8)
     results(layer, x)
 
-    assert order == [((False, True, True), x.nbytes), ((True, False, False), 4)]
+    assert order == [((False, True, True), x.nbytes), x.shape]
+
+
+GEOMETRIES = {
+    "plain": (lambda: nn.Conv2d(8, 16, 3, padding=1), (4, 8, 12, 11)),
+    "strided": (lambda: nn.Conv2d(8, 16, 3, stride=2, padding=1), (4, 8, 12, 11)),
+    "dilated": (lambda: nn.Conv2d(8, 16, 3, stride=3, dilation=2), (4, 8, 12, 14)),
+    "grouped": (lambda: nn.Conv2d(8, 16, 3, groups=4, stride=2), (4, 8, 12, 11)),
+    "odd": (lambda: nn.Conv2d(8, 16, 4, padding="same"), (4, 8, 12, 11)),
+    "1d": (lambda: nn.Conv1d(8, 16, 5, stride=2), (4, 8, 40)),
+    "3d": (lambda: nn.Conv3d(8, 16, 3, stride=(1, 2, 3), padding=1), (2, 8, 7, 6, 8)),
+    "transposed": (lambda: nn.ConvTranspose2d(8, 16, 3, stride=2, output_padding=1), (4, 8, 12, 11)),
+    "transposed-grouped": (lambda: nn.ConvTranspose2d(8, 16, 4, stride=2, groups=2, padding=1), (4, 8, 12, 11)),
+}
+
+
+def backward_peak(layer, x):
+    layer.requires_grad_(False)
+    output = layer(x.clone().requires_grad_() * 1)
+    grad = torch.ones_like(output)
+    with AllocationTrace() as trace:
+        trace.mark("begin")
+        output.backward(grad)
+        trace.mark("end")
+    return trace.peak_bytes("begin", "end")
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_the_gradient_of_the_input_copies_no_input(geometry, layout):
+    build, shape = GEOMETRIES[geometry]
+    x = torch.randn(shape)
+    if len(shape) == 4:
+        x = x.contiguous(memory_format=layout)
+    exact, layer = pair(build)
+    expected, found = backward_peak(exact, x), backward_peak(layer, x)
+    copied = x.nbytes if "grouped" in geometry and not x.is_contiguous() else 0
+
+    assert found <= expected + copied + 256

@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.nn.keeping.solver import WIDTHS, error_of, least_variance, row_widths
+from actbench.nn.keeping.solver import UNSPENT, WIDTHS, all_spent, error_of, least_variance, row_widths
 
 GACT = (1, 2, 4, 8)
 WAITS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default, torch.ops.aten.item.default}
@@ -181,3 +181,19 @@ def test_fake_costs_give_fake_widths():
         widths = row_widths(torch.rand(50), 100)
 
     assert (widths.shape, widths.dtype) == ((50,), torch.int32)
+
+
+@pytest.mark.parametrize("choices", [WIDTHS, (1, 2, 4, 8)])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 40])
+@pytest.mark.parametrize("average", [1.4, 2.5, 3.4, 6.9])
+def test_all_of_the_budget_is_spent_in_parts_of_steps(average, count, choices):
+    draw = np.random.default_rng(count)
+    costs, weights = draw.exponential(1, count), draw.integers(1, 1000, count)
+    budget = average * weights.sum()
+
+    bits = all_spent(costs, weights, budget, choices)
+
+    assert (bits * weights).sum() == pytest.approx(budget, rel=UNSPENT)
+    assert (bits * weights).sum() <= budget * (1 + 1e-9)
+    assert all(choices[0] <= width <= choices[-1] for width in bits)
+    assert sum(width not in choices for width in bits) <= 1

@@ -50,10 +50,12 @@ class Convolution(torch.autograd.Function):
             weight = weight.to(grad.dtype)
             if for_weight:
                 found[1:] = _weight_gradients(ctx.geometry, held, grad, weight, for_bias)
-            if for_x or (for_bias and not for_weight):
-                wanted = (for_x, False, for_bias and not for_weight)
-                found[0], _, bias = _input_gradient(ctx, grad, weight, wanted)
-                found[2] = found[2] if bias is None else bias
+            elif for_bias:
+                found[2] = grad.sum(
+                    [dim for dim in range(grad.dim()) if dim != grad.dim() - len(ctx.geometry.stride) - 1]
+                )
+            if for_x:
+                found[0] = _input_gradient(ctx, grad, weight)
         return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None, None, None
 
 
@@ -86,20 +88,15 @@ def _weight_gradients(geometry: Geometry, held: Held, grad: Tensor, weight: Tens
     return summed(held.pieces(), of)
 
 
-def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Sums:
-    """Return the gradients of x and of the bias, where they are wanted; they need no values of x."""
+def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient of x, which needs no values of x."""
     geometry: Geometry = ctx.geometry
     has_batch = len(ctx.shape) == len(geometry.stride) + 2
     shape = ctx.shape if has_batch else (1, *ctx.shape)
-    x = grad.new_zeros(()).expand(shape)
-    padded = grad.new_zeros(()).expand(geometry.padded(x).shape) if geometry.pads else x
-    if ctx.format is not None:  # x cannot tell torch any more how its gradient is to lie
-        weight = weight.contiguous(memory_format=ctx.format)
-    found = geometry.backward(grad if has_batch else grad.unsqueeze(0), padded, weight, wanted)
-    if not wanted[0]:
-        return None, None, found[2]
-    for_x = geometry.unpadded(found[0], x)
-    return for_x if has_batch else for_x.squeeze(0), None, found[2] if wanted[2] else None
+    batch = grad if has_batch else grad.unsqueeze(0)
+    found = geometry.input_gradient(batch, geometry.padded_size(shape), weight, ctx.format)
+    for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape))
+    return for_x if has_batch else for_x.squeeze(0)
 
 
 def _channels_last(x: Tensor) -> torch.memory_format | None:

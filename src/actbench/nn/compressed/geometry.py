@@ -96,6 +96,40 @@ class Geometry:
             grad, padded, weight, [channels], *self._constants(), output_mask=list(wanted)
         )
 
+    def input_gradient(
+        self, grad: Tensor, size: Sequence[int], weight: Tensor, layout: torch.memory_format | None
+    ) -> Tensor:
+        """Return the gradient of a padded batch, which needs no values of it.
+
+        On the CPU it is the convolution the other way round: ``convolution_backward`` would copy the batch there, also
+        one that is a single zero seen everywhere, where on CUDA it reads no more than its shape. Both have the same
+        bits, but for groups of channels last, which are therefore left to the latter.
+
+        Args:
+            grad: That of the output.
+            size: Of the padded batch.
+            weight: As torch's function takes it.
+            layout: How the batch lies, if it has channels last; None for the usual way.
+        """
+        if layout is not None:  # no batch tells torch how its gradient is to lie
+            weight = weight.contiguous(memory_format=layout)
+        if grad.is_cpu and (self.groups == 1 or (layout is None and grad.is_contiguous())):
+            left = self._uncovered(grad.shape[2:], size[2:], weight.shape[2:])
+            constants = self.stride, self.padding, self.dilation, not self.transposed, left, self.groups
+            return torch.convolution(grad, weight, None, *constants)
+        found: Tensor = self.backward(grad, grad.new_zeros(()).expand(tuple(size)), weight, (True, False, False))[0]
+        return found
+
+    def _uncovered(self, output: Sequence[int], size: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
+        """Return how many of the last elements of the input lie under no window; of a transposed convolution, none."""
+        if self.transposed:
+            return (0,) * len(self.stride)
+        numbers = zip(output, size, kernel, self.stride, self.padding, self.dilation, strict=True)
+        return tuple(
+            length + 2 * padding - (windows - 1) * stride - dilation * (taps - 1) - 1
+            for windows, length, taps, stride, padding, dilation in numbers
+        )
+
     def share_inside(self, size: Sequence[int], kernel: Sequence[int]) -> float:
         """Return which share of the elements under all windows lies in the input and not in the zeros around it.
 
@@ -111,10 +145,18 @@ class Geometry:
         """Return a batch as it is convolved."""
         return F.pad(x, self.pads, self.mode) if self.pads else x
 
+    def padded_size(self, size: Sequence[int]) -> tuple[int, ...]:
+        """Return the size of a padded batch from that of a batch."""
+        added = [sum(self.pads[i : i + 2]) for i in range(0, len(self.pads), 2)]  # of the last dimension first
+        before = len(size) - len(added)
+        return *size[:before], *(length + more for length, more in zip(size[before:], reversed(added), strict=True))
+
     def unpadded(self, grad: Tensor, x: Tensor) -> Tensor:
         """Return the gradient of a batch from that of the padded batch; of ``x`` only its shape and type are read."""
         if not self.pads:
             return grad
+        if self.mode == "constant":
+            return F.pad(grad, [-pad for pad in self.pads])
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             (found,) = torch.autograd.grad(self.padded(leaf), leaf, grad)

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
 from actbench.nn.keeping import Place
-from actbench.nn.keeping.solver import least_variance
+from actbench.nn.keeping.solver import all_spent
 from actbench.nn.offloaded import own_tensors
 from actbench.nn.statistics import buffers_kept
 from actbench.ops import noise
@@ -179,7 +179,7 @@ def _at_least(bits: float, hooks: Hooks) -> Iterator[None]:
             place.bits = before.get(place, usual)
 
 
-def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor) -> list[tuple[Place, int]]:
+def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor) -> list[tuple[Place, float]]:
     """Return the bits of each place that the loss saved something for."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = list(_groups(hooks.seen(), probing.groups))
@@ -193,7 +193,7 @@ def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor)
         hooks.disturbed = frozenset(group)
         costs.append(_squared_distance(gradient(), exact) * (2**PROBE_BITS - 1) ** 2)
         weights.append(sum(place.elements for place in group))
-    widths = least_variance(costs, weights, probing.average_bits * sum(weights), WIDTHS)
+    widths = all_spent(costs, weights, probing.average_bits * sum(weights), WIDTHS)
     return [(place, bits) for group, bits in zip(groups, widths, strict=True) for place in group]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.nn.keeping.places import Place
-from actbench.nn.keeping.solver import WIDTHS, least_variance
+from actbench.nn.keeping.solver import WIDTHS, all_spent
 from actbench.ops.host import to_host
 
 _waits: ContextVar[bool] = ContextVar("_waits", default=False)
@@ -39,8 +39,8 @@ class Allocation:
 
     Every so many steps the places are watched for one step. What they saw is gathered in one tensor and copied to the
     host, and the bits are set in whichever later step finds the copy there: no step waits for the device, unless it
-    runs inside of :func:`waiting`. Until then all places have the average, rounded down for those that take whole
-    numbers. Where the gradients of a watched step overflowed, the next step is watched too.
+    runs inside of :func:`waiting`. Until then all places have the average. Where the gradients of a watched step
+    overflowed, the next step is watched too.
 
     A step is a forward pass of the model in training: of a batch that is cut into several, each counts.
 
@@ -58,7 +58,7 @@ class Allocation:
         self._watching, self._wait = False, 0
         self._seen: _Seen | None = None
         for place in self._all():
-            place.bits = _even(place, average_bits)
+            place.bits = average_bits
 
     def begin(self) -> None:
         """Say that a training forward of the model begins: the backward pass of what ran before it is over.
@@ -158,11 +158,11 @@ class _Seen:
         parts = np.split(self.costs.numpy(), np.cumsum([share.rows for share in self.shares])[:-1])
         fit = [share for share, part in zip(self.shares, parts, strict=True) if np.isfinite(part).all()]
         for share in self.shares:
-            share.place.bits = _even(share.place, average_bits)
+            share.place.bits = average_bits
         if fit:
             costs = np.concatenate([part for part in parts if np.isfinite(part).all()])
             weights = np.concatenate([np.full(share.rows, share.elements / share.rows) for share in fit])
-            widths = iter(least_variance(costs, weights, average_bits * float(weights.sum()), choices))
+            widths = iter(all_spent(costs, weights, average_bits * float(weights.sum()), choices))
             for share in fit:
                 share.place.bits = sum(islice(widths, share.rows)) / share.rows
         own = {share.place for share in self.shares}
@@ -171,10 +171,6 @@ class _Seen:
                 if follower not in own:
                     follower.bits = share.place.bits
         return len(fit) == len(parts)
-
-
-def _even(place: Place, average_bits: float) -> float:
-    return average_bits if place.per_sample else int(average_bits)
 
 
 def _sent(places: Iterable[Place]) -> _Seen | None:

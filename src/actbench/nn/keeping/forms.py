@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from actbench.nn.keeping import fractions
 from actbench.nn.layout import as_it_lay, in_order, memory_order
 from actbench.ops import bitpack, groupquant
 
@@ -146,26 +147,26 @@ class Flags:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Codes of one width in groups that run through the tensor in the order of its memory; parts are codes and meta.
+    """Codes in groups that run through the tensor in the order of its memory; parts are codes and meta.
 
     Attributes:
         shape: Of the tensor.
         dtype: Of the tensor.
         order: Its dimensions, widest stride first; None for contiguous.
-        width: Bits per code, 1 to 8.
+        width: Bits an element was to have on average, 1 to 8; of a fraction, groups in front have a bit more.
         group_size: Elements that share an offset and a scale.
     """
 
     shape: torch.Size
     dtype: torch.dtype
     order: tuple[int, ...] | None
-    width: int
+    width: float
     group_size: int
 
     @property
     def bits(self) -> float:
-        """Bits of a code."""
-        return self.width
+        """Bits that a code has on average."""
+        return fractions.mean_bits(self.shape.numel(), self.width, self.group_size)
 
     @property
     def divisible(self) -> bool:
@@ -187,13 +188,8 @@ class Grouped:
         """Return the form of another view."""
         return replace(self, shape=x.shape, order=order_of(x))
 
-    def width_of(self, codes: Tensor) -> int:
-        """Return the width of these codes, which may be a recomputation's that came after the bits had changed."""
-        return codes.numel() * 8 // self.shape.numel()
-
     def _decoded(self, parts: Parts, start: int, shape: torch.Size) -> Tensor:
-        codes, meta = parts
-        flat = groupquant.decode(codes, meta, self.width_of(codes), self.group_size, start, shape.numel(), self.dtype)
+        flat = fractions.decode(parts, self.shape.numel(), self.group_size, self.dtype, start, shape.numel())
         return laid_out(flat, shape, self.order)
 
 

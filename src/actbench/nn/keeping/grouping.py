@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actbench.nn.keeping import fractions
 from actbench.nn.keeping.forms import Grouped, Kept, Parts, laid_out, order_of
 from actbench.ops import groupquant
 from actbench.ops.seeds import fresh_seed
@@ -22,7 +23,7 @@ SHORTEST = 32
 
 @dataclass(frozen=True)
 class RowGroups(Grouped):
-    """Codes of one width, no group of which belongs to two rows; those of a row begin at a whole byte.
+    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte.
 
     Attributes:
         row: Elements of a row.
@@ -35,36 +36,39 @@ class RowGroups(Grouped):
         """Whether dimension 0 is outermost in memory, and its entries are rows or several of them."""
         return super().divisible and math.prod(self.shape[1:]) % self.row == 0
 
-    def width_of(self, codes: Tensor) -> int:
-        """Return the width of these codes."""
-        return codes.numel() // (self.shape.numel() // self.row * -(-self.row // 8))
+    @property
+    def bits(self) -> float:
+        """Mean of the widths of the rows."""
+        rows = self.shape.numel() // self.row
+        return round(self.width * rows) / rows
 
     def _decoded(self, parts: Parts, start: int, shape: torch.Size) -> Tensor:
         codes, meta = parts
-        widths = _widths(self.shape.numel() // self.row, self.width_of(codes), codes)
+        widths = _widths(self.shape.numel() // self.row, codes.numel() // -(-self.row // 8), codes)
         out = codes.new_empty((shape.numel() // self.row, self.row), dtype=self.dtype)
         groupquant.decode_rows(codes, meta, widths, self.group_size, start // self.row, out)
         return laid_out(out, shape, self.order)
 
 
-def in_groups(x: Tensor, flat: Tensor, width: int, group_size: int, row: int, stochastic: bool) -> Kept:
-    """Return a tensor as it is kept in groups, with codes of one width.
+def in_groups(x: Tensor, flat: Tensor, width: float, group_size: int, row: int, stochastic: bool) -> Kept:
+    """Return a tensor as it is kept in groups, with codes of one width or, where bits are a fraction, of two.
 
     Args:
         x: Any shape and strides.
         flat: Its elements in the order of its memory.
-        width: Bits per code, 1 to 8.
+        width: Bits an element is to have on average, 1 to 8.
         group_size: Elements of a group at most.
         row: Elements of a row that shares no group with another; 0 where rows mean nothing.
         stochastic: Whether rounding is.
     """
     size = size_within(x, row, group_size)
     if size is not None:
-        parts = groupquant.encode(flat, width, size, fresh_seed(), stochastic)
+        parts = fractions.encode(flat, width, size, stochastic)
         return Kept(Grouped(x.shape, x.dtype, order_of(x), width, size), parts)
     size, rows = 32 * math.ceil(row / math.ceil(row / group_size) / 32), flat.numel() // row
-    widths = _widths(rows, width, flat)
-    parts = groupquant.encode_rows(flat.view(rows, row), widths, rows * width, size, fresh_seed(), stochastic)
+    total_bits = round(rows * width)
+    widths = _widths(rows, total_bits, flat)
+    parts = groupquant.encode_rows(flat.view(rows, row), widths, total_bits, size, fresh_seed(), stochastic)
     return Kept(RowGroups(x.shape, x.dtype, order_of(x), width, size, row), parts)
 
 
@@ -97,5 +101,10 @@ def _lies_together(x: Tensor, row: int) -> bool:
     return size % row == 0
 
 
-def _widths(rows: int, width: int, like: Tensor) -> Tensor:
-    return torch.full((rows,), width, dtype=torch.int32, device=like.device)
+def _widths(rows: int, total_bits: int, like: Tensor) -> Tensor:
+    """Return widths of this sum, of which the first may be larger by 1."""
+    width, wider = divmod(total_bits, rows)
+    widths = torch.full((rows,), width, dtype=torch.int32, device=like.device)
+    if wider:
+        widths[:wider] += 1
+    return widths

@@ -164,11 +164,11 @@ class Keeper:
         return Kept(OnHost(kept.form, x.device, self.transfer), self.transfer.away(kept.parts))
 
     def _grouped(self, x: Tensor, flat: Tensor, place: Place) -> Kept:
-        width = min(8, max(1, round(place.bits)))
+        width = min(8.0, max(1.0, place.bits))
         if self.per_group:
             kept = in_groups(x, flat, width, self.group_size, place.row, self.stochastic)
         else:
-            kept = in_one_group(x, flat, width, self.stochastic)
+            kept = in_one_group(x, flat, round(width), self.stochastic)
         if place.watched:
             assert isinstance(kept.form, Grouped)
             place.ranges = self._in_usual_groups(groupquant.ranges(kept.parts[1]).square().sum(), kept.form.group_size)

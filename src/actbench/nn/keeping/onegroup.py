@@ -16,9 +16,15 @@ from actbench.ops.seeds import fresh_seed
 class OneGroup(Grouped):
     """Codes of one width in one group, in the order of the tensor's memory; parts are codes and meta."""
 
+    @property
+    def bits(self) -> float:
+        """Bits of a code."""
+        return self.width
+
     def _decoded(self, parts: Parts, start: int, shape: torch.Size) -> Tensor:
         codes, meta = parts
-        flat = onegroup.decode(codes, meta, self.width_of(codes), start, shape.numel(), self.dtype)
+        width = codes.numel() * 8 // self.shape.numel()  # which may be a recomputation's, after the bits had changed
+        flat = onegroup.decode(codes, meta, width, start, shape.numel(), self.dtype)
         return laid_out(flat, shape, self.order)
 
 

@@ -20,7 +20,7 @@ class Place:
 
     Attributes:
         path: The layer's path in the model.
-        bits: Bits an element is given; with ``per_sample`` an average, which need not be whole.
+        bits: Bits an element is given on average, which need not be whole.
         per_sample: Whether the rows of dimension 0 share the bits out among themselves by their ranges.
         factor: A quarter of how many elements of the tensor each element of the layer's output is made of, so that
             ``factor * (mean squared range) * (squared norm of the output's gradient)`` is the variance that 1 bit

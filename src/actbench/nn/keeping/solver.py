@@ -21,6 +21,9 @@ WIDTHS = tuple(range(1, 9))
 RAW = 32
 """A width from which on a number is kept as it is, without any error."""
 
+UNSPENT = 0.001
+"""Share of the budget that may be left over: the last bits would cut a tensor in two widths for nothing."""
+
 Floats = NDArray[np.float64]
 
 
@@ -51,6 +54,31 @@ def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices:
     prices = elements * np.diff(widths)[:, None].astype(np.float64)
     steps = most_gain(gains, prices, budget * (1 + 1e-12) - widths[0] * elements.sum())
     return [widths[step] for step in steps]
+
+
+def all_spent(costs: ArrayLike, weights: ArrayLike, budget: float, choices: Sequence[int] = WIDTHS) -> list[float]:
+    """Choose as :func:`least_variance`, and give what it leaves over to the items that gain most by it.
+
+    Whole widths of few items seldom add up to the budget. What is left is less than any further step of an item costs,
+    so that one item has a part of a step, unless it is at the largest width then.
+
+    Returns:
+        n bits from the smallest to the largest choice, all but one or few of them whole.
+    """
+    elements, widths = np.asarray(weights, np.float64), sorted(set(choices))
+    steps = np.searchsorted(widths, least_variance(costs, weights, budget, choices))
+    found, larger = np.asarray(widths, np.float64)[steps], np.asarray([*widths[1:], widths[-1]], np.float64)[steps]
+    errors = np.asarray([error_of(width) for width in widths])
+    gains = _sane(np.asarray(costs, np.float64)) * (errors - np.asarray([*errors[1:], errors[-1]]))[steps]
+    prices = elements * (larger - found)
+    left = budget - float((found * elements).sum())
+    for item in np.argsort(-gains / np.where(prices > 0, prices, np.inf), kind="stable"):
+        if left <= UNSPENT * budget:
+            break
+        taken = min(left, float(prices[item]))
+        found[item] += taken / elements[item]
+        left -= taken
+    return [float(bits) for bits in found]
 
 
 def _sane(costs: Floats) -> Floats:

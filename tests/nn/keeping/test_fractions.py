@@ -1,0 +1,63 @@
+"""Tensors that take a fraction of a bit more than a whole width."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from actbench.nn.keeping import Keeper, Place, fractions
+from actbench.nn.keeping.grouping import in_groups
+from actbench.ops import groupquant
+
+GROUP = 64
+
+
+@pytest.mark.parametrize("count", [64, 71, 72, 128, 1000, 4096])
+@pytest.mark.parametrize("bits", [1, 1.4, 2.5, 3.9, 7.99, 8])
+def test_codes_have_the_stated_bits_but_for_half_a_group(count, bits):
+    x = torch.randn(count)
+    codes, words = fractions.encode(x, bits, GROUP, True)
+    back = fractions.decode((codes, words), count, GROUP, torch.float32)
+    ranges = groupquant.ranges(words).repeat_interleave(GROUP)[:count]
+
+    rest = count % GROUP  # elements of the last group are never the wider ones, nor the group before fewer than 8
+    assert abs(codes.numel() * 8 - count * bits) <= (GROUP if 0 < rest < 8 else GROUP / 2 + rest) + 8
+    assert words.numel() == -(-count // GROUP)
+    assert codes.numel() * 8 - count * fractions.mean_bits(count, bits, GROUP) in range(8)
+    assert ((back - x).abs() <= ranges / (2 ** int(bits) - 1) + 0.02).all()
+    wider = fractions.division(count, bits, GROUP)[1]
+    assert ((back - x).abs()[:wider] <= ranges[:wider] / (2 ** (int(bits) + 1) - 1) + 0.02).all()
+
+
+def test_a_part_is_decoded_as_in_the_whole():
+    x = torch.randn(10 * GROUP + 40)
+    parts = fractions.encode(x, 2.5, GROUP, True)
+    back = fractions.decode(parts, len(x), GROUP, torch.float32)
+
+    for start, wanted in ((0, 5 * GROUP), (3, 40), (4 * GROUP + 8, 2 * GROUP), (5 * GROUP, 5 * GROUP), (6 * GROUP, 9)):
+        part = fractions.decode(parts, len(x), GROUP, torch.float32, start, wanted)
+        assert torch.equal(part, back[start : start + wanted])
+
+
+@pytest.mark.parametrize("row", [0, 100])
+def test_the_mean_of_many_draws_is_the_tensor_and_bits_changed_meanwhile_are_read_off_the_codes(row):
+    x = torch.randn(12, 100)
+    first = in_groups(x, x.view(-1), 2, GROUP, row, True)
+    later = [in_groups(x, x.view(-1), 2.5, GROUP, row, True) for _ in range(400)]
+    mean = sum(first.form.restore(kept.parts) for kept in later) / len(later)
+    bits = later[0].form.bits
+
+    assert (mean - x).abs().mean() < 0.03
+    assert 2.4 < bits < 2.6
+    assert torch.equal(first.form.rows(later[0].parts, 3, 8), later[0].form.restore(later[0].parts)[3:8])
+
+
+@pytest.mark.parametrize("row", [0, 100])
+def test_fake_tensors_are_kept_in_as_many_bytes(row):
+    def parts(x):
+        return [part.nbytes for part in Keeper(group_size=GROUP).keep(x, Place("", 2.7, row=row)).parts]
+
+    with FakeTensorMode():
+        simulated = parts(torch.empty(12, 100))
+    assert simulated == parts(torch.randn(12, 100))
