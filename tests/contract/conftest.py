@@ -78,7 +78,7 @@ def networks() -> dict[str, Network]:
     """Return the kinds of network by name."""
     random = torch.Generator().manual_seed(0)
     features = torch.randn(4, 16, 32, generator=random) + 0.5
-    images = torch.randn(8, 4, 12, 12, generator=random) + 0.5
+    images = torch.randn(32, 4, 12, 12, generator=random) + 0.5
     return {
         "chain": Network(chain, features),
         "linear": Network(lambda _: nn.Sequential(nn.Linear(32, 32)), features),
