@@ -19,8 +19,10 @@ class Checkpoint(Scheme):
     """The blocks of a model keep their inputs only and run a second time in the backward pass.
 
     Paper: Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
-    Kept for backward: what goes into each block. Gradients are exact, dropout masks are drawn again as they were, and
-    running statistics of norms are counted once. Caches of keys and values stay as they are given in training.
+    Kept for backward: what goes into each block, and copies of the buffers that it writes. Gradients are exact: dropout
+    masks are drawn again as they were, the second run finds the buffers of before the first, and they stay as the first
+    left them. State that is no buffer (an attribute, a generator of one's own) cannot be known, and is changed twice.
+    Caches of keys and values stay as they are given in training.
     Not reproduced: the choice of segments by a memory budget.
 
     Attributes:
