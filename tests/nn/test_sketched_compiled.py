@@ -9,10 +9,9 @@ from torch import nn
 from torch._functorch import config as partitioning
 from torch.utils.checkpoint import checkpoint
 
-from actbench.codecs.sketch import Sketching
+from actbench.codecs.sketch import Sketching, fresh
 from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import sketched
-from actbench.ops import seeds
 
 
 class Residual(nn.Module):
@@ -50,8 +49,14 @@ def _compiled_anew():
 @pytest.fixture
 def drawn(monkeypatch):
     """The seeds that are drawn."""
-    found, draw = [], seeds.draw
-    monkeypatch.setattr(seeds, "draw", lambda generator: found.append(draw(generator)) or found[-1])
+    found, draw = [], fresh.fresh_seed
+
+    def noted():
+        seed = draw()
+        found.append(seed.item())
+        return seed
+
+    monkeypatch.setattr(fresh, "fresh_seed", noted)
     return found
 
 
