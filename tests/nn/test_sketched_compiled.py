@@ -50,13 +50,7 @@ def _compiled_anew():
 def drawn(monkeypatch):
     """The seeds that are drawn."""
     found, draw = [], fresh.fresh_seed
-
-    def noted():
-        seed = draw()
-        found.append(seed.item())
-        return seed
-
-    monkeypatch.setattr(fresh, "fresh_seed", noted)
+    monkeypatch.setattr(fresh, "fresh_seed", lambda: found.append(draw()) or found[-1])
     return found
 
 
@@ -101,7 +95,7 @@ def test_each_sketch_is_drawn_once_in_a_step_and_saves_what_it_does_uncompiled(t
     drawn.clear()
 
     assert saved_bytes(run, x) <= uncompiled
-    assert len(drawn) == len(set(drawn)) == 5
+    assert len(drawn) == len({seed.item() for seed in drawn}) == 5
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.5])
