@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from actbench.defaults import with_dtype, with_optimizer
 
 SCHEMA_VERSION: Final = 1
-SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]
-"""Not ``Literal[1]``, which takes ``true`` for 1."""
+SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # Literal takes true for 1
 
 Task = Literal[
     "auto",
@@ -155,7 +154,6 @@ class LargestBatch(Data):
     Attributes:
         batch_size: The largest integer batch that fits; 0 when not even one sample does.
         predicted: What the simulation predicted, before anything was tried.
-        memory_limit_bytes: The memory that the step may use.
         fits_peak_bytes: Peak of the step at ``batch_size``.
         next_peak_bytes: Peak of the step at ``batch_size + 1``, where the meter could still read it.
         next_outcome: What happened at ``batch_size + 1``.
@@ -187,15 +185,11 @@ class Measurement(Data):
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         gradient_cosine: Cosine between the two gradients.
-        sketch_variance_predicted: Variance that sketches give to the gradient of the sketched weights, as their formula
-            says, relative to its exact squared length.
+        sketch_variance_predicted: Variance of the sketched weights' gradient over its exact squared length, by formula.
         sketch_variance_observed: The same as seen over a few sketches.
-        quantization_variance_observed: Variance that rounding gives to the gradient of all parameters, as seen over a
-            few draws, relative to its exact squared length.
+        quantization_variance_observed: The same of rounding and the gradient of all parameters, over a few draws.
         sgd_variance: The variance that the same gradient has from the choice of the batch's rows, relative to the same.
-        loss: Loss of the measured step.
-        dtype: Types of the parameters, that with the most bytes first, such as ``bfloat16+float32``; None in older
-            records.
+        dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
     """
@@ -279,8 +273,7 @@ class Published(Data):
 
     Attributes:
         quantity: What the figure says: ``peak_saving`` is the share of exact's peak that is saved (0.138 = 13.8 %),
-            ``batch_ratio`` the largest batch over exact's, ``largest_batch`` the batch itself,
-            ``activation_ratio`` exact's activation bytes over the scheme's, ``accuracy`` that of the trained model.
+            ``batch_ratio`` the largest batch over exact's, ``activation_ratio`` exact's activation bytes over its own.
         value: The figure.
         setting: Model, batch, hardware.
         source: Where it stands.
