@@ -57,7 +57,7 @@ ALLOWED = {
 }
 FEW_FILES_ONLY = {
     "typer": {"cli/app.py"},
-    "transformers": {"workloads/huggingface.py", "integrations/huggingface.py"},
+    "transformers": {"workloads/huggingface.py", "workloads/sequences.py", "integrations/huggingface.py"},
     "torchvision": {"workloads/torchvision.py"},
     "lightning": {"integrations/lightning.py"},
     "pytorch_lightning": {"integrations/lightning.py"},

@@ -1,4 +1,4 @@
-"""Hugging Face models. The only file that imports transformers; it is imported when one of them is asked for."""
+"""Hugging Face models. This file, and with it transformers, is imported when one of them is asked for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers.utils import logging
 from actbench.errors import ModelError
 from actbench.records import Attention, Case, Task
 from actbench.training import Batch, Loss, TrainingSetup
-from actbench.workloads import batches, folder, hub, sources
+from actbench.workloads import batches, folder, hub, sequences, sources
 from actbench.workloads.construct import construct
 from actbench.workloads.names import ModelName
 from actbench.workloads.optimizers import make_optimizer
@@ -266,7 +266,8 @@ def _loss(module: nn.Module) -> Loss:
     options = {"use_cache": False} if "use_cache" in inspect.signature(module.forward).parameters else {}
 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
-        value: Tensor = module(**batch, **options).loss
+        with sequences.one_a_row():
+            value: Tensor = module(**batch, **options).loss
         return value
 
     return loss
