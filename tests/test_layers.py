@@ -59,7 +59,12 @@ ALLOWED = {
 }
 FEW_FILES_ONLY = {
     "typer": {"cli/app.py"},
-    "transformers": {"workloads/architectures.py", "workloads/huggingface.py", "integrations/huggingface.py"},
+    "transformers": {
+        "workloads/architectures.py",
+        "workloads/huggingface.py",
+        "workloads/sequences.py",
+        "integrations/huggingface.py",
+    },
     "torchvision": {"workloads/torchvision.py"},
     "lightning": {"integrations/lightning.py"},
     "pytorch_lightning": {"integrations/lightning.py"},

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from actbench import experiment, recipe, schemes
+from actbench import experiment, recipe, schemes, workloads
+from actbench.errors import ConversionError
+from actbench.records import Case
 
 
 @pytest.mark.parametrize("name", recipe.names())
@@ -20,10 +22,38 @@ def test_a_shipped_recipe_names_only_what_exists(name: str) -> None:
 
 
 def test_the_smoke_recipe_knows_every_scheme() -> None:
-    parts = {part for entry in recipe.load("smoke").cases() for part in entry.case.scheme.split("+")}
-    found = {part.partition(":")[0].partition(",")[0] for part in parts}
+    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.names())
 
-    assert found == set(schemes.names())
+
+NOTHING_TO_CONVERT = {
+    "resnet-cifar": {"invact", "regelu2", "resilu2"},
+    "tiny-roberta@num_hidden_layers=6": {"resilu2"},
+    "tiny-llama@num_hidden_layers=6": {"regelu2"},
+}
+"""Of each model of the agreement recipe, the schemes that find no layer there: a new one belongs here or in a row."""
+
+
+def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> None:
+    rows = schemes_by_model("agreement")
+
+    assert rows == {model: set(schemes.names()) - missing for model, missing in NOTHING_TO_CONVERT.items()}
+    assert {entry.case.meter for entry in recipe.load("agreement").cases()} == {"simulated", "cpu"}
+
+
+@pytest.mark.parametrize(("model", "name"), [(m, name) for m, names in NOTHING_TO_CONVERT.items() for name in names])
+def test_what_has_no_row_finds_nothing_to_convert(model: str, name: str) -> None:
+    case = Case(model=model, scheme=name, batch_size=2, meter="simulated")
+
+    with pytest.raises(ConversionError, match="to convert"):
+        schemes.build(name).apply(workloads.load(case).setup(materialize=False, seed=0))
+
+
+def schemes_by_model(name: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for entry in recipe.load(name).cases():
+        parts = {part.partition(":")[0].partition(",")[0] for part in entry.case.scheme.split("+")}
+        found.setdefault(entry.case.model, set()).update(parts)
+    return found
 
 
 @pytest.mark.slow

@@ -6,25 +6,19 @@ processor (scratch buffers of oneDNN, buffers of a few KiB per thread).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from actbench.meters import convolutions
 from actbench.meters.ledger import round_up
 
 aten = torch.ops.aten
 
 Formula = Callable[[Any, Any], int]
 """From an operator's arguments and its result to the bytes of its temporaries."""
-
-_ONEDNN_BLOCK = 16
-"""Channels in one block of oneDNN's layouts; inputs with fewer channels are read as they are."""
-
-_ONEDNN_WIDEST_KERNEL = 14
-"""Kernels wider than this, such as those that cut images into patches, go through a matrix multiplication."""
 
 
 def cpu(func: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -46,81 +40,6 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _convolution(args: Any, result: Tensor) -> int:
-    """Blocked copies of input and weight, and the blocked result of oneDNN, from which the plain one is copied."""
-    x, weight, _, stride, _, dilation, *_, groups = args
-    if not _uses_onednn(x, weight, stride, dilation, groups):
-        return _column_bytes(x, weight, result, stride)
-    if _is_channels_last(x) or _is_channels_last(weight):
-        return 2 * _bytes(weight)
-    copies = _blocked_input_bytes(x) + _bytes(weight) + _strided_bytes(x, weight, result, stride)
-    blocked = _blocked_bytes(result)
-    return max(copies + blocked - _bytes(result), blocked)
-
-
-def _convolution_backward(args: Any, result: Any) -> int:
-    """First the gradient of the input and then that of the weight, each as in :func:`_convolution`."""
-    grad, x, weight, _, stride, _, dilation, _, _, groups, wanted = args
-    if not _uses_onednn(x, weight, stride, dilation, groups):
-        return _column_bytes(x, weight, grad, stride)
-    if _is_channels_last(x) or _is_channels_last(weight):
-        return 3 * _bytes(weight)
-    x_grad = _bytes(x) if wanted[0] else 0
-    w_grad = _bytes(weight) if wanted[1] else 0
-    unblocked = x_grad * (2 if max(stride) > 1 else 1)  # of strides it also makes a copy in between
-    of_input = _blocked_bytes(x) + max(_blocked_bytes(grad) + _bytes(weight), unblocked) if wanted[0] else 0
-    of_weight = w_grad + max(_weight_gradient_copies(grad, x, weight, groups), w_grad) if wanted[1] else 0
-    return max(of_input, x_grad + of_weight) - x_grad - w_grad
-
-
-def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> int:
-    """Blocked copies of both operands; for wide kernels, each thread's image columns and sums of weight gradients."""
-    widest, channels = max(weight.shape[2:]), weight.shape[1]
-    if groups > 1 and (widest > 3 if channels == 1 else channels < 8):
-        return 0  # read as they are
-    if widest <= _ONEDNN_WIDEST_KERNEL:
-        return _blocked_bytes(grad) + _blocked_input_bytes(x)
-    columns = math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.element_size()
-    return min(torch.get_num_threads(), x.shape[0]) * (4 * _bytes(weight) + columns)
-
-
-def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:
-    """Follow torch's choice: tiny single images are convolved by its own kernel."""
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not available or not torch.backends.mkldnn.enabled or x.dtype == torch.float64:
-        return False
-    kernel = weight.shape[2:]
-    plain = max(stride) == 1 and max(dilation) == 1 and max(kernel) == 1
-    if plain and x.shape[0] < 16 and torch.get_num_threads() == 1:
-        return False
-    return groups > 1 or min(kernel[-2:]) > 3 or x.shape[0] > 1 or x.numel() > 20480
-
-
-def _column_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    if max(weight.shape[2:]) == 1 and max(stride) == 1:
-        return 0  # a pointwise kernel reads the image itself
-    return x.shape[0] * math.prod(weight.shape[1:]) * math.prod(output.shape[2:]) * x.element_size()
-
-
-def _strided_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Return what a pointwise kernel gathers of an image before it runs without strides, in each thread."""
-    if max(weight.shape[2:]) > 1 or max(stride) == 1:
-        return 0
-    return torch.get_num_threads() * x.shape[1] * math.prod(output.shape[2:]) * x.element_size()
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def _blocked_bytes(x: Tensor) -> int:
-    return _bytes(x) // max(x.shape[1], 1) * round_up(x.shape[1], _ONEDNN_BLOCK)
-
-
-def _blocked_input_bytes(x: Tensor) -> int:
-    return 0 if x.shape[1] < _ONEDNN_BLOCK else _blocked_bytes(x)
-
-
 def _batch_norm_backward(args: Any, result: Any) -> int:
     """The vectorised kernel makes a second gradient of the input; it needs both tensors in one layout."""
     grad, x = args[:2]
@@ -128,6 +47,20 @@ def _batch_norm_backward(args: Any, result: Any) -> int:
         if x.dim() == 4 and grad.is_contiguous(memory_format=layout) and x.is_contiguous(memory_format=layout):
             return _bytes(x)
     return 0
+
+
+def _sum(args: Any, result: Tensor) -> int:
+    """A sum in another type than that of what is summed is made of a copy in that type; truth values are counted so.
+
+    CUDA alone widens halves as it reads them.
+    """
+    x: Tensor = args[0]
+    return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
+
+
+def _sum_on_cuda(args: Any, result: Tensor) -> int:
+    is_half = args[0].dtype in (torch.float16, torch.bfloat16)
+    return 0 if is_half and result.dtype == torch.float32 else _sum(args, result)
 
 
 def _safe_softmax(args: Any, result: Tensor) -> int:
@@ -151,13 +84,17 @@ def _efficient_attention_backward(args: Any, result: Any) -> int:
 
 
 _CPU: Mapping[Any, Formula] = {
-    aten.convolution.default: _convolution,
-    aten.convolution_backward.default: _convolution_backward,
+    aten.convolution.default: convolutions.forward,
+    aten.convolution_backward.default: convolutions.backward,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._safe_softmax.default: _safe_softmax,
+    aten.sum.default: _sum,
+    aten.sum.dim_IntList: _sum,
 }
 
 _CUDA: Mapping[Any, Formula] = {
+    aten.sum.default: _sum_on_cuda,
+    aten.sum.dim_IntList: _sum_on_cuda,
     aten._safe_softmax.default: _safe_softmax,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,

@@ -1,4 +1,4 @@
-"""Hugging Face models. This file and :mod:`architectures` import transformers, when one of them is asked for."""
+"""Hugging Face models; this file, and with it transformers, is imported when one of them is asked for."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, flat, within
 from actbench.codecs.encodings.rounding import E5M2
 
 _TOP = 15.0  # the binary logarithm of the largest magnitude after shifting and squeezing
+_PIECES = 16  # of a sum, since torch makes a copy of what it adds up in another type
 _LEAST_SPREAD = 2.0**-20  # of logarithms; below, all magnitudes are one number but for rounding
 
 
@@ -64,8 +64,16 @@ class S2fp8(Encoding):
 def _map(logarithms: Tensor) -> tuple[Tensor, Tensor]:
     """Return alpha and mu, 0-d float32; 1 and 0 where there is no logarithm to go by. Waits for no device."""
     known = logarithms.isfinite()
-    count = known.sum()
-    mean = torch.where(known, logarithms, 0).sum(dtype=torch.float64) / count.clamp(min=1)
-    spread = F.pad(logarithms.where(known, -torch.inf), (0, 1), value=-torch.inf).max().double() - mean
+    count = torch.count_nonzero(known)
+    mean = _sum(torch.where(known, logarithms, 0)) / count.clamp(min=1)
+    spread = _largest(logarithms.where(known, -torch.inf)).double() - mean
     alpha = torch.where((count > 0) & (spread > _LEAST_SPREAD), _TOP / spread, 1.0)
     return alpha.float(), mean.float()
+
+
+def _sum(values: Tensor) -> Tensor:
+    return torch.stack([piece.sum(dtype=torch.float64) for piece in values.chunk(_PIECES)]).sum()
+
+
+def _largest(values: Tensor) -> Tensor:
+    return values.max() if values.numel() else values.new_tensor(-torch.inf)
