@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from actbench import schemes, workloads
+from actbench.ops import seeds
 from actbench.records import Case
 from actbench.training import Batch, TrainingSetup
 
@@ -20,7 +21,6 @@ CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": f"{CASE.model},activation_function=silu"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
-IS_RANDOM = ("randomized",)
 STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew after the first step, by what it showed
 
 
@@ -74,7 +74,12 @@ def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_users_own_checkpointing_changes_no_gradient(spec: str, use_reentrant: bool) -> None:
+def test_a_users_own_checkpointing_changes_no_gradient(
+    spec: str, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one seed for all that is rounded or sketched: what runs again draws seeds of its own."""
+    monkeypatch.setattr(seeds._draws, "seed", lambda: 7)
+
     def loss_of(setup: TrainingSetup) -> Tensor:
         model = setup.module
         inputs = model.get_input_embeddings()(batch()["input_ids"])
@@ -94,11 +99,8 @@ def test_a_users_own_checkpointing_changes_no_gradient(spec: str, use_reentrant:
 
     found, expected = gradients(inside.module), gradients(plain.module)
     assert len(found) == len(expected)
-    if spec.startswith(IS_RANDOM):  # its recomputation draws sketches of its own
-        assert all(gradient.isfinite().all() for gradient in found)
-    else:
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
