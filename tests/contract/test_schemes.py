@@ -161,7 +161,7 @@ def test_converting_nothing_is_refused(spec: str) -> None:
         conversion.convert(torch.nn.Flatten(), spec)
 
 
-@pytest.mark.parametrize(("first", "second"), itertools.combinations(specs(), 2))
+@pytest.mark.parametrize(("first", "second"), list(itertools.combinations(specs(), 2)))
 def test_the_order_of_composition_changes_nothing(first: str, second: str) -> None:
     try:
         forwards = schemes.build(f"{first}+{second}")

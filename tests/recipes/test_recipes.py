@@ -40,7 +40,9 @@ def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> Non
     assert {entry.case.meter for entry in recipe.load("agreement").cases()} == {"simulated", "cpu"}
 
 
-@pytest.mark.parametrize(("model", "name"), [(m, name) for m, names in NOTHING_TO_CONVERT.items() for name in names])
+@pytest.mark.parametrize(
+    ("model", "name"), [(m, name) for m, names in NOTHING_TO_CONVERT.items() for name in sorted(names)]
+)
 def test_what_has_no_row_finds_nothing_to_convert(model: str, name: str) -> None:
     case = Case(model=model, scheme=name, batch_size=2, meter="simulated")
 
