@@ -58,3 +58,9 @@ def test_a_stream_drops_what_follows_its_first_error(tmp_path):
     assert tolerant.error is not None
     assert stream.error is None
     assert (tmp_path / "file").read_text() == "a\n"
+
+
+def test_a_closed_stream_is_no_error():
+    ended = subprocess.run(f"{COMMAND} schemes >&- 2>&-; echo $?", shell=True, capture_output=True, text=True)
+
+    assert (ended.stdout, ended.stderr) == ("0\n", "")

@@ -80,6 +80,10 @@ DAMAGED = {
     "two rows joined, the second cut": (lambda content: content.replace(b"}\n{", b"}{")[:-40], "two records stand"),
     "lines that end with CR": (lambda content: content.replace(b"\n", b"\r"), "end with a carriage return"),
     "an end of another kind": (lambda content: content[:-2] + b"\xff", "the line is broken"),
+    "a last row cut short that has its newline, and blanks": (
+        lambda content: content[:-20] + b"\n  ",
+        "the line is broken",
+    ),
     "a last row cut short that has its newline": (lambda content: content[:-20] + b"\n", "the line is broken"),
 }
 

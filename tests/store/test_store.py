@@ -174,12 +174,13 @@ def test_a_half_written_line_is_noticed_and_cut_off(tmp_path: Path, make_record:
     assert path.read_bytes() == content
 
 
+@pytest.mark.parametrize("begun", [b"", b'{"sch', b'{"schema_version":1,"rec'])
 def test_a_last_line_that_a_crash_of_the_machine_left_as_zeros_is_cut_off(
-    tmp_path: Path, make_record: MakeRecord
+    tmp_path: Path, make_record: MakeRecord, begun: bytes
 ) -> None:
     path = tmp_path / "box.jsonl"
     content = write(path, make_record())
-    path.write_bytes(content + b'{"schema_version":1,"rec' + bytes(50))
+    path.write_bytes(content + begun + bytes(50))
 
     assert store.read(path).records == (make_record(),)
     assert write(path, make_record("fewbit:3")).startswith(content + b'{"schema_version":1,"recipe"')

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO, cast
 
 
@@ -14,7 +14,7 @@ class Tolerant:
     """A stream that remembers the first error of writing and drops what is written after it.
 
     Args:
-        stream: Where to write. Characters that its encoding lacks are written as ``?``.
+        stream: Where to write.
 
     Attributes:
         error: The first error, or None.
@@ -23,8 +23,6 @@ class Tolerant:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.error: OSError | None = None
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
     def write(self, text: str) -> int:
         """Write a text, or drop it."""
@@ -34,6 +32,11 @@ class Tolerant:
             except OSError as error:
                 self._give_up(error)
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts, or drop them."""
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
         """Write what is buffered, or drop it."""
@@ -50,19 +53,40 @@ class Tolerant:
         """Let what is buffered go nowhere: Python would try again at its end, and complain."""
         self.error = error
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
+        with suppress(io.UnsupportedOperation, ValueError):  # a stream without a file
+            os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
 
 
 @contextmanager
 def tolerant() -> Iterator[Tolerant]:
     """Put tolerant streams in the place of standard output and error, and give that of the output."""
-    out, err = sys.stdout, sys.stderr
-    given = Tolerant(out)
-    sys.stdout, sys.stderr = cast("TextIO", given), cast("TextIO", Tolerant(err))
+    streams = sys.stdout, sys.stderr
+    with ExitStack() as opened:
+        # A stream that whoever started the command closed is None.
+        written = [one or opened.enter_context(open(os.devnull, "w")) for one in streams]
+        for one in written:
+            opened.enter_context(_replacing(one))
+        out, err = map(Tolerant, written)
+        sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
+        try:
+            yield out
+        finally:
+            out.flush()
+            err.flush()
+            sys.stdout, sys.stderr = streams
+
+
+@contextmanager
+def _replacing(stream: TextIO) -> Iterator[None]:
+    """Let a stream write ``?`` for characters that its encoding lacks."""
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="replace")
     try:
-        yield given
+        yield
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        sys.stdout, sys.stderr = out, err
+        if not stream.closed:
+            stream.reconfigure(errors=before)

@@ -35,4 +35,5 @@ def _steps(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _is_sequence(module: nn.Module) -> bool:
-    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
+    is_one = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return is_one and "forward" not in vars(module)

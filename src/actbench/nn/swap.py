@@ -31,8 +31,11 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
         ConversionError: A module that the rule replaces was compiled by itself, so that what is compiled would run on.
     """
     unbind_entries(model)  # an entry is of the module that it stands on, and of no other
-    swapped = _visit(model, "", rule, {})
-    bind_entries(swapped)
+    swapped = model
+    try:
+        swapped = _visit(model, "", rule, {})
+    finally:
+        bind_entries(swapped)
     return swapped
 
 

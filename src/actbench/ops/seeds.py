@@ -63,7 +63,7 @@ class _Draws:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._passes: set[int] = set()
+        self._passes: dict[int, int] = {}  # each with the thread that drew first in it
         self._count = 0
 
     def seed(self) -> int:
@@ -71,19 +71,25 @@ class _Draws:
         running: int = torch._C._current_graph_task_id()
         with self._lock:
             if running < 0:
-                self._passes.clear()  # one that failed does not say that it is over
-                self._count = 0
+                self._forget_failed()
                 return draw(torch.default_generator)
             if running not in self._passes:
-                self._passes.add(running)
+                self._passes[running] = threading.get_ident()
                 Variable._execution_engine.queue_callback(functools.partial(self._end, running))
             self._count += 1
             return noise.mixed(_seed_of(torch.default_generator) ^ noise.mixed(self._count))
 
+    def _forget_failed(self) -> None:
+        """Forget passes of this thread, which runs none now: one that failed does not say that it is over."""
+        own = threading.get_ident()
+        self._passes = {running: thread for running, thread in self._passes.items() if thread != own}
+        if not self._passes:
+            self._count = 0
+
     def _end(self, over: int) -> None:
         """Move the generator on past what a pass drew: the next step may begin where it stands."""
         with self._lock:
-            self._passes.discard(over)
+            self._passes.pop(over, None)
             if not self._passes:
                 self._count = 0
             _move_on(torch.default_generator)

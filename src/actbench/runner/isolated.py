@@ -75,7 +75,8 @@ class IsolatedSession:
 
     def _failure(self, death: ProcessDiedError) -> Failure:
         kills = memory_kills()
-        if death.code == -signal.SIGKILL and kills is not None and kills > (self._kills_before or 0):
+        before = self._kills_before
+        if death.code == -signal.SIGKILL and kills is not None and before is not None and kills > before:
             return Failure(
                 reason="out-of-memory",
                 message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "

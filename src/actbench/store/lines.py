@@ -61,14 +61,16 @@ def split(path: Path) -> Lines:
     except OSError as error:
         raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
-    if not numbered or content.endswith(b"\n") or _is_json(numbered[-1][1]):
+    last = content.rpartition(b"\n")[2]
+    if not last.strip() or _is_json(last):
         return Lines(tuple(numbered), torn=False, whole_bytes=len(content), file_bytes=len(content))
-    number, last = numbered.pop()
-    if not (last.startswith(_BEGINNING) or _BEGINNING.startswith(last)):
+    number, _ = numbered.pop()
+    begun = last.rstrip(b"\0")  # which a crashed machine leaves where the disk did not get the bytes in time
+    if not (begun.startswith(_BEGINNING) or (_BEGINNING.startswith(begun) and (begun or numbered))):
         raise StoreError(f"{path}:{number}: this is not a record of actbench; is {path.name} a results file?")
-    if not _is_cut_short(last):
+    if begun and not _is_cut_short(begun):
         raise StoreError(f"{path}:{number}: {_broken(last)}")
-    return Lines(tuple(numbered), torn=True, whole_bytes=content.rindex(last), file_bytes=len(content))
+    return Lines(tuple(numbered), torn=True, whole_bytes=len(content) - len(last), file_bytes=len(content))
 
 
 def parse(line: bytes, place: str) -> Record:
@@ -141,12 +143,9 @@ def _is_json(line: bytes) -> bool:
 
 
 def _is_cut_short(line: bytes) -> bool:
-    """Return whether a line is the first bytes of some JSON, as a killed process leaves them; zeros may follow.
-
-    A machine that crashes leaves zeros where the disk did not get the bytes in time.
-    """
+    """Return whether a line is the first bytes of some JSON, as a killed process leaves them."""
     try:  # the cut may go through a character
-        text = codecs.getincrementaldecoder("utf-8")().decode(line.rstrip(b"\0"))
+        text = codecs.getincrementaldecoder("utf-8")().decode(line)
     except UnicodeDecodeError:
         return False
     try:

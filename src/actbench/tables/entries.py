@@ -25,7 +25,7 @@ _HOW_MEASURED = {
     "min_seconds",
 }
 
-_WHAT_IS_BUILT = {"model", "task", "sequence_length", "image_size", "dtype", "optimizer"}
+_WHAT_IS_BUILT = {"model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code"}
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,6 @@ def _owners(module: nn.Module) -> list[Any]:
 
 
 def _switches(owner: Any) -> list[str]:
-    values = vars(owner)
+    values = getattr(owner, "__dict__", {})  # a config may be anything
     drops = [name for name, value in values.items() if name.endswith("layerdrop") and type(value) is float and value]
     return [*drops, *(["apply_spec_augment"] if values.get("apply_spec_augment") is True else [])]

@@ -118,9 +118,12 @@ class Hooks:
             path: Of the block.
             places: Those of the pass in which it ran first.
         """
-        self.places = places
-        with places.block(path), self._packing():
-            yield
+        outer, self.places = self.places, places
+        try:
+            with places.block(path), self._packing():
+                yield
+        finally:
+            self.places = outer
 
     @contextmanager
     def _packing(self) -> Iterator[None]:

@@ -159,7 +159,7 @@ class Transfer:
 
     def settle(self) -> None:
         """Let go of what is leaving; after a forward pass, nothing of what was moved is on a device then."""
-        for lane in self._lanes.values():
+        for lane in tuple(self._lanes.values()):
             lane.settle()
 
 
