@@ -141,3 +141,12 @@ def test_a_training_step_equals_hand_arithmetic(mode) -> None:
             module.zero_grad(set_to_none=True)
             del loss
             assert ledger.live_bytes == base
+
+
+def test_no_two_storages_have_one_name():
+    with Ledger() as ledger:
+        for _ in range(50):
+            torch.empty(10)
+
+    names = [name for name, amount in ledger.events if amount]
+    assert len(set(names)) == len(names) == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -42,7 +43,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         host_is_free: As given.
-        events: All that was allocated and freed, in order; a name is used again once it is free.
+        events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
+            part of the events can be played again.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
-        self._known: dict[int, int] = {}
+        self._known: dict[int, Event] = {}
+        self._names = itertools.count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and enter what it returns."""
@@ -119,14 +122,14 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weakref.finalize(storage, self._leave, key).atexit = False
         free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self._rounding)
-        before = self._known.get(key, 0)
-        self._known[key] = amount
+        name, before = self._known.get(key) or (next(self._names), 0)
+        self._known[key] = (name, amount)
         if amount != before:
             self._live_bytes += amount - before
-            self.events.append((key, amount))
+            self.events.append((name, amount))
 
     def _leave(self, key: int) -> None:
-        amount = self._known.pop(key)
+        name, amount = self._known.pop(key)
         self._live_bytes -= amount
         if amount:
-            self.events.append((key, 0))
+            self.events.append((name, 0))
