@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 @pytest.fixture(autouse=True)
 def _host_memory_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offloaded, "_is_elsewhere", lambda device, fake: True)
+    monkeypatch.setattr(offloaded, "is_elsewhere", lambda tensor: True)
 
 
 def penalty(model: nn.Module, x: Tensor, of_parameters: bool, power: int) -> list[Tensor | None]:

@@ -165,7 +165,8 @@ def test_a_controller_shares_bits_out_over_all_the_parts_of_a_loss() -> None:
         found = {place.bits for place in forward.hooks.all_places() if place.elements}
         gradients(model, chunked)
 
-    assert {3} != found <= {1, 2, 4, 8}
+    assert {3} != found
+    assert len(found - {1, 2, 4, 8}) <= 1  # one tensor takes the rest of the budget, as part of a step
     assert not any(isinstance(vars(module).get("forward"), ReboundForward) for module in model.modules())
     assert gradients(model, chunked)[0].equal(gradients(decoder(), chunked)[0])
 
