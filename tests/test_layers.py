@@ -48,7 +48,7 @@ ALLOWED = {
     "meters": SETUP | {"machine"},
     "inspection": SETUP | {"ledger"},
     "bench": SETUP | {"ledger", "nn", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
-    "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine"},
+    "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine", "reading"},
     "integrations": SETUP | {"nn", "schemes", "meters", "inspection", "conversion"},
     # both
     "learning": SETUP | {"nn", "schemes", "workloads", "meters", "bench", "machine", "runs", "render"},

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from actbench.errors import ModelError
+from actbench.reading import read_bytes
 from actbench.records import Attention, Case, Data, FloatType, Site, Task, Unreached, Versions
 
 FILE_NAME = "actbench.json"
@@ -91,10 +92,7 @@ def read(folder: Path) -> SavedModel:
 
 def _parse(path: Path) -> dict[str, object]:
     try:
-        size = path.stat().st_size
-        if size > _LARGEST_BYTES:
-            raise ModelError(f"{path} has {size} bytes; no {FILE_NAME} has more than {_LARGEST_BYTES}")
-        data = from_json(path.read_bytes())
+        data = from_json(read_bytes(path, _LARGEST_BYTES))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:

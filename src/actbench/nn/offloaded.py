@@ -13,11 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from actbench import savedtensors
-from actbench.nn.eager import refuse_compiling
 from actbench.nn.keeping.transfer import Transfer, is_elsewhere
 from actbench.nn.layout import without_repeats
 from actbench.nn.sharing import SharingTable
-from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, checkpointed
+from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward
 from actbench.units import KIB
 
 HOST = "host memory is where it is"
@@ -82,13 +81,15 @@ class OnHost:
         return tensor.expand(self.shape)
 
 
-class Offloading(Wrapper):
+class Offloading(HookWrapper):
     """Hooks around the passes through a model by which what is saved goes to host memory.
 
     Parameters, buffers and what is smaller than 1 KiB stay. The rest is moved by a
     :class:`~actbench.nn.keeping.transfer.Transfer`, beside what the device computes: one that leaves is held until the
     next leaves, and the next that will be asked for is fetched ahead.
     """
+
+    uncompilable = OFFLOAD
 
     def __init__(self) -> None:
         self._sharing: SharingTable[OnHost] = SharingTable()
@@ -113,14 +114,6 @@ class Offloading(Wrapper):
         finally:
             self._transfer.settle()
 
-    def refuse_compiling(self) -> None:
-        """Raise a ConversionError under ``torch.compile``, which cannot trace the hooks."""
-        refuse_compiling(*OFFLOAD)
-
-    def begins_inside(self) -> bool:
-        """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
-        return super().begins_inside() and not checkpointed()
-
     def _moved(self, tensor: Tensor) -> OnHost:
         moved = self._sharing.recall(tensor)
         if moved is None:
@@ -141,16 +134,13 @@ class OffloadedForward(WrappedForward):
         self.wrapper = Offloading()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model under saved-tensor hooks.
+        """Run the model as a pass.
 
         Raises:
-            ConversionError: Under ``torch.compile``, which cannot trace the hooks.
+            ConversionError: Under ``torch.compile``, without gradients too.
         """
         self.wrapper.refuse_compiling()
-        module = self.module
-        if not torch.is_grad_enabled():
-            return self.inner(module, *args, **kwargs)
-        return self.wrapper.run("", module, self.inner, args, kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 def _is_own(tensor: Tensor, own: Container[torch.UntypedStorage]) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from actbench.nn.eager import refuse_compiling
 from actbench.nn.rebound import ReboundForward
 
 Inner = Callable[..., Any]
@@ -25,7 +26,13 @@ _running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
 
 
 class Wrapper:
-    """What a scheme puts around the passes through one model. It knows no module, so that parts can be copied alone."""
+    """What a scheme puts around the passes through one model. It knows no module, so that parts can be copied alone.
+
+    Class attributes that a kind of wrapper gives:
+        uncompilable: What cannot be compiled, and why; see :func:`actbench.nn.eager.refuse_compiling`.
+    """
+
+    uncompilable: ClassVar[tuple[str, str]]
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Run one pass.
@@ -41,7 +48,7 @@ class Wrapper:
 
     def refuse_compiling(self) -> None:
         """Raise a ConversionError under ``torch.compile``."""
-        raise NotImplementedError
+        refuse_compiling(*self.uncompilable)
 
     def begins_inside(self) -> bool:
         """Return whether a module that is called now, and is not the model, begins a pass.
@@ -63,10 +70,30 @@ class Wrapper:
             _running.reset(token)
 
 
+class HookWrapper(Wrapper):
+    """A wrapper by saved-tensor hooks, of which the innermost alone run."""
+
+    def begins_inside(self) -> bool:
+        """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
+        return super().begins_inside() and not _checkpointed()
+
+
 class WrappedForward(ReboundForward):
     """The forward of a model whose passes a wrapper stands around; :func:`bind_entries` does the rest."""
 
     wrapper: Wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as a pass.
+
+        Raises:
+            ConversionError: Under ``torch.compile``, where gradients are wanted.
+        """
+        module = self.module
+        if not torch.is_grad_enabled():
+            return self.inner(module, *args, **kwargs)
+        self.wrapper.refuse_compiling()
+        return self.wrapper.run("", module, self.inner, args, kwargs)
 
 
 class Entry(ReboundForward):
@@ -116,7 +143,7 @@ def unbind_entries(model: nn.Module) -> None:
             front.unbind()
 
 
-def checkpointed() -> bool:
+def _checkpointed() -> bool:
     """Return whether what is saved now goes to torch's non-re-entrant checkpointing, which saves it not, or again."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"

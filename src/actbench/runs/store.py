@@ -32,10 +32,7 @@ class RunStore:
             found = lines.split(path)
             self._file = lines.LineFile(path, found.whole_bytes, found.file_bytes)
             self._runs = {_identity(run): run for run in _parsed(path, found)}
-            if found.torn:
-                self.notice = (
-                    f"{path}: its last line was left half-written (a killed process does this); it is not read"
-                )
+            self.notice = found.notice
 
     @classmethod
     @contextmanager

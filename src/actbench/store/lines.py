@@ -34,13 +34,13 @@ class Lines:
 
     Attributes:
         numbered: Whole lines that are not blank, with their numbers from 1.
-        torn: Whether a half-written line follows them.
+        notice: That a half-written line follows them, for the user; None where none does.
         whole_bytes: Length of the file without the half-written line.
         file_bytes: Length of the file.
     """
 
     numbered: tuple[tuple[int, bytes], ...]
-    torn: bool
+    notice: str | None
     whole_bytes: int
     file_bytes: int
 
@@ -63,14 +63,18 @@ def split(path: Path) -> Lines:
     numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
     last = content.rpartition(b"\n")[2]
     if not last.strip() or _is_json(last):
-        return Lines(tuple(numbered), torn=False, whole_bytes=len(content), file_bytes=len(content))
+        return Lines(tuple(numbered), notice=None, whole_bytes=len(content), file_bytes=len(content))
     number, _ = numbered.pop()
     begun = last.rstrip(b"\0")  # which a crashed machine leaves where the disk did not get the bytes in time
     if not (begun.startswith(_BEGINNING) or (_BEGINNING.startswith(begun) and (begun or numbered))):
         raise StoreError(f"{path}:{number}: this is not a record of actbench; is {path.name} a results file?")
     if begun and not _is_cut_short(begun):
         raise StoreError(f"{path}:{number}: {_broken(last)}")
-    return Lines(tuple(numbered), torn=True, whole_bytes=len(content) - len(last), file_bytes=len(content))
+    notice = (
+        f"{path}: its last line was left half-written (a killed process does this) and is not read; before the next "
+        f"row is written it is moved to {torn_path(path).name}"
+    )
+    return Lines(tuple(numbered), notice, whole_bytes=len(content) - len(last), file_bytes=len(content))
 
 
 def parse(line: bytes, place: str) -> Record:

@@ -112,13 +112,7 @@ def read(path: Path) -> Results:
     found = lines.split(path)
     records = [lines.parse(line, f"{path}:{number}") for number, line in found.numbered]
     latest = {_identity(record): record for record in records}
-    notice = None
-    if found.torn:
-        notice = (
-            f"{path}: its last line was left half-written (a killed process does this) and is not read; before the "
-            f"next row is written it is moved to {lines.torn_path(path).name}"
-        )
-    return Results(tuple(latest.values()), notice, found.whole_bytes, found.file_bytes)
+    return Results(tuple(latest.values()), found.notice, found.whole_bytes, found.file_bytes)
 
 
 def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, Literal
 
 from actbench import spec
@@ -25,7 +26,7 @@ _HOW_MEASURED = {
     "min_seconds",
 }
 
-_WHAT_IS_BUILT = {"model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code"}
+_what_is_built = attrgetter("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code")
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def join(records: Sequence[Record]) -> list[Entry]:
             record,
             against if isinstance(against, Measurement) else None,
             _estimate_of(record, estimates),
-            same_model.get(_model(record)),
+            same_model.get(_what_is_built(record.case)),
         )
         entries.append(entry)
     return _with_pareto(entries)
@@ -123,17 +124,13 @@ def _group(record: Record) -> tuple[str, ...]:
     return (*_machine(record), record.case.model_dump_json(exclude={"scheme"}))
 
 
-def _by_model(records: Sequence[Record]) -> dict[str, Measurement]:
+def _by_model(records: Sequence[Record]) -> dict[Any, Measurement]:
     """Return a measurement of each model, of the exact one where that was measured."""
-    found: dict[str, Measurement] = {}
+    found: dict[Any, Measurement] = {}
     for record in sorted(records, key=lambda record: record.case.scheme != "exact"):
         if isinstance(record.outcome, Measurement):
-            found.setdefault(_model(record), record.outcome)
+            found.setdefault(_what_is_built(record.case), record.outcome)
     return found
-
-
-def _model(record: Record) -> str:
-    return record.case.model_dump_json(include=_WHAT_IS_BUILT)
 
 
 def _what(case: Case) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from actbench.defaults import is_function
 from actbench.errors import ModelError
 from actbench.workloads import presets
 from actbench.workloads.graphs import NETWORKS
@@ -29,7 +30,6 @@ Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "f
 
 SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar", "inception-cifar")
 
-_FUNCTION = re.compile(r"(?P<file>.+\.py):(?P<function>[A-Za-z_]\w*)")
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
@@ -95,7 +95,7 @@ def _parse_name(text: str) -> ModelName:
         return _torchvision(rest)
     if colon and prefix == "hf":
         return _hub(rest)
-    if _FUNCTION.fullmatch(text):
+    if is_function(text):
         return ModelName("function", text)
     if text in NETWORKS:
         return ModelName("graph", text)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from actbench.nn.compressed.layer import Compressed
-from actbench.nn.eager import refuse_compiling
 from actbench.nn.hooked import running
 from actbench.nn.hooked.hooks import OwnHooks
 from actbench.nn.keeping import Keeper, Place
@@ -34,6 +33,8 @@ class Keeping(Wrapper):
             in which the hooks pack what the second run saves, and nothing is kept of the first.
     """
 
+    uncompilable = COMPRESSED
+
     def __init__(
         self, keeper: Keeper, allocation: Allocation | None, empty_cache_threshold: float | None, hooked: bool
     ) -> None:
@@ -50,10 +51,6 @@ class Keeping(Wrapper):
             _give_back(self.empty_cache_threshold)
         with self._around():
             return inner(module, *args, **kwargs)
-
-    def refuse_compiling(self) -> None:
-        """Raise a ConversionError under ``torch.compile``, which knows no memory of tensors."""
-        refuse_compiling(*COMPRESSED)
 
     def _begins_step(self, entry: str) -> bool:
         """Return whether a pass is the first of its step: of several parts of a model that one of them is."""
@@ -106,18 +103,6 @@ class CompressedForward(WrappedForward):
     def allocation(self) -> Allocation | None:
         """What shares the bits out among the layers."""
         return self.wrapper.allocation
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model.
-
-        Raises:
-            ConversionError: In training under ``torch.compile``, which knows no memory of tensors.
-        """
-        module = self.module
-        if not torch.is_grad_enabled():
-            return self.inner(module, *args, **kwargs)
-        self.wrapper.refuse_compiling()
-        return self.wrapper.run("", module, self.inner, args, kwargs)
 
     def adapted(self) -> Any:
         """Return what the places and the allocation know; see :class:`actbench.nn.adapted.Adapted`."""

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import torch
 from torch import nn
 
-from actbench.nn.eager import refuse_compiling
 from actbench.nn.hooked.hooks import Hooks
 from actbench.nn.hooked.probing import Probing
-from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, checkpointed
+from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward
 
 HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
 """What cannot be compiled, and why."""
 
 
-class Packing(Wrapper):
+class Packing(HookWrapper):
     """Packing hooks around the passes through a model.
 
     Args:
         hooks: What packs.
         probing: What shares the bits out among the tensors from time to time; None leaves them as they are.
     """
+
+    uncompilable = HOOKS
 
     def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
         self.hooks, self.probing = hooks, probing
@@ -37,14 +37,6 @@ class Packing(Wrapper):
         if self.probing is not None and module.training:
             self.probing.step(self.hooks, module, packed, args, kwargs, entry)
         return packed(module, *args, **kwargs)
-
-    def refuse_compiling(self) -> None:
-        """Raise a ConversionError under ``torch.compile``, which does not trace the hooks."""
-        refuse_compiling(*HOOKS)
-
-    def begins_inside(self) -> bool:
-        """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
-        return super().begins_inside() and not checkpointed()
 
 
 class HookedForward(WrappedForward):
@@ -75,18 +67,6 @@ class HookedForward(WrappedForward):
     @probing.setter
     def probing(self, probing: Probing | None) -> None:
         self.wrapper.probing = probing
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model with its saved tensors packed.
-
-        Raises:
-            ConversionError: Under ``torch.compile``, which does not trace the hooks.
-        """
-        module = self.module
-        if not torch.is_grad_enabled():
-            return self.inner(module, *args, **kwargs)
-        self.wrapper.refuse_compiling()
-        return self.wrapper.run("", module, self.inner, args, kwargs)
 
     def adapted(self) -> Any:
         """Return the bits, and when they were shared out; see :class:`actbench.nn.adapted.Adapted`."""

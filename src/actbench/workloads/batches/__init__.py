@@ -12,14 +12,12 @@ from actbench.training import Batch
 from actbench.workloads import inputs
 from actbench.workloads.batches import audio, images, text
 
-_WITHOUT_TEXT: set[Task] = {
+_IMAGES_ALONE: set[Task] = {
     *("image-classification", "semantic-segmentation", "depth-estimation", "object-detection"),
-    *("masked-image-modeling", "audio-classification"),
+    "masked-image-modeling",
 }
-_WITH_IMAGES: set[Task] = {
-    *("image-classification", "semantic-segmentation", "depth-estimation", "object-detection"),
-    *("masked-image-modeling", "image-text-contrastive", "image-text-to-text"),
-}
+_WITHOUT_TEXT: set[Task] = {*_IMAGES_ALONE, "audio-classification"}
+_WITH_IMAGES: set[Task] = {*_IMAGES_ALONE, "image-text-contrastive", "image-text-to-text"}
 _WITH_AUDIO: set[Task] = {"audio-classification", "ctc", "speech-seq2seq"}
 
 
