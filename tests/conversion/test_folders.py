@@ -153,7 +153,7 @@ def test_what_is_no_converted_folder_is_refused(tmp_path: Path):
         ("[]", "no JSON object"),
         ("{}", "schema_version: field required"),
         ('{"schema_version": 2}', "written by a later actbench"),
-        (" " * (16 * 1024**2 + 1), "no actbench.json has more"),
+        (" " * (16 * 1024**2 + 1), "it has more than 16.00 MiB"),
     ],
 )
 def test_a_broken_description_is_refused(folder: Path, content: str, message: str):
