@@ -19,6 +19,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
 )
 from actbench.cli.app import app
 from actbench.errors import ActbenchError
+from actbench.plain import plain
 
 
 def main() -> None:
@@ -43,5 +44,5 @@ def _run(*, debug: bool) -> None:
     except ActbenchError as error:
         if debug:
             raise
-        print(f"actbench: {error}", file=sys.stderr)
+        print(plain(f"actbench: {error}"), file=sys.stderr)
         sys.exit(2)
