@@ -30,7 +30,6 @@ NEEDED = {
     "pydantic": "pydantic",
     "typer": "typer",
     "rich": "rich",
-    "filelock": "filelock",
     "platformdirs": "platformdirs",
     "psutil": "psutil",
     "pynvml": "nvidia-ml-py",

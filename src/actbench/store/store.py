@@ -7,18 +7,16 @@ records of one case the last counts.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from actbench.errors import StoreError
 from actbench.records import Failure, Machine, Record
 from actbench.store import lines
+from actbench.store.lockfile import LockFile, TakenError
 
 RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside those of a sweep
 
@@ -156,38 +154,26 @@ def _identity(record: Record) -> tuple[str, str, str | None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold the lock beside the file; folders on the way to it are made.
+    """Hold the lock beside the file, which is gone afterwards; folders on the way to it are made.
 
     Raises:
         StoreError: Another process holds it, or it cannot be written there.
     """
     if path.is_dir():
         raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
-    lock_path = path.with_name(f"{path.name}.lock")
-    lock = FileLock(lock_path)
+    lock = LockFile(path.with_name(f"{path.name}.lock"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        holder = _holder(lock_path)  # before asking for the lock: some versions of filelock empty the file in asking
-        lock.acquire(timeout=0)
-        lock_path.write_text(f"{os.getpid()}\n")
-    except Timeout:
+        lock.acquire()
+    except TakenError as taken:
+        holder = "" if taken.holder is None else f" (process {taken.holder})"
         raise StoreError(
             f"{path}: another actbench process{holder} is writing there; wait until it ends, or name another file "
             f"with --output"
         ) from None
     except OSError as error:
-        lock.release()
         raise StoreError(f"{path}: results cannot be written there: {error.strerror}: {error.filename}") from None
     try:
         yield
     finally:
         lock.release()
-
-
-def _holder(lock_path: Path) -> str:
-    """Return which process wrote the lock file, as far as it says."""
-    try:
-        text = lock_path.read_text().strip()
-    except (FileNotFoundError, UnicodeDecodeError):
-        return ""
-    return f" (process {text})" if text.isdigit() else ""
