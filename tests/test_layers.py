@@ -25,6 +25,7 @@ ALLOWED = {
     "spec": {"errors"},
     "mistakes": set(),
     "ledger": {"records"},
+    "converted": {"records"},
     "recipe": WORDS | {"mistakes", "reading"},
     "store": WORDS | {"mistakes"},
     "tables": WORDS | {"ledger"},
@@ -49,7 +50,8 @@ ALLOWED = {
     "meters": SETUP | {"machine"},
     "inspection": SETUP | {"ledger"},
     "bench": SETUP | {"ledger", "nn", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
-    "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine", "reading"},
+    "conversion": SETUP
+    | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine", "reading", "converted"},
     "integrations": SETUP | {"nn", "schemes", "meters", "inspection", "conversion"},
     # both
     "learning": SETUP | {"nn", "schemes", "workloads", "meters", "bench", "machine", "runs", "render"},

@@ -47,11 +47,10 @@ def test_what_is_written_into_the_descriptors_of_a_case_is_a_failed_row(log, end
     assert "descriptor" in rows[deed].message
 
 
-@pytest.mark.parametrize("meter", ["simulated", "cpu"])
 @pytest.mark.parametrize("deed", ["stop", "stop_server+sleep:300"])
-def test_a_case_that_is_stopped_or_stops_its_server_is_a_timeout(log, ends, deed, meter):
+def test_a_case_that_is_stopped_or_stops_its_server_is_a_timeout(log, ends, deed):
     with ends():
-        rows, summary = sweep(cases(log, deed, "exact", meter=meter), timeout_seconds=1.0)
+        rows, summary = sweep(cases(log, deed, "exact"), timeout_seconds=1.0)
 
     assert summary == Summary(measured=1, failed=1)
     assert rows[deed].reason == "timeout"

@@ -17,28 +17,29 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from actbench.runner import descendants, worker
+from actbench.runner import descendants, taskworker, worker
 from actbench.runner.frames import TOKEN_BYTES, Frames
 
 READY = b"r"
 FORK = b"f"
 STOP = b"s"
 DESCRIPTORS = 3
+KINDS: dict[str, Callable[[Frames, Any], None]] = {"case": worker.work, "task": taskworker.work}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
     Args:
-        arguments: Descriptor of the control socket, the parent's process id, the module that measures cases, and
-            further modules to import before forking.
+        arguments: Descriptor of the control socket, the parent's process id, the kind of work (a key of ``KINDS``), the
+            module that does it, and further modules to import before forking.
     """
-    descriptor, parent, bench, *preload = arguments
+    descriptor, parent, kind, bench, *preload = arguments
     descendants.die_with(int(parent), signal.SIGTERM)
     descendants.adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
@@ -46,12 +47,13 @@ def main(arguments: Sequence[str]) -> None:
         importlib.import_module(module)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     control.sendall(READY)
-    _Server(control, bench).serve()
+    _Server(control, KINDS[kind], bench).serve()
 
 
 class _Server:
-    def __init__(self, control: socket.socket, bench: str) -> None:
+    def __init__(self, control: socket.socket, work: Callable[[Frames, Any], None], bench: str) -> None:
         self._control = control
+        self._work = work
         self._bench = bench
         self._pid = os.getpid()
         self._leashes: dict[int, socket.socket] = {}
@@ -124,7 +126,7 @@ class _Server:
             for held in (self._control, self._wakeup, self._waker, *self._leashes.values()):
                 held.close()
             _redirect(noise)
-            worker.work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
+            self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from actbench.errors import MeasurementError
 from actbench.machine import memory_kills
 from actbench.records import Case, Failure, Measurement
+from actbench.runner.deaths import describe
 from actbench.runner.frames import GarbledError
 from actbench.runner.processes import ForkServer, NoAnswerError, ProcessDiedError
 from actbench.runner.worker import REPLIES, Seconds
@@ -94,7 +95,8 @@ class IsolatedSession:
                 message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
                 "close other programs and give --retry-failed",
             )
-        return Failure(reason="crash", message=_describe(death))
+        advice = " and give --retry-failed"
+        return Failure(reason="crash", message=f"the process of the case {describe(death, advice)}")
 
     def close(self) -> None:
         """Let the process end."""
@@ -110,20 +112,3 @@ class IsolatedSession:
             self.close()
         else:
             self._process.kill()
-
-
-def _describe(death: ProcessDiedError) -> str:
-    code, hint = death.code or 0, ""
-    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
-    if code == -signal.SIGKILL:
-        hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch, or close other programs "
-        hint += "and give --retry-failed"
-    noise = f"\nThe last it wrote:\n{death.noise}" if death.noise else ""
-    return f"the process of the case {how}{hint}{noise}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
-    except ValueError:
-        return f"signal {number}"

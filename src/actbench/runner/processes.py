@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from actbench.errors import MeasurementError
 from actbench.runner.forkserver import FORK, READY, STOP
@@ -145,18 +145,20 @@ class ForkServer:
     """A process that has imported what cases need and from which their processes are forked.
 
     Args:
-        bench: Name of the module that measures cases, imported before forking.
+        bench: Name of the module that measures cases or does tasks, imported before forking.
         preload: Names of further modules to import before forking.
+        kind: Whether the processes measure cases (:mod:`actbench.runner.worker`) or each does a task
+            (:mod:`actbench.runner.taskworker`).
 
     Raises:
         MeasurementError: It cannot be started; the message holds what it wrote.
     """
 
-    def __init__(self, bench: str, preload: Sequence[str] = ()) -> None:
+    def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
         self._lock = threading.Lock()
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), bench, *preload]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
@@ -176,10 +178,10 @@ class ForkServer:
         if not ready:
             said = _last(self._noise)
             self.close()
-            raise MeasurementError(f"the process that starts the cases ended at once:\n{said}")
+            raise MeasurementError(f"the process that starts all others ended at once:\n{said}")
 
     def fork(self) -> Process:
-        """Start a process that runs :func:`actbench.runner.worker.work`.
+        """Start a process.
 
         Raises:
             MeasurementError: The server is gone.

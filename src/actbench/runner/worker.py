@@ -53,9 +53,9 @@ def work(frames: Frames, bench: Bench) -> None:
     answered with a ``Failure`` and ends the work.
     """
     case = Case.model_validate_json(frames.receive())
-    _volunteer_for_the_oom_killer()
+    volunteer_for_the_oom_killer()
     if case.meter != "cuda":
-        _limit_memory()
+        limit_memory()
     try:
         session = bench.Session(case)
         _answer(frames, session.memory())
@@ -78,13 +78,16 @@ def _requests(frames: Frames) -> Iterator[int]:
             return
 
 
-def _limit_memory() -> None:
+def limit_memory(most_bytes: int | None = None) -> None:
     """Turn an allocation that the machine cannot serve into an error here, before the kernel kills something for it.
 
     Limited is what the process may write to (data), not its address space, of which libraries reserve far more than
     they use.
+
+    Args:
+        most_bytes: What it may take beside what it has; None is all that is free.
     """
-    limit = _data_bytes() + available_memory_bytes()
+    limit = _data_bytes() + (available_memory_bytes() if most_bytes is None else most_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
@@ -95,7 +98,7 @@ def _data_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
 
-def _volunteer_for_the_oom_killer() -> None:
+def volunteer_for_the_oom_killer() -> None:
     """Should memory run out all the same, let the kernel end this case and neither the sweep nor its neighbours."""
     if sys.platform == "linux" and os.access("/proc/self/oom_score_adj", os.W_OK):
         with open("/proc/self/oom_score_adj", "w") as score:
