@@ -42,11 +42,17 @@ def actbench(*arguments):
     return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=300)
 
 
-def test_measuring_runs_no_code_of_the_current_folder(witness):
+def test_measuring_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(witness, tmp_path, monkeypatch):
+    temporary, before = tmp_path / "temporary", list(Path.cwd().iterdir())
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # which torch sets as soon as it is imported
     ended = actbench("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
 
     assert not witness.exists(), f"{witness.read_text()}.py ran: {ended.stderr}"
     assert ended.returncode == 0, ended.stderr
+    assert list(temporary.iterdir()) == []
+    assert sorted(Path.cwd().iterdir()) == sorted(before)
 
 
 VERBS = {

@@ -28,7 +28,7 @@ MARKDOWN = """\
 - All rows: meter cpu, task auto, attention sdpa, type float32, optimizer adamw, weights random, seed 0.
 - Measured on box (a processor, 2 cores) with actbench 0.1.0, commit 0123456, torch 2.11.0.
 - Published for fewbit:3: peak saving 13.8 % (batch 128; table 4).
-- tiny, offload, batch 8 (cpu): out-of-memory: needs 3 GiB | 2 may be used
+- tiny, offload, batch 8 (cpu): out-of-memory: needs 3 GiB \\| 2 may be used
 """
 
 CSV = """\
@@ -132,7 +132,7 @@ def test_what_a_user_named_cannot_break_a_format() -> None:
     nasty = '<b>|\n"a",b\\'
     table = Table(nasty, (Column("x", nasty, "text", str),), ({"x": nasty},), (nasty,))
 
-    assert render.markdown(table).splitlines()[4] == '| <b>\\| "a",b\\ |'
+    assert render.markdown(table).splitlines()[4] == '| &lt;b&gt;\\| "a",b\\\\ |'
     assert list(csv.reader(io.StringIO(render.csv_text(table)))) == [["x"], [nasty]]
     assert "<b>" not in render.html_page([table], nasty)
 

@@ -1,6 +1,8 @@
 """Where the cases of fakebench write, and what is asked of the processes of a sweep."""
 
+import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -10,6 +12,26 @@ import pytest
 @pytest.fixture(autouse=True)
 def _fakebench_is_importable(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+@pytest.fixture
+def ends():
+    """Gives a block that fails where it takes minutes, in place of holding the tests for ever."""
+
+    @contextmanager
+    def within(seconds=60):
+        def give_up(*_):
+            raise AssertionError(f"it still runs after {seconds} s")
+
+        before = signal.signal(signal.SIGALRM, give_up)
+        signal.alarm(seconds)
+        try:
+            yield
+        finally:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, before)
+
+    return within
 
 
 @pytest.fixture

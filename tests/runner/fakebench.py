@@ -11,11 +11,24 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from actbench.errors import ActbenchError, MeasurementError, OutOfMemoryError
 from actbench.records import Case, Failure, Measurement
 
+_SECOND = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)', sys.argv[1]]);"
+_FIRST = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], start_new_session=True)"
+_LIST = """
+import os, sys
+def is_open(number):
+    try:
+        return os.fstat(number)
+    except OSError:
+        return False
+numbers = [str(number) for number in range(64) if is_open(number)]
+open(sys.argv[1], "w").write(" ".join(numbers))
+"""
 BASE_BYTES, SAMPLE_BYTES = 1000, 10
 
 
@@ -105,6 +118,32 @@ class Session:
     def mute(self, value: str) -> None:
         sys.stdout.close()
         sys.stderr.close()
+
+    def garble(self, value: str) -> None:
+        """Write into every descriptor that is open, whatever it is; ``value`` is what."""
+        for descriptor in range(3, 64):
+            with suppress(OSError):
+                os.write(descriptor, value.encode() or b"\x7f" * 64)
+
+    def closefds(self, value: str) -> None:
+        os.closerange(3, 64)
+        time.sleep(300)
+
+    def descriptors(self, value: str) -> None:
+        """List the descriptors that a program gets which inherits all that it can."""
+        target = str(self.log.parent / "descriptors")
+        subprocess.run([sys.executable, "-c", _LIST, target], close_fds=False, check=True)
+
+    def stop(self, value: str) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def stop_server(self, value: str) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)
+
+    def escape(self, value: str) -> None:
+        """Start a process of another session whose parent has ended, and leave one's own group."""
+        lasting = f"import subprocess, sys, time; {_SECOND} time.sleep(300)"
+        subprocess.run([sys.executable, "-c", _FIRST, lasting, str(self.log)], start_new_session=True, check=True)
 
     def clockless(self, value: str) -> None:
         self.time = lambda steps: None

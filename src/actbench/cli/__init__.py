@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+import platformdirs
+
 from actbench.cli import (  # noqa: F401  (each has verbs)
     convert,
     doctor,
@@ -19,6 +21,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
 )
 from actbench.cli.app import app
 from actbench.errors import ActbenchError
+from actbench.plain import plain
 
 
 def main() -> None:
@@ -27,6 +30,7 @@ def main() -> None:
     Exit status: 0 all is well, 1 some case failed or a limit was crossed, 2 wrong usage, 130 interrupted.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
+    _give_compilers_a_cache()
     with streams.tolerant() as out:
         try:
             _run(debug="--debug" in sys.argv[1:2])
@@ -37,11 +41,22 @@ def main() -> None:
                 sys.exit(2)
 
 
+def _give_compilers_a_cache() -> None:
+    """Let torch keep what it compiles in the user's cache; it makes a folder among temporary files as it is imported.
+
+    Where the cache cannot be written, torch's own choice stands.
+    """
+    folder = platformdirs.user_cache_path("actbench") / "inductor"
+    there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if folder.is_absolute() and os.access(there, os.W_OK | os.X_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 def _run(*, debug: bool) -> None:
     try:
         app(prog_name="actbench")
     except ActbenchError as error:
         if debug:
             raise
-        print(f"actbench: {error}", file=sys.stderr)
+        print(plain(f"actbench: {error}"), file=sys.stderr)
         sys.exit(2)

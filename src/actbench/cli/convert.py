@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
@@ -24,10 +22,10 @@ from actbench.cli.app import (
 from actbench.cli.flags import SchemeFlags, expanded, schemes_from
 from actbench.cli.printing import export_table, remark, show
 from actbench.errors import UsageError
-from actbench.units import format_bytes, format_seconds
+from actbench.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from actbench.conversion.workload import ConversionReport
+    from actbench.converted import ConversionReport
 
 
 @app.command()
@@ -47,6 +45,10 @@ def convert(
     weights: WeightsOption = None,
     seed: SeedOption = None,
     trust_remote_code: TrustOption = False,
+    timeout: Annotated[float, option("--timeout", "Seconds after which converting is stopped.", min=1)] = 1800.0,
+    memory_limit: Annotated[
+        str | None, option("--memory-limit", "Memory that converting may take (default: all that is free).")
+    ] = None,
     export_markdown: MarkdownOption = None,
     export_csv: CsvOption = None,
     export_json: JsonOption = None,
@@ -54,7 +56,8 @@ def convert(
     """Convert a model: show each place that changes with the bytes it keeps before and after, and write the folder.
 
     The folder holds what save_pretrained writes, so a plain from_pretrained still loads the unconverted model, and
-    actbench.json, with which actbench.load_converted brings the converted one back.
+    actbench.json, with which actbench.load_converted brings the converted one back. All of it happens in a process of
+    its own.
 
     Examples:
 
@@ -64,15 +67,17 @@ def convert(
 
     actbench convert ./my-model --scheme fewbit:2+randomized:0.1 --output my-model-small
     """
-    from actbench.conversion.workload import convert_workload
+    from pydantic import TypeAdapter
+
+    from actbench.converted import ConversionReport, ConversionRequest
     from actbench.records import Case
-    from actbench.schemes import build
+    from actbench.runner.runner import PRELOAD
+    from actbench.runner.tasks import Tasks
     from actbench.tables import sites_table, unreached_table
 
     if len(flags.schemes) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
-    with schemes_from(flags.scheme_flags):
-        scheme = build(flags.schemes[0])
+    memory_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     settings = {
         "task": task,
         "attention": attention,
@@ -83,14 +88,18 @@ def convert(
     }
     case = Case(
         model=model,
-        scheme=scheme.spec,
+        scheme=flags.schemes[0],
         batch_size=batch_size,
         trust_remote_code=trust_remote_code,
         **{name: value for name, value in settings.items() if value is not None},
     )
-    folder = None if dry_run else output or Path(_folder_name(f"{model}-{case.scheme}"))
-    report = convert_workload(case, folder, force=force)
-    title = f"{model} with {case.scheme}, batch {batch_size}"
+    request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
+    with schemes_from(flags.scheme_flags), Tasks("actbench.conversion.isolated", PRELOAD) as tasks:
+        answer = tasks.call(
+            "convert", request, doing=f"converting {model!r}", timeout_seconds=timeout, memory_bytes=memory_bytes
+        )
+    report = TypeAdapter(ConversionReport).validate_json(answer)
+    title = f"{model} with {report.case.scheme}, batch {batch_size}"
     sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)
     show(sites)
     if report.unreached:
@@ -130,7 +139,3 @@ def _as_json(report: ConversionReport) -> str:
         },
         indent=2,
     )
-
-
-def _folder_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.removeprefix("hf:").removeprefix("torchvision:")).strip("-.")

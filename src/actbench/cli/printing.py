@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from actbench.cli.app import Exit
 from actbench.errors import UsageError
+from actbench.plain import plain
 
 if TYPE_CHECKING:
     from actbench.experiment import Comparison
@@ -25,7 +26,7 @@ def command_line() -> str:
 
 def remark(text: str) -> None:
     """Say something that is no result."""
-    print(text, file=sys.stderr)
+    print(plain(text), file=sys.stderr)
 
 
 def show(*tables: Table) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from actbench.plain import plain
 from actbench.records import Failure
 from actbench.runs.records import TrainingCase, TrainingRun
 
@@ -18,7 +19,7 @@ def shown() -> Iterator[Bars]:
     """Show the progress that is told inside the block; what is no terminal gets one line for each run that ended."""
     console = Console(stderr=True)
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
@@ -46,7 +47,7 @@ class Bars:
 
     def started(self, case: TrainingCase, steps: int, done: int) -> None:
         """Begin the bar of a run."""
-        self._bar.reset(self._task, total=steps, completed=done, description=_name(case), loss="")
+        self._bar.reset(self._task, total=steps, completed=done, description=plain(_name(case)), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
         """Move the bar."""
@@ -67,7 +68,8 @@ class Bars:
             )
             ending = f"{score}, loss {final.loss:.4g}"
             ending += "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"
-        self._console.print(Text(f"[{self._ended}/{self._runs}] {_name(run.case)}: {ending}"), soft_wrap=True)
+        line = plain(f"[{self._ended}/{self._runs}] {_name(run.case)}: {ending}")
+        self._console.print(Text(line), soft_wrap=True)
 
 
 def _name(case: TrainingCase) -> str:

@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from actbench import schemes, workloads
 from actbench.conversion import apply_to_model, mark
 from actbench.conversion.folders import is_replaceable, save_converted
 from actbench.conversion.staging import refuse_taken
+from actbench.converted import ConversionReport
 from actbench.inspection import inspect, trace
 from actbench.meters import profiles
 from actbench.meters.operators import device_operators
-from actbench.records import Built, Case, Site, Unreached
+from actbench.records import Case
 from actbench.training import Batch, TrainingSetup
-
-
-@dataclass(frozen=True)
-class ConversionReport:
-    """What a conversion changed and what it is worth.
-
-    Attributes:
-        case: What was converted; bytes are for its batch.
-        sites: What changed, with the bytes each keeps for backward before and after.
-        unreached: What a reader might expect to have changed and did not, with the reason.
-        bytes_before: What the exact model keeps for backward in one step, all of it.
-        bytes_after: The same of the converted model.
-        folder: Where the model was written, or None for a dry run.
-        weights_origin: Where the weights come from.
-        built: What the model and task came to; None where the function that builds it does not say.
-        warnings: What a user must know of how the model was found.
-        seconds: How long it all took.
-    """
-
-    case: Case
-    sites: tuple[Site, ...]
-    unreached: tuple[Unreached, ...]
-    bytes_before: int
-    bytes_after: int
-    folder: Path | None
-    weights_origin: str
-    built: Built | None
-    warnings: tuple[str, ...]
-    seconds: float
 
 
 def convert_workload(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:

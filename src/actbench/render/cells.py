@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from actbench.plain import plain
 from actbench.tables import Table
 from actbench.tables.columns import Column
 from actbench.tables.values import Value, write
@@ -29,8 +30,9 @@ class Cells:
 
 
 def spoken(table: Table) -> Table:
-    """Return a table without the columns that tell people nothing."""
-    return replace(table, columns=tuple(column for column in table.columns if not column.quiet))
+    """Return a table without the columns that tell people nothing, its title and notes as plain text."""
+    columns = tuple(column for column in table.columns if not column.quiet)
+    return replace(table, title=plain(table.title), columns=columns, notes=tuple(map(plain, table.notes)))
 
 
 def cells(table: Table) -> Cells:
@@ -39,14 +41,14 @@ def cells(table: Table) -> Cells:
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     shown = [column for column in table.columns if not column.spread_of]
     return Cells(
-        tuple(column.title + _ARROWS.get(column.better or "", "") for column in shown),
+        tuple(plain(column.title) + _ARROWS.get(column.better or "", "") for column in shown),
         tuple(column.unit not in ("text", "flag") for column in shown),
         tuple(tuple(_cell(row, column, spreads.get(column.key)) for column in shown) for row in table.rows),
     )
 
 
 def _cell(row: Mapping[str, Value], column: Column[Any], spread: Column[Any] | None) -> str:
-    text = write(row[column.key], column.unit)
+    text = plain(write(row[column.key], column.unit))
     if spread is None or row[spread.key] is None:
         return text
     return f"{text} ± {write(row[spread.key], spread.unit)}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from actbench.plain import plain
 from actbench.tables.chart import Chart, Curve
 
 COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_yellow", "bright_magenta", "bright_cyan", "white")
@@ -27,18 +28,19 @@ def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
     """
     finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
     if not finite:
-        return Text(f"{chart.title}: no finite value")
+        return Text(f"{plain(chart.title)}: no finite value")
     canvas = _Canvas(max(8, width - _AXIS_WIDTH - 1), height, finite)
     for number, curve in enumerate(chart.curves):
         canvas.add(curve, number)
-    legend = Text("  ".join("━━ " + curve.label for curve in chart.curves))
+    labels = [plain(curve.label) for curve in chart.curves]
+    legend = Text("  ".join("━━ " + label for label in labels))
     start = 0
-    for number, curve in enumerate(chart.curves):
+    for number, label in enumerate(labels):
         legend.stylize(COLOURS[number % len(COLOURS)], start, start + 2)
-        start += len(curve.label) + 5
+        start += len(label) + 5
     reach = f"{canvas.left:g}" + (f" … {canvas.right:g}" if canvas.right > canvas.left else "")
-    ends = Text(f"{'':{_AXIS_WIDTH}} {reach} {chart.x}", style="dim")
-    return Group(Text(chart.title, style="bold"), *canvas.lines(), ends, legend)
+    ends = Text(f"{'':{_AXIS_WIDTH}} {reach} {plain(chart.x)}", style="dim")
+    return Group(Text(plain(chart.title), style="bold"), *canvas.lines(), ends, legend)
 
 
 class _Canvas:

@@ -5,36 +5,34 @@ from __future__ import annotations
 import csv
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import TypeAdapter
 
+from actbench.plain import csv_cell, plain
+from actbench.plain import markdown as marked
 from actbench.records import Record
-from actbench.render.cells import cells
+from actbench.render.cells import cells, spoken
 from actbench.tables import Table
 
 
 def markdown(table: Table) -> str:
     """Return a section of Markdown: the title, the table and its notes as a list."""
-    text = cells(table)
-    lines = [f"## {_one_line(table.title)}", ""]
+    table, text = spoken(table), cells(table)
+    lines = [f"## {marked(table.title)}", ""]
     if text.headings:
         lines += [
-            _markdown_row(text.headings),
-            _markdown_row(["---:" if numeric else "---" for numeric in text.numeric]),
-            *(_markdown_row(row) for row in text.rows),
+            _markdown_row(map(marked, text.headings)),
+            _markdown_row("---:" if numeric else "---" for numeric in text.numeric),
+            *(_markdown_row(map(marked, row)) for row in text.rows),
             "",
         ]
-    lines += [f"- {_one_line(note)}" for note in table.notes]
+    lines += [f"- {marked(note)}" for note in table.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_row(row: Sequence[str]) -> str:
-    return "| " + " | ".join(_one_line(cell).replace("|", "\\|") for cell in row) + " |"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _markdown_row(row: Iterable[str]) -> str:
+    return "| " + " | ".join(row) + " |"
 
 
 def csv_text(table: Table) -> str:
@@ -43,7 +41,7 @@ def csv_text(table: Table) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([column.key for column in table.columns])
     for row in table.rows:
-        writer.writerow(["" if value is None else value for value in row.values()])
+        writer.writerow([csv_cell(value) if isinstance(value, str) else value for value in row.values()])
     return out.getvalue()
 
 
@@ -56,13 +54,13 @@ def html_page(tables: Sequence[Table], title: str) -> str:
     """Return a page that stands alone: no script, no other file."""
     sections = "\n".join(_html_section(table) for table in tables)
     return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(title)}</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(plain(title))}</title>\n'
         f"<style>{_STYLE}</style>\n{sections}\n</html>\n"
     )
 
 
 def _html_section(table: Table) -> str:
-    text = cells(table)
+    table, text = spoken(table), cells(table)
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in text.headings)
     body = "\n".join(f"<tr>{_html_cells(row, text.numeric)}</tr>" for row in text.rows)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actbench.errors import UsageError
+from actbench.plain import plain
 from actbench.tables.chart import Chart, Curve
 
 FORMATS = ("png", "svg")
@@ -70,17 +71,18 @@ def require() -> tuple[Any, Any]:
 def _draw(axes: Any, chart: Chart) -> None:
     for curve in chart.curves:
         _add(axes, curve)
-    axes.set_title(chart.title, fontsize=10)
-    axes.set_xlabel(chart.x)
-    axes.set_ylabel(chart.y)
+    axes.set_title(plain(chart.title), fontsize=10, parse_math=False)
+    axes.set_xlabel(plain(chart.x), parse_math=False)
+    axes.set_ylabel(plain(chart.y), parse_math=False)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    for text in axes.legend(fontsize=8).get_texts():
+        text.set_parse_math(False)
 
 
 def _add(axes: Any, curve: Curve) -> None:
     x = [point for point, _ in curve.points]
     y = [value if math.isfinite(value) else math.nan for _, value in curve.points]
-    (line,) = axes.plot(x, y, label=curve.label, linewidth=1.4)
+    (line,) = axes.plot(x, y, label=plain(curve.label), linewidth=1.4)
     lone = curve.lone()  # no line goes to these
     axes.plot([x for x, _ in lone], [y for _, y in lone], "o", color=line.get_color(), markersize=4)
     if curve.spread:

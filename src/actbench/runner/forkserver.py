@@ -4,12 +4,12 @@ It is single-threaded, touches neither CUDA nor a thread pool, and does nothing 
 sends it three descriptors for each process wanted: the connection over which that process works, its *leash*, and a
 file for its noise (standard output and error). The server writes the exit code to the leash when the process ends, and
 kills the process with all its children when the other end of the leash is closed, which the kernel does too when the
-parent is killed. So nothing outlives the parent, whatever ends it.
+parent is killed; a byte on the leash asks the process to end by itself. So nothing outlives the parent, whatever ends
+it. What a process leaves behind, in sessions of its own too, becomes the server's child when it ends, and is killed.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import signal
@@ -17,49 +17,43 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from typing import NoReturn
+from multiprocessing.connection import wait
+from typing import Any, NoReturn
 
-from actbench.runner import worker
+from actbench.runner import descendants, taskworker, worker
+from actbench.runner.frames import TOKEN_BYTES, Frames
 
 READY = b"r"
 FORK = b"f"
+STOP = b"s"
 DESCRIPTORS = 3
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+KINDS: dict[str, Callable[[Frames, Any], None]] = {"case": worker.work, "task": taskworker.work}
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
     Args:
-        arguments: Descriptor of the control socket, the parent's process id, the module that measures cases, and
-            further modules to import before forking.
+        arguments: Descriptor of the control socket, the parent's process id, the kind of work (a key of ``KINDS``), the
+            module that does it, and further modules to import before forking.
     """
-    descriptor, parent, bench, *preload = arguments
-    die_with(int(parent), signal.SIGTERM)
+    descriptor, parent, kind, bench, *preload = arguments
+    descendants.die_with(int(parent), signal.SIGTERM)
+    descendants.adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
     for module in (bench, *preload):
         importlib.import_module(module)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     control.sendall(READY)
-    _Server(control, bench).serve()
-
-
-def die_with(parent: int, signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends (Linux; elsewhere closed leashes do the work)."""
-    if _libc is not None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
-        if os.getppid() != parent:
-            os._exit(1)
+    _Server(control, KINDS[kind], bench).serve()
 
 
 class _Server:
-    def __init__(self, control: socket.socket, bench: str) -> None:
+    def __init__(self, control: socket.socket, work: Callable[[Frames, Any], None], bench: str) -> None:
         self._control = control
+        self._work = work
         self._bench = bench
         self._pid = os.getpid()
         self._leashes: dict[int, socket.socket] = {}
@@ -76,10 +70,15 @@ class _Server:
                 self._react()
         finally:
             if os.getpid() == self._pid:  # a fork that came this far must not take the other cases with it
-                for pid in self._leashes:
-                    _kill_group(pid)
-                for pid in self._leashes:
-                    os.waitpid(pid, 0)
+                self._end_all()
+
+    def _end_all(self) -> None:
+        for pid in self._leashes:
+            _kill(pid)
+        with suppress(ChildProcessError):  # none is left
+            while True:
+                descendants.kill_children()
+                os.waitpid(-1, 0)
 
     def _react(self) -> None:
         held = {leash: pid for pid, leash in self._leashes.items() if pid not in self._condemned}
@@ -89,36 +88,45 @@ class _Server:
             elif ready is self._wakeup:
                 self._wakeup.recv(4096)
                 self._reap()
-            elif isinstance(ready, socket.socket) and held[ready] in self._leashes:  # nothing is ever sent: it closed
-                self._condemned.add(held[ready])
-                _kill_group(held[ready])
+            elif isinstance(ready, socket.socket) and held[ready] in self._leashes:
+                self._pull(held[ready])
+
+    def _pull(self, pid: int) -> None:
+        """Do as the leash of a process says: ask it to end, or kill it where the other end is closed."""
+        if self._leashes[pid].recv(1):
+            os.kill(pid, signal.SIGTERM)
+        else:
+            self._condemned.add(pid)
+            _kill(pid)
 
     def _fork(self) -> None:
-        _, descriptors, _, _ = socket.recv_fds(self._control, len(FORK), DESCRIPTORS)
+        said, descriptors, _, _ = socket.recv_fds(self._control, len(FORK) + TOKEN_BYTES, DESCRIPTORS)
         if not descriptors:
             sys.exit()  # the parent closed its end or was killed
         connection, leash, noise = descriptors
         pid = os.fork()
         if pid == 0:
-            self._become_worker(connection, leash, noise)
+            self._become_worker(connection, said.removeprefix(FORK), leash, noise)
         _lead_group(pid)
         os.close(connection)
         os.close(noise)
         self._leashes[pid] = socket.socket(fileno=leash)
 
-    def _become_worker(self, connection: int, leash: int, noise: int) -> NoReturn:
+    def _become_worker(self, connection: int, token: bytes, leash: int, noise: int) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             _lead_group(0)
-            die_with(self._pid, signal.SIGKILL)
+            descendants.die_with(self._pid, signal.SIGKILL)
+            descendants.adopt_orphans()
+            os.set_inheritable(connection, False)
             os.close(leash)
             for held in (self._control, self._wakeup, self._waker, *self._leashes.values()):
                 held.close()
             _redirect(noise)
-            worker.work(Connection(connection), sys.modules[self._bench])
+            self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -132,8 +140,9 @@ class _Server:
 
     def _reap(self) -> None:
         while (pid := _ended_child()) is not None:
-            _kill_group(pid)  # while it is unreaped, its id is no one else's: what it started ends with it
+            _kill(pid)  # while it is unreaped, its id is no one else's: what it started ends with it
             _, status = os.waitpid(pid, 0)
+            descendants.kill_children(spared=self._leashes.keys() - {pid})
             self._condemned.discard(pid)
             leash = self._leashes.pop(pid, None)
             if leash is not None:
@@ -152,7 +161,7 @@ def _ended_child() -> int | None:
 def _tell(leash: socket.socket, code: int) -> None:
     try:
         leash.sendall(str(code).encode())
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         return  # the parent did not wait for it
 
 
@@ -164,11 +173,11 @@ def _lead_group(pid: int) -> None:
         return  # it already ended
 
 
-def _kill_group(pid: int) -> None:
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except (PermissionError, ProcessLookupError):
-        return  # it already ended
+def _kill(pid: int) -> None:
+    """Kill a child and its group, which it may have left."""
+    for kill in (os.killpg, os.kill):
+        with suppress(PermissionError, ProcessLookupError):  # it already ended
+            kill(pid, signal.SIGKILL)
 
 
 def _redirect(noise: int) -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import signal
 import time
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
+
+from pydantic import ValidationError
 
 from actbench.errors import MeasurementError
 from actbench.machine import memory_kills
 from actbench.records import Case, Failure, Measurement
+from actbench.runner.deaths import describe
+from actbench.runner.frames import GarbledError
 from actbench.runner.processes import ForkServer, NoAnswerError, ProcessDiedError
 from actbench.runner.worker import REPLIES, Seconds
 from actbench.units import format_seconds
+
+Reply = TypeVar("Reply", Measurement, Seconds)
 
 
 class IsolatedSession:
@@ -37,17 +43,14 @@ class IsolatedSession:
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
-        reply = self._ask(self._case.model_dump_json(), "its memory was read")
-        assert not isinstance(reply, Seconds)
-        return reply
+        return self._ask(self._case.model_dump_json(), Measurement, "its memory was read")
 
     def time(self, steps: int) -> tuple[float, ...] | Failure | None:
         """Run one round of timed steps; None where the meter has no clock."""
-        reply = self._ask(str(steps), "its steps were timed")
-        assert not isinstance(reply, Measurement)
+        reply = self._ask(str(steps), Seconds, "its steps were timed")
         return reply.steps if isinstance(reply, Seconds) else reply
 
-    def _ask(self, request: str, doing: str) -> Measurement | Failure | Seconds:
+    def _ask(self, request: str, expected: type[Reply], doing: str) -> Reply | Failure:
         """Send a request and return the answer, or what became of the process instead.
 
         Raises:
@@ -56,8 +59,10 @@ class IsolatedSession:
         left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
         started = time.monotonic()
         try:
-            self._process.send(request.encode())
-            return REPLIES.validate_json(self._process.receive(left))
+            reply = REPLIES.validate_json(self._process.ask(request.encode(), left))
+            if isinstance(reply, expected | Failure):
+                return reply
+            raise GarbledError("the answer to another question")
         except ProcessDiedError as death:
             if death.code is None:
                 raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
@@ -69,6 +74,14 @@ class IsolatedSession:
             return Failure(
                 reason="timeout",
                 message=f"the case worked for longer than --timeout {limit} and was stopped while {doing}; allow more",
+            )
+        except (GarbledError, ValidationError) as garbled:
+            self._process.kill()
+            found = garbled if isinstance(garbled, GarbledError) else "an answer that cannot be read"
+            return Failure(
+                reason="crash",
+                message=f"the process of the case sent {found}; does the model write into descriptors that are not "
+                f"its own? The process was stopped while {doing}",
             )
         finally:
             self._worked_seconds += time.monotonic() - started
@@ -82,7 +95,8 @@ class IsolatedSession:
                 message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
                 "close other programs and give --retry-failed",
             )
-        return Failure(reason="crash", message=_describe(death))
+        advice = " and give --retry-failed"
+        return Failure(reason="crash", message=f"the process of the case {describe(death, advice)}")
 
     def close(self) -> None:
         """Let the process end."""
@@ -98,20 +112,3 @@ class IsolatedSession:
             self.close()
         else:
             self._process.kill()
-
-
-def _describe(death: ProcessDiedError) -> str:
-    code, hint = death.code or 0, ""
-    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
-    if code == -signal.SIGKILL:
-        hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch, or close other programs "
-        hint += "and give --retry-failed"
-    noise = f"\nThe last it wrote:\n{death.noise}" if death.noise else ""
-    return f"the process of the case {how}{hint}{noise}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
-    except ValueError:
-        return f"signal {number}"

@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from actbench.plain import plain
 from actbench.records import Case, Failure, Outcome
 from actbench.runner.progress import Progress, Silent
 from actbench.units import format_bytes, format_seconds
@@ -61,7 +62,7 @@ class Lines(Silent):
         self._write(text)
 
     def _write(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(plain(text)), soft_wrap=True)
 
 
 @dataclass
@@ -146,7 +147,7 @@ class LiveTable:
 
     def message(self, text: str) -> None:
         """Write the message above the table, where it stays."""
-        self._console.print(Text(text))
+        self._console.print(Text(plain(text)))
 
     def __rich__(self) -> RenderableType:
         """Draw the table and the bar."""
@@ -157,7 +158,7 @@ class LiveTable:
             rows = list(self._rows.items())
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
             cells = (case.model, case.scheme, str(case.batch_size), case.meter, row.state, row.peak, row.elapsed)
-            table.add_row(*(Text(cell) for cell in cells), style=row.style)
+            table.add_row(*(Text(plain(cell)) for cell in cells), style=row.style)
         done_before = [Text(f"{self._skipped} done before")] if self._skipped else []
         return Group(table, *done_before, self._bar)
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import wait
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from actbench.errors import MeasurementError
-from actbench.runner.forkserver import FORK, READY
+from actbench.runner.forkserver import FORK, READY, STOP
+from actbench.runner.frames import TOKEN_BYTES, Frames, GarbledError
 
 _START = """
 import json, sys
@@ -29,6 +33,8 @@ main(sys.argv[2:])
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 _NOISE_BYTES = 2000
 _ENDING_SECONDS = 5.0
+_KILLING_SECONDS = 60.0  # a process with much memory takes its time to give it back
+_STARTING_SECONDS = 600.0
 
 
 class ProcessDiedError(Exception):
@@ -50,73 +56,109 @@ class NoAnswerError(Exception):
 
 
 class Process:
-    """A forked process that answers requests."""
+    """A forked process that answers requests.
 
-    def __init__(self, connection: Connection, leash: socket.socket, noise: IO[bytes]) -> None:
-        self._connection = connection
+    Args:
+        frames: Where it is asked and answers.
+        leash: Tells how it ended, and ends it when it is closed; see :mod:`actbench.runner.forkserver`.
+        noise: What it writes to its standard output and error.
+        rouse: Wakes the fork server, should something have stopped it.
+    """
+
+    def __init__(self, frames: Frames, leash: socket.socket, noise: IO[bytes], rouse: Callable[[], None]) -> None:
+        self._frames = frames
         self._leash = leash
         self._noise = noise
+        self._rouse = rouse
 
-    def send(self, request: bytes) -> None:
-        """Send a request; one to a process that is gone is noticed by :meth:`receive`."""
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self._connection.send_bytes(request)
-
-    def receive(self, timeout_seconds: float | None) -> bytes:
-        """Wait for the answer.
+    def ask(self, request: bytes, timeout_seconds: float | None) -> bytes:
+        """Send a request and wait for the answer, all of it.
 
         Raises:
             ProcessDiedError: The process ended without one.
             NoAnswerError: There was none in time.
+            GarbledError: Something else than an answer came, or no answer can come any more.
         """
-        ready = wait([self._connection, self._leash], timeout_seconds)
-        if not ready:
-            raise NoAnswerError
-        if self._connection in ready:
-            with suppress(EOFError, ConnectionResetError):  # it ended, or is ending: its leash tells how
-                return self._connection.recv_bytes()
-        raise ProcessDiedError(self._exit_code(), _last(self._noise))
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with suppress(BrokenPipeError, ConnectionResetError):  # what is sent to a process that is gone is noticed below
+            try:
+                self._frames.send(request, timeout_seconds)
+            except (TimeoutError, BlockingIOError):
+                raise NoAnswerError from None
+        while True:
+            ready = wait([self._frames.socket, self._leash], _left(deadline))
+            if not ready:
+                raise NoAnswerError
+            if self._frames.socket not in ready:
+                raise self._death()
+            try:
+                answer = self._frames.read()
+            except (EOFError, ConnectionResetError):
+                raise self._silence(deadline) from None
+            if answer is not None:
+                return answer
+
+    def _silence(self, deadline: float | None) -> Exception:
+        """Return what became of a process whose end of the connection is closed: it ended, or is about to."""
+        left = _left(deadline)
+        if wait([self._leash], _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)):
+            return self._death()
+        return GarbledError("nothing: it closed the descriptor over which it answers")
+
+    def _death(self) -> ProcessDiedError:
+        try:
+            code = int(self._leash.recv(16))
+        except (ValueError, ConnectionResetError):
+            code = None
+        return ProcessDiedError(code, _last(self._noise))
+
+    def stop(self) -> None:
+        """Ask the process to stop what it does, clean up and end; it is killed if it does not."""
+        with suppress(OSError):
+            self._leash.send(STOP)
+        self.end()
 
     def end(self) -> None:
         """Let the process end by itself and wait for it; it is killed if it does not."""
-        self._connection.close()
+        self._rouse()
+        self._frames.close()
         if self._leash.fileno() != -1:
             wait([self._leash], _ENDING_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all its children, and return when it is gone; does nothing to one that ended."""
-        self._connection.close()
+        """Kill the process and all its descendants, and return when it is gone; does nothing to one that ended.
+
+        What even the kernel cannot end, because a device does not let go of it, is not waited for.
+        """
+        self._rouse()
+        self._frames.close()
         if self._leash.fileno() != -1:
             with suppress(OSError):  # the other end is closed where the process has ended
                 self._leash.shutdown(socket.SHUT_WR)
-            self._exit_code()
+            wait([self._leash], _KILLING_SECONDS)
             self._leash.close()
             self._noise.close()
-
-    def _exit_code(self) -> int | None:
-        try:
-            return int(self._leash.recv(16) or b"none")
-        except (ValueError, ConnectionResetError):
-            return None
 
 
 class ForkServer:
     """A process that has imported what cases need and from which their processes are forked.
 
     Args:
-        bench: Name of the module that measures cases, imported before forking.
+        bench: Name of the module that measures cases or does tasks, imported before forking.
         preload: Names of further modules to import before forking.
+        kind: Whether the processes measure cases (:mod:`actbench.runner.worker`) or each does a task
+            (:mod:`actbench.runner.taskworker`).
 
     Raises:
         MeasurementError: It cannot be started; the message holds what it wrote.
     """
 
-    def __init__(self, bench: str, preload: Sequence[str] = ()) -> None:
+    def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
         self._lock = threading.Lock()
         self._noise = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
-        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), bench, *preload]
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
@@ -128,38 +170,50 @@ class ForkServer:
                 process_group=0,  # Ctrl-C in the terminal is for the parent, which then closes this server
             )
         try:
-            ready = self._control.recv(1) == READY
+            ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
         except BaseException:
             self._server.terminate()
             self.close()
             raise
         if not ready:
-            self._server.wait()
-            raise MeasurementError(f"the process that starts the cases ended at once:\n{_last(self._noise)}")
+            said = _last(self._noise)
+            self.close()
+            raise MeasurementError(f"the process that starts all others ended at once:\n{said}")
 
     def fork(self) -> Process:
-        """Start a process that runs :func:`actbench.runner.worker.work`.
+        """Start a process.
 
         Raises:
             MeasurementError: The server is gone.
         """
-        ours, connection = Pipe()
+        self._rouse()
+        ours, connection = socket.socketpair()
         leash, held = socket.socketpair()
+        token = secrets.token_bytes(TOKEN_BYTES)
         noise = tempfile.TemporaryFile()  # noqa: SIM115
         with connection, held:
             try:
                 with self._lock:
                     descriptors = [connection.fileno(), held.fileno(), noise.fileno()]
-                    socket.send_fds(self._control, [FORK], descriptors)
+                    socket.send_fds(self._control, [FORK, token], descriptors)
             except OSError:
                 raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
-            return Process(ours, leash, noise)
+            return Process(Frames(ours, token), leash, noise, self._rouse)
 
     def close(self) -> None:
-        """Kill every process that was forked, with its children, and end the server."""
+        """Kill every process that was forked, with its descendants, and end the server."""
+        self._rouse()
         self._control.close()
-        self._server.wait()
+        try:
+            self._server.wait(_KILLING_SECONDS)
+        except subprocess.TimeoutExpired:  # it waits for what the kernel cannot end
+            self._server.kill()
+            self._server.wait()
         self._noise.close()
+
+    def _rouse(self) -> None:
+        """Wake the server, should a case have stopped it."""
+        self._server.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +222,10 @@ class ForkServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _last(noise: IO[bytes]) -> str:

@@ -20,7 +20,10 @@ from actbench.runner.trials import Trials
 
 BENCH = "actbench.bench"
 PRELOAD = ("transformers.modeling_utils", "torchvision.models")
-"""What takes seconds to import and most models need."""
+"""What takes seconds to import and most models need.
+
+It is imported before any memory is limited: some of it waits for ever where it meets a limit.
+"""
 
 
 class Planned(Protocol):

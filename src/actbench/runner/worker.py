@@ -7,13 +7,13 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from typing import Annotated, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
 
 from actbench.machine import available_memory_bytes
 from actbench.records import Case, Data, Failure, Measurement
+from actbench.runner.frames import Frames
 
 
 class Seconds(Data):
@@ -46,45 +46,48 @@ class Bench(Protocol):
     failure_of: Callable[[BaseException], Failure]
 
 
-def work(connection: Connection, bench: Bench) -> None:
-    """Measure the case that comes over the connection, and answer until the other end closes it.
+def work(frames: Frames, bench: Bench) -> None:
+    """Measure the case that comes, and answer until the other end closes the connection.
 
     The case is answered with a ``Measurement``; each number of steps that follows, with ``Seconds``. An error is
     answered with a ``Failure`` and ends the work.
     """
-    case = Case.model_validate_json(connection.recv_bytes())
-    _volunteer_for_the_oom_killer()
+    case = Case.model_validate_json(frames.receive())
+    volunteer_for_the_oom_killer()
     if case.meter != "cuda":
-        _limit_memory()
+        limit_memory()
     try:
         session = bench.Session(case)
-        _answer(connection, session.memory())
-        for steps in _requests(connection):
-            _answer(connection, Seconds(steps=session.time(steps)))
+        _answer(frames, session.memory())
+        for steps in _requests(frames):
+            _answer(frames, Seconds(steps=session.time(steps)))
     except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
         traceback.print_exc()
-        _answer(connection, bench.failure_of(error))
+        _answer(frames, bench.failure_of(error))
 
 
-def _answer(connection: Connection, reply: Measurement | Failure | Seconds) -> None:
-    connection.send_bytes(reply.model_dump_json().encode())
+def _answer(frames: Frames, reply: Measurement | Failure | Seconds) -> None:
+    frames.send(reply.model_dump_json().encode())
 
 
-def _requests(connection: Connection) -> Iterator[int]:
+def _requests(frames: Frames) -> Iterator[int]:
     while True:
         try:
-            yield int(connection.recv_bytes())
+            yield int(frames.receive())
         except EOFError:
             return
 
 
-def _limit_memory() -> None:
+def limit_memory(most_bytes: int | None = None) -> None:
     """Turn an allocation that the machine cannot serve into an error here, before the kernel kills something for it.
 
     Limited is what the process may write to (data), not its address space, of which libraries reserve far more than
     they use.
+
+    Args:
+        most_bytes: What it may take beside what it has; None is all that is free.
     """
-    limit = _data_bytes() + available_memory_bytes()
+    limit = _data_bytes() + (available_memory_bytes() if most_bytes is None else most_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
@@ -95,7 +98,7 @@ def _data_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
 
-def _volunteer_for_the_oom_killer() -> None:
+def volunteer_for_the_oom_killer() -> None:
     """Should memory run out all the same, let the kernel end this case and neither the sweep nor its neighbours."""
     if sys.platform == "linux" and os.access("/proc/self/oom_score_adj", os.W_OK):
         with open("/proc/self/oom_score_adj", "w") as score:

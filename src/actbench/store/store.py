@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -156,7 +156,7 @@ def _identity(record: Record) -> tuple[str, str, str | None]:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold the lock beside the file; folders on the way to it are made.
+    """Hold the lock beside the file, which is gone afterwards; folders on the way to it are made.
 
     Raises:
         StoreError: Another process holds it, or it cannot be written there.
@@ -181,6 +181,8 @@ def alone(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):  # a folder that is gone, or can no longer be written: the lock ends all the same
+            lock_path.unlink()
         lock.release()
 
 

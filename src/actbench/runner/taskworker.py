@@ -1,0 +1,86 @@
+"""What runs in the process of one task: a function of a module, called with a text and answered with one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from types import ModuleType
+
+from actbench import errors
+from actbench.records import Data
+from actbench.runner import worker
+from actbench.runner.frames import Frames
+
+_NO_MEMORY = ("can't allocate memory", "bad_alloc")  # as torch says it of a processor, and C++
+
+
+class Asked(Data):
+    """A task: the function, what it is called with, and the memory that it may take beside what is there (or None)."""
+
+    function: str
+    text: str
+    memory_bytes: int | None
+
+
+class Raised(Data):
+    """An error: its class where that is one of actbench's own, its message, where it arose, and whether memory ran out.
+
+    Attributes:
+        kind: Name of the class in :mod:`actbench.errors`, or None.
+    """
+
+    kind: str | None
+    message: str
+    trace: str
+    out_of_memory: bool
+
+
+class Answer(Data):
+    """What the function returned, or what it raised."""
+
+    text: str | None = None
+    raised: Raised | None = None
+
+
+def work(frames: Frames, module: ModuleType) -> None:
+    """Do the task that comes, and answer. A SIGTERM raises in it, so that it takes back what it has begun."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
+    asked = Asked.model_validate_json(frames.receive())
+    worker.volunteer_for_the_oom_killer()
+    worker.limit_memory(asked.memory_bytes)
+    try:
+        answer = Answer(text=getattr(module, asked.function)(asked.text))
+    except BaseException as error:  # whatever a model does, SystemExit too, is an answer
+        answer = Answer(raised=_raised(error))
+    frames.send(answer.model_dump_json().encode())
+
+
+def _raised(error: BaseException) -> Raised:
+    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), None)
+    return Raised(
+        kind=kind,
+        message=_message(error) if kind else f"{type(error).__name__}: {_message(error)}",
+        trace="".join(traceback.format_exception(error)),
+        out_of_memory=any(_is_out_of_memory(cause) for cause in _causes(error)),
+    )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # foreign classes may do anything
+        return "it has no message"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    known = isinstance(error, MemoryError | errors.OutOfMemoryError)
+    return known or any(words in _message(error) for words in _NO_MEMORY)
