@@ -21,12 +21,15 @@ from typing import Any, TypeVar, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from actbench.defaults import COUNT_LIMIT
 from actbench.errors import SpecError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 _SIGNS = re.compile(r"[,+]|^\s|\s$|^$")
 _EXPONENT = re.compile(r"([=:]-?[\d.]+[eE])\+(?=\d)")  # its plus joins no schemes
+
+SMALLEST, LARGEST = 1e-30, 1e30
 
 Found = TypeVar("Found")
 Built = TypeVar("Built", bound=BaseModel)
@@ -136,10 +139,21 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
         if get_origin(cls.model_fields[key].annotation) is tuple:
             given[key] = tuple(value.split("/"))
     try:
-        return cls.model_validate(given)
+        built = cls.model_validate(given)
     except ValidationError as error:
         problems = "; ".join(map(_problem, error.errors()))
         raise SpecError(f"{about}: {problems}{'' if '(see ' in problems else see}") from None
+    for key in given:
+        _check_size(getattr(built, key), f"{about}: {key}={given[key]}")
+    return built
+
+
+def _check_size(value: object, about: str) -> None:
+    """Refuse a number that computing in 32 bits would take for zero or for infinity, or that no 64 bits count."""
+    if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
+        raise SpecError(f"{about}: a number must be 0 or, but for its sign, from {SMALLEST:g} to {LARGEST:g}")
+    if isinstance(value, int) and abs(value) >= COUNT_LIMIT:
+        raise SpecError(f"{about}: a whole number must have fewer than 64 bits")
 
 
 def _problem(error: ErrorDetails) -> str:

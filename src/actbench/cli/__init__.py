@@ -9,6 +9,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     convert,
     doctor,
     encodings,
+    exits,
     kernels,
     listing,
     report,
@@ -18,7 +19,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     train,
 )
 from actbench.cli.app import app
-from actbench.errors import ActbenchError
+from actbench.errors import ActbenchError, shortened
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     Exit status: 0 all is well, 1 some case failed or a limit was crossed, 2 wrong usage, 130 interrupted.
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
-    with streams.tolerant() as out:
+    with streams.tolerant() as out, exits.noticed():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
@@ -40,8 +41,14 @@ def main() -> None:
 def _run(*, debug: bool) -> None:
     try:
         app(prog_name="actbench")
-    except ActbenchError as error:
+    except (ActbenchError, OSError) as error:
         if debug:
             raise
-        print(f"actbench: {error}", file=sys.stderr)
+        print(f"actbench: {shortened(_said(error))}", file=sys.stderr)
         sys.exit(2)
+
+
+def _said(error: ActbenchError | OSError) -> str:
+    if isinstance(error, ActbenchError):
+        return str(error)
+    return f"{error.strerror or error}" + (f": {error.filename}" if error.filename is not None else "")

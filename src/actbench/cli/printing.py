@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actbench.cli.app import Exit
-from actbench.errors import UsageError
+from actbench.errors import UsageError, shortened
 
 if TYPE_CHECKING:
     from actbench.experiment import Comparison
@@ -25,7 +25,7 @@ def command_line() -> str:
 
 def remark(text: str) -> None:
     """Say something that is no result."""
-    print(text, file=sys.stderr)
+    print(shortened(text), file=sys.stderr)
 
 
 def show(*tables: Table) -> None:
