@@ -79,6 +79,15 @@ class Cli:
         return Ended(status, out, err)
 
 
+    def refused(self, *arguments: object, naming: str) -> str:
+        """Run a command that must end with status 2 and one message, and return the message."""
+        ended = self(*arguments)
+        assert ended.status == 2, ended
+        assert "Traceback" not in ended.err
+        assert naming in ended.err
+        return ended.err
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""

@@ -91,8 +91,8 @@ def _value(text: str) -> Any:
         raise ModelError(f"model settings: {text!r} is nested too deeply") from None
     except ValueError:
         value = int(text[:20]) if _DIGITS.fullmatch(text) else text  # Python reads no more than some digits
-    if isinstance(value, int) and abs(value) >= COUNT_LIMIT:
-        raise ModelError(f"model settings: {text} is more than 64 bits hold")
+    if isinstance(value, int | float) and not abs(value) < COUNT_LIMIT:
+        raise ModelError(f"model settings: {text} is no number that 64 bits count")
     return value
 
 
