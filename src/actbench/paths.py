@@ -8,6 +8,9 @@ from pathlib import Path
 
 from actbench.errors import StoreError, UsageError
 
+LONGEST_NAME = 200
+"""Characters of a file name that is made of other names; file systems take 255 bytes, and suffixes are added."""
+
 
 def from_home(text: str) -> Path:
     """Return a path, with the home of a user in the place of ``~`` or ``~name`` at its beginning.

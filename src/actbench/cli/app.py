@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,16 +18,27 @@ from actbench.records import Attention, FloatType, Optimizer, Task, WeightsChoic
 _WrongUsage: Any = typer.BadParameter.__base__
 
 
+@contextmanager
+def _shortened() -> Iterator[None]:
+    try:
+        yield
+    except _WrongUsage as error:
+        vars(error)["message"] = shortened(error.message)
+        raise
+
+
 class _Verbs(typer.core.TyperGroup):
     """The verbs; what a message about their flags repeats is shortened."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the flags before the verb."""
+        with _shortened():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb that was asked for."""
-        try:
+        """Read the flags of the verb that was asked for, and run it."""
+        with _shortened():
             return super().invoke(ctx)
-        except _WrongUsage as error:
-            vars(error)["message"] = shortened(error.message)
-            raise
 
 
 app = typer.Typer(

@@ -25,6 +25,7 @@ from actbench.cli.app import (
 from actbench.cli.flags import SchemeFlags, expanded, schemes_from
 from actbench.cli.printing import export_table, remark, show
 from actbench.errors import UsageError
+from actbench.paths import LONGEST_NAME
 from actbench.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -134,4 +135,5 @@ def _as_json(report: ConversionReport) -> str:
 
 
 def _folder_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.removeprefix("hf:").removeprefix("torchvision:")).strip("-.")
+    name = re.sub(r"[^A-Za-z0-9.+-]+", "-", text.removeprefix("hf:").removeprefix("torchvision:"))
+    return name[:LONGEST_NAME].strip("-.")

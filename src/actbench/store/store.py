@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from actbench.errors import StoreError
-from actbench.paths import check_makeable
+from actbench.paths import LONGEST_NAME, check_makeable
 from actbench.records import Failure, Machine, Record
 from actbench.store import lines
 
@@ -148,7 +148,7 @@ def results_path(folder: Path, recipe: str, machine: str) -> Path:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.") or "unnamed"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:LONGEST_NAME].strip("-.") or "unnamed"
 
 
 def _identity(record: Record) -> tuple[str, str, str | None]:
