@@ -78,7 +78,6 @@ class Cli:
         out, err = self._capfd.readouterr()
         return Ended(status, out, err)
 
-
     def refused(self, *arguments: object, naming: str) -> str:
         """Run a command that must end with status 2 and one message, and return the message."""
         ended = self(*arguments)

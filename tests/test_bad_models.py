@@ -17,7 +17,11 @@ from actbench.records import Failure
 BERT = {
     "model_type": "bert",
     "architectures": ["BertForMaskedLM"],
-    **{"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 99},
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 99,
 }
 VIT = {**BERT, "model_type": "vit", "architectures": ["ViTForImageClassification"], "image_size": 32, "patch_size": 8}
 LONG = 200_000

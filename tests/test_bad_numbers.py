@@ -82,7 +82,10 @@ def test_a_number_that_is_none_is_refused(cli: Any, tmp_path: Path, arguments: l
 @pytest.mark.parametrize("value", [str(2**63 - 1), "0"])
 def test_the_ends_of_what_seeds_may_be_are_used(cli: Any, value: str) -> None:
     assert cli("convert", "tiny-bert", "-s", "fewbit:3", "--dry-run", "--seed", value).status == 0
-    assert cli("encodings", "--elements", "64", "--encoding", "int:4", "--distribution", "relu", "--seed", value).status == 0
+    assert (
+        cli("encodings", "--elements", "64", "--encoding", "int:4", "--distribution", "relu", "--seed", value).status
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,9 @@ def test_a_number_of_a_scheme_that_32_bits_do_not_hold_is_refused(value: str) ->
             build(spec)
 
 
-@pytest.mark.parametrize("spec", ["actnn:L3,adapt_interval", "gact:L1,samples", "checkpoint,every", "randomized:0.1,max"])
+@pytest.mark.parametrize(
+    "spec", ["actnn:L3,adapt_interval", "gact:L1,samples", "checkpoint,every", "randomized:0.1,max"]
+)
 @pytest.mark.parametrize("value", [str(2**63), DIGITS, MORE_DIGITS])
 def test_a_count_of_a_scheme_that_64_bits_do_not_hold_is_refused(spec: str, value: str) -> None:
     build(f"{spec}={2**63 - 1}")

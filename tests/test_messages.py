@@ -103,7 +103,7 @@ def test_no_message_repeats_all_of_a_long_argument(cli: Any, arguments: list[str
     assert len(ended.err) + len(ended.out) < MOST
 
 
-@pytest.mark.parametrize("line", ['colour = "{}"', '{} = 3', "{}", '[[scheme]]\nspec = "{}"'])
+@pytest.mark.parametrize("line", ['colour = "{}"', "{} = 3", "{}", '[[scheme]]\nspec = "{}"'])
 def test_no_message_repeats_all_of_a_long_value_in_a_recipe(cli: Any, tmp_path: Path, line: str) -> None:
     recipe = 'title = "t"\n[workload]\nmodel = "tiny-bert"\nbatch_size = 2\n'
     (tmp_path / "mine.toml").write_text(recipe + line.format("x" * LONG) + "\n")

@@ -139,21 +139,30 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
         if get_origin(cls.model_fields[key].annotation) is tuple:
             given[key] = tuple(value.split("/"))
     try:
-        built = cls.model_validate(given)
+        return cls.model_validate(given)
     except ValidationError as error:
         problems = "; ".join(map(_problem, error.errors()))
         raise SpecError(f"{about}: {problems}{'' if '(see ' in problems else see}") from None
-    for key in given:
-        _check_size(getattr(built, key), f"{about}: {key}={given[key]}")
-    return built
 
 
-def _check_size(value: object, about: str) -> None:
-    """Refuse a number that computing in 32 bits would take for zero or for infinity, or that no 64 bits count."""
-    if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
-        raise SpecError(f"{about}: a number must be 0 or, but for its sign, from {SMALLEST:g} to {LARGEST:g}")
-    if isinstance(value, int) and abs(value) >= COUNT_LIMIT:
-        raise SpecError(f"{about}: a whole number must have fewer than 64 bits")
+def check_sizes(built: BaseModel, about: str) -> None:
+    """Check that numbers can be computed with: in 32 bits none is taken for zero or infinity, and 64 count them.
+
+    Args:
+        built: What a specification builds.
+        about: What a message begins with.
+
+    Raises:
+        SpecError: A number that the specification gives is too large, or too small and not zero.
+    """
+    for key in built.model_fields_set:
+        value = getattr(built, key)
+        if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
+            raise SpecError(
+                f"{about}: {key}={value:g} must be 0 or, but for its sign, from {SMALLEST:g} to {LARGEST:g}"
+            )
+        if isinstance(value, int) and abs(value) >= COUNT_LIMIT:
+            raise SpecError(f"{about}: {key}={value} is more than 64 bits count")
 
 
 def _problem(error: ErrorDetails) -> str:
