@@ -78,6 +78,14 @@ class Cli:
         out, err = self._capfd.readouterr()
         return Ended(status, out, err)
 
+    def refused(self, *arguments: object, naming: str) -> str:
+        """Run a command that must end with status 2 and one message, and return the message."""
+        ended = self(*arguments)
+        assert ended.status == 2, ended
+        assert "Traceback" not in ended.err
+        assert naming in ended.err
+        return ended.err
+
 
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:

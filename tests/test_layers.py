@@ -12,21 +12,22 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each layer may import those that stand in its set, and itself.
-WORDS = {"errors", "units", "records", "spec", "defaults"}
-SETUP = WORDS | {"training", "fake", "hostmemory", "savedtensors"}
+WORDS = {"errors", "units", "paths", "reading", "records", "spec", "defaults"}
+SETUP = WORDS | {"foreign", "training", "fake", "hostmemory", "savedtensors"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
-    "units": {"errors"},
+    "units": {"defaults", "errors"},
+    "paths": {"errors"},
     "reading": {"units"},
     "plain": set(),
     "defaults": set(),
     "records": {"defaults"},
-    "spec": {"errors"},
+    "spec": {"defaults", "errors"},
     "mistakes": set(),
     "ledger": {"records"},
     "converted": {"records"},
-    "recipe": WORDS | {"mistakes", "reading"},
+    "recipe": WORDS | {"mistakes"},
     "store": WORDS | {"mistakes"},
     "tables": WORDS | {"ledger"},
     "render": WORDS | {"tables", "plain"},
@@ -37,12 +38,13 @@ ALLOWED = {
     "runner": WORDS | {"machine", "search", "plain"},
     # measuring
     "training": WORDS,
+    "foreign": {"errors"},
     "fake": WORDS | {"training"},
     "hostmemory": set(),
     "savedtensors": set(),
     "gradients": SETUP,
     "ops": WORDS | {"hostmemory", "kernels"},
-    "codecs": WORDS | {"ops", "mistakes"},
+    "codecs": WORDS | {"foreign", "ops", "mistakes"},
     "optim": WORDS | {"ops", "codecs"},
     "nn": SETUP | {"ops", "codecs"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
@@ -50,8 +52,7 @@ ALLOWED = {
     "meters": SETUP | {"machine"},
     "inspection": SETUP | {"ledger"},
     "bench": SETUP | {"ledger", "nn", "schemes", "workloads", "meters", "inspection", "gradients", "search"},
-    "conversion": SETUP
-    | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine", "reading", "converted"},
+    "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine", "converted"},
     "integrations": SETUP | {"nn", "schemes", "meters", "inspection", "conversion"},
     # both
     "learning": SETUP | {"nn", "schemes", "workloads", "meters", "bench", "machine", "runs", "render"},

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sysconfig
-import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +15,16 @@ from actbench.errors import (
     OutOfMemoryError,
     UntraceableError,
     UsageError,
+    shortened,
+    told,
 )
+from actbench.foreign import boundary, place_of
 from actbench.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.ledger import Ledger
 from actbench.nn.keeping.allocation import waiting
 from actbench.records import Built, Case, Failure, FailureReason, LargestBatch, Measurement
 from actbench.training import Batch, TrainingSetup, TrainStep
 
-_PACKAGES = {"site-packages", "dist-packages"}  # of whichever environment: one may stand on another
 _OUT_OF_MEMORY = (OutOfMemoryError, torch.OutOfMemoryError, MemoryError)
 
 
@@ -227,11 +226,14 @@ def itemize(case: Case) -> Ledger:
         ActbenchError: The case cannot be built here; :func:`failure_of` says what that means.
     """
     scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load(case)
-    setup = workload.setup(materialize=False, seed=case.seed)
+    with boundary(f"model {case.model!r} cannot be built"):
+        setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:
         setup = meter.adopt(setup)
-    with meter.operators():
-        return inspection.itemize(scheme.apply(setup), lambda: workload.batch(case.batch_size, seed=case.seed))
+    with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
+        setup = scheme.apply(setup)
+    with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
+        return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
 
 
 _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
@@ -248,18 +250,7 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 def failure_of(error: BaseException) -> Failure:
     """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
-    message = str(error) if isinstance(error, ActbenchError) else f"{type(error).__name__}: {error}{_place(error)}"
+    message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"
     if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
-        message += _place(error.__cause__)
+        message += place_of(error.__cause__)
     return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
-
-
-def _place(error: BaseException) -> str:
-    """Return where in the user's own code an error arose, in parentheses, or nothing."""
-    installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        is_installed = not _PACKAGES.isdisjoint(path.parts) or any(path.is_relative_to(folder) for folder in installed)
-        if path.is_file() and not is_installed:
-            return f" ({path}:{frame.lineno})"
-    return ""

@@ -5,6 +5,7 @@ ActbenchError
 │   ├── SpecError         a specification of a scheme or an encoding that does not parse or does not validate
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
+├── CodeError             code that is not actbench's own, a model's or a file's, failed
 ├── ConversionError       a model that a scheme cannot be applied to
 │   ├── IdleError         a scheme that changes nothing of what a training step keeps
 │   └── UntraceableError  a model that fake tensors cannot run
@@ -17,6 +18,14 @@ A message says what was asked, what was found and what to do.
 """
 
 from __future__ import annotations
+
+import re
+
+LONGEST_WORD = 400
+"""Characters of a word, such as a name or a number that somebody else wrote, that a message repeats."""
+
+LONGEST_TEXT = 4000
+"""Characters of a message."""
 
 
 class ActbenchError(Exception):
@@ -37,6 +46,10 @@ class RecipeError(UsageError):
 
 class ModelError(UsageError):
     """A model that cannot be found, read or built."""
+
+
+class CodeError(ActbenchError):
+    """Code that is not actbench's own failed: that of a model, a loss, a batch, an optimizer or a scheme's file."""
 
 
 class ConversionError(ActbenchError):
@@ -74,3 +87,24 @@ class OutOfMemoryError(MeasurementError):
     def __init__(self, message: str, peak_bytes: int | None = None) -> None:
         super().__init__(message)
         self.peak_bytes = peak_bytes
+
+
+def shortened(text: str) -> str:
+    """Return a text fit to be shown, whatever it repeats: of words and texts that are too long the two ends."""
+    return _ends(re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _ends(word[0], LONGEST_WORD), text), LONGEST_TEXT)
+
+
+def told(error: BaseException) -> str:
+    """Return class and message of an error of anyone's, even one whose message cannot be had; see :func:`shortened`."""
+    try:
+        message = str(error).strip()
+    except BaseException as other:  # a class of someone else's may do anything there
+        message = f"its message cannot be read ({type(other).__name__})"
+    # A lone surrogate cannot be written to a file of UTF-8.
+    message = message.encode("utf-8", "backslashreplace").decode()
+    return shortened(f"{type(error).__name__}: {message}".removesuffix(": "))
+
+
+def _ends(text: str, most: int) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}…({len(text) - 2 * half:,} more)…{text[-half:]}"

@@ -20,6 +20,9 @@ from actbench.runner import Summary
 from actbench.runner.progress import Progress
 from actbench.store import Store, files_in, read, results_path
 
+BESIDE = (".md", ".csv")
+"""Suffixes of the tables beside a results file."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -125,7 +128,8 @@ def texts(records: Sequence[Record], title: str) -> dict[str, str]:
     """Return what stands beside a results file, by file suffix."""
     results, estimates = tables.results_table(records, title), tables.estimates_table(records)
     sections = [results, estimates] if estimates.rows else [results]
-    return {".md": "\n".join(render.markdown(table) for table in sections), ".csv": render.csv_text(results)}
+    rendered = "\n".join(render.markdown(table) for table in sections), render.csv_text(results)
+    return dict(zip(BESIDE, rendered, strict=True))
 
 
 def render_again(folder: Path) -> list[Path]:
@@ -155,5 +159,7 @@ def _opened(recipe: Recipe, output: Path | None) -> Iterator[Store]:
             yield store
     else:
         file = output if output.suffix == ".jsonl" else results_path(output, recipe.name, machine().name)
+        for suffix in BESIDE:
+            exports.check(file.with_suffix(suffix))
         with Store.open_for_sweep(file, machine=machine()) as store:
             yield store

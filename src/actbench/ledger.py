@@ -5,9 +5,7 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
-from pydantic import NonNegativeInt
-
-from actbench.records import Data
+from actbench.records import Data, NonNegativeInt
 
 OUTSIDE = "<outside>"
 """The module of what the loss function keeps after the model has returned."""

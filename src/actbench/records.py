@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from actbench.defaults import with_dtype, with_optimizer
+from actbench.defaults import COUNT_LIMIT, with_dtype, with_optimizer
 
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # Literal takes true for 1
+
+NonNegativeInt = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
+PositiveInt = Annotated[int, Field(gt=0, lt=COUNT_LIMIT)]
+SignedInt = Annotated[int, Field(gt=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 
 Task = Literal[
     "auto",
@@ -87,7 +91,7 @@ class Case(Data):
     memory_limit_bytes: PositiveInt | None = None
     find_largest_batch: bool = False
     gradient_quality: bool = True
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
     warmup_steps: NonNegativeInt = 2
     min_steps: PositiveInt = 10
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
@@ -198,7 +202,7 @@ class Measurement(Data):
     weights_bytes: NonNegativeInt
     gradients_bytes: NonNegativeInt | None = None
     optimizer_bytes: NonNegativeInt | None = None
-    activation_bytes: int
+    activation_bytes: SignedInt
     peak_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None

@@ -21,12 +21,15 @@ from typing import Any, TypeVar, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from actbench.defaults import COUNT_LIMIT
 from actbench.errors import SpecError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 _SIGNS = re.compile(r"[,+]|^\s|\s$|^$")
 _EXPONENT = re.compile(r"([=:]-?[\d.]+[eE])\+(?=\d)")  # its plus joins no schemes
+
+SMALLEST, LARGEST = 1e-30, 1e30
 
 Found = TypeVar("Found")
 Built = TypeVar("Built", bound=BaseModel)
@@ -140,6 +143,26 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
     except ValidationError as error:
         problems = "; ".join(map(_problem, error.errors()))
         raise SpecError(f"{about}: {problems}{'' if '(see ' in problems else see}") from None
+
+
+def check_sizes(built: BaseModel, about: str) -> None:
+    """Check that numbers can be computed with: in 32 bits none is taken for zero or infinity, and 64 count them.
+
+    Args:
+        built: What a specification builds.
+        about: What a message begins with.
+
+    Raises:
+        SpecError: A number that the specification gives is too large, or too small and not zero.
+    """
+    for key in built.model_fields_set:
+        value = getattr(built, key)
+        if isinstance(value, float) and not (value == 0 or SMALLEST <= abs(value) <= LARGEST):
+            raise SpecError(
+                f"{about}: {key}={value:g} must be 0 or, but for its sign, from {SMALLEST:g} to {LARGEST:g}"
+            )
+        if isinstance(value, int) and abs(value) >= COUNT_LIMIT:
+            raise SpecError(f"{about}: {key}={value} is more than 64 bits count")
 
 
 def _problem(error: ErrorDetails) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 
+from actbench.defaults import COUNT_LIMIT
 from actbench.errors import UsageError
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -38,7 +39,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in _FACTORS:
         raise UsageError(f"{text!r} is not an amount of memory: write a number and a unit, such as 16GiB or 512MiB")
-    amount = round(float(match[1]) * _FACTORS[match[2].lower()])
+    size = float(match[1]) * _FACTORS[match[2].lower()]
+    if size >= COUNT_LIMIT:
+        raise UsageError(f"{text!r} is not an amount of memory: it is more than 8 EiB")
+    amount = round(size)
     if amount <= 0:
         raise UsageError(f"{text!r} is not an amount of memory: it must be more than zero")
     return amount

@@ -246,7 +246,7 @@ def test_places_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     assert f"{tmp_path} is a folder: name a results file in it" in fail_to_open(tmp_path)
-    assert "results cannot be written there" in fail_to_open(tmp_path / "file" / "box.jsonl")
+    assert "cannot be written" in fail_to_open(tmp_path / "file" / "box.jsonl")
     assert "is not a file that holds results" in fail_to_open(Path(os.devnull))
 
 
@@ -254,7 +254,7 @@ def test_places_that_cannot_be_written_are_told(tmp_path: Path) -> None:
 def test_a_folder_without_permission_is_told(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
 
-    assert "results cannot be written there: Permission denied" in fail_to_open(tmp_path / "box.jsonl")
+    assert "cannot be written: Permission denied" in fail_to_open(tmp_path / "box.jsonl")
 
 
 def test_a_missing_file_cannot_be_read(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     convert,
     doctor,
     encodings,
+    exits,
     kernels,
     listing,
     report,
@@ -20,7 +21,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     train,
 )
 from actbench.cli.app import app
-from actbench.errors import ActbenchError
+from actbench.errors import ActbenchError, shortened
 from actbench.plain import plain
 
 
@@ -31,7 +32,7 @@ def main() -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     _give_compilers_a_cache()
-    with streams.tolerant() as out:
+    with streams.tolerant() as out, exits.noticed():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
@@ -55,8 +56,14 @@ def _give_compilers_a_cache() -> None:
 def _run(*, debug: bool) -> None:
     try:
         app(prog_name="actbench")
-    except ActbenchError as error:
+    except (ActbenchError, OSError) as error:
         if debug:
             raise
-        print(plain(f"actbench: {error}"), file=sys.stderr)
+        print(plain(f"actbench: {shortened(_said(error))}"), file=sys.stderr)
         sys.exit(2)
+
+
+def _said(error: ActbenchError | OSError) -> str:
+    if isinstance(error, ActbenchError):
+        return str(error)
+    return f"{error.strerror or error}" + (f": {error.filename}" if error.filename is not None else "")

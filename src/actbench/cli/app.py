@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
+from actbench.defaults import COUNT_LIMIT, LONGEST_SECONDS
+from actbench.errors import shortened
 from actbench.records import Attention, FloatType, Optimizer, Task, WeightsChoice
+
+# What click, or the copy of it that newer versions of typer carry, calls a usage error.
+_WrongUsage: Any = typer.BadParameter.__base__
+
+
+@contextmanager
+def _shortened() -> Iterator[None]:
+    try:
+        yield
+    except _WrongUsage as error:
+        vars(error)["message"] = shortened(error.message)
+        raise
+
+
+class _Verbs(typer.core.TyperGroup):
+    """The verbs; what a message about their flags repeats is shortened."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read the flags before the verb."""
+        with _shortened():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the flags of the verb that was asked for, and run it."""
+        with _shortened():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="actbench",
+    cls=_Verbs,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -24,12 +57,25 @@ app = typer.Typer(
 )
 
 Exit = typer.Exit
+LARGEST = COUNT_LIMIT - 1
 echo = typer.echo
 
 
-def argument(metavar: str, text: str) -> Any:
+def named(text: str) -> str:
+    """Return what names something, which is never nothing."""
+    if not text.strip():
+        raise typer.BadParameter("it is empty; leave it out, or name something")
+    return text
+
+
+def path_named(text: str | Path) -> Path:
+    """Return the path of a text; that of an empty one would be the current folder."""
+    return Path(named(str(text)))
+
+
+def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None) -> Any:
     """Return a positional argument for an ``Annotated`` type."""
-    return typer.Argument(metavar=metavar, help=text, show_default=False)
+    return typer.Argument(metavar=metavar, help=text, show_default=False, parser=parser)
 
 
 def option(name: str, text: str, **details: Any) -> Any:
@@ -41,6 +87,7 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
+        parser=named,
         help="roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a "
         "local folder, or file.py:function.",
     ),
@@ -88,10 +135,11 @@ BatchOption = Annotated[
     ),
 ]
 SequenceOption = Annotated[
-    int | None, typer.Option("--sequence-length", min=1, help="Tokens per sample (default 128).", show_default=False)
+    int | None,
+    typer.Option("--sequence-length", min=1, max=LARGEST, help="Tokens per sample (default 128).", show_default=False),
 ]
 ImageOption = Annotated[
-    int | None, typer.Option("--image-size", min=1, help="Height and width of images.", show_default=False)
+    int | None, typer.Option("--image-size", min=1, max=LARGEST, help="Height and width of images.", show_default=False)
 ]
 AttentionOption = Annotated[
     Attention | None, typer.Option("--attention", help="Attention implementation of Hugging Face models.")
@@ -149,18 +197,28 @@ MemoryLimitOption = Annotated[
 MaxBatchOption = Annotated[
     bool, typer.Option("--max-batch", help="Find the largest batch that fits, and prove that the next one does not.")
 ]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of weights, data and sketches.")]
-StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Timed steps of a case, at least.")]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, max=LARGEST, help="Seed of weights, data and sketches.")
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", min=1, max=LARGEST, help="Timed steps of a case, at least.")
+]
 SecondsOption = Annotated[
-    float | None, typer.Option("--seconds", min=0, help="Seconds of timed steps of a case, at least.")
+    float | None,
+    typer.Option("--seconds", min=0, max=LONGEST_SECONDS, help="Seconds of timed steps of a case, at least."),
 ]
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Simulated cases that run at a time (default: one a core)."),
+    typer.Option("--jobs", "-j", min=1, max=LARGEST, help="Simulated cases that run at a time (default: one a core)."),
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", min=1, help="Seconds after which each case, and each trial of --max-batch, is stopped."),
+    typer.Option(
+        "--timeout",
+        min=1,
+        max=LONGEST_SECONDS,
+        help="Seconds after which each case, and each trial of --max-batch, is stopped.",
+    ),
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what the results file already holds.")]
 RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Measure again the rows of that file that failed.")]
@@ -175,7 +233,10 @@ TrustRecipeOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="PATH", help="Folder or file to write to.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="PATH", parser=path_named, help="Folder or file to write to.", show_default=False
+    ),
 ]
 
 
@@ -189,7 +250,7 @@ def _checked(path: Path | None) -> Path | None:
 
 
 def _file_option(name: str, text: str) -> Any:
-    return option(name, text, metavar="FILE", callback=_checked)
+    return option(name, text, metavar="FILE", parser=path_named, callback=_checked)
 
 
 MarkdownOption = Annotated[Path | None, _file_option("--export-markdown", "Write the table as Markdown.")]

@@ -4,6 +4,7 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
+    LARGEST,
     AttentionOption,
     CsvOption,
     ImageOption,
@@ -38,7 +39,7 @@ def convert(
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
     task: TaskOption = None,
-    batch_size: Annotated[int, option("--batch-size", "Batch for which bytes are shown.", min=1)] = 8,
+    batch_size: Annotated[int, option("--batch-size", "Batch for which bytes are shown.", min=1, max=LARGEST)] = 8,
     sequence_length: SequenceOption = None,
     image_size: ImageOption = None,
     attention: AttentionOption = None,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import CsvOption, JsonOption, MarkdownOption, app, option
+from actbench.cli.app import LARGEST, CsvOption, JsonOption, MarkdownOption, app, option
 from actbench.cli.printing import export_table, show
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ DistributionOption = Annotated[
 def encodings(
     encoding: EncodingOption = None,
     distribution: DistributionOption = None,
-    elements: Annotated[int, option("--elements", "Numbers of each distribution.", min=64)] = 2**20,
-    seed: Annotated[int, option("--seed", "Seed of the numbers and of stochastic rounding.", min=0)] = 0,
+    elements: Annotated[int, option("--elements", "Numbers of each distribution.", min=64, max=2**30)] = 2**20,
+    seed: Annotated[int, option("--seed", "Seed of the numbers and of stochastic rounding.", min=0, max=LARGEST)] = 0,
     export_markdown: MarkdownOption = None,
     export_csv: CsvOption = None,
     export_json: JsonOption = None,

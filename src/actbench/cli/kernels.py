@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import CsvOption, JsonOption, MarkdownOption, OutputOption, app, option
 from actbench.cli.printing import command_line, export_table, remark, show
+from actbench.defaults import LONGEST_SECONDS
+from actbench.paths import check_makeable
 
 if TYPE_CHECKING:
     from actbench.kernelbench.records import KernelReport
@@ -28,7 +30,9 @@ TypesOption = Annotated[
 BitsOption = Annotated[
     list[str] | None, option("--bits", "1 to 8; repeat or separate by commas (default 3).", metavar="BITS")
 ]
-SpentOption = Annotated[float, option("--seconds", "Seconds of interleaved runs of each row.", min=0)]
+SpentOption = Annotated[
+    float, option("--seconds", "Seconds of interleaved runs of each row.", min=0, max=LONGEST_SECONDS)
+]
 CompileOption = Annotated[
     bool | None,
     option("--compile/--no-compile", "Also torch.compile of the exact layers (default: on CUDA).", show_default=False),
@@ -74,6 +78,8 @@ def kernels(
         seconds=seconds,
         compiled=where == "cuda" if compiled is None else compiled,
     )
+    if output is not None:
+        check_makeable(output)
     from actbench.kernelbench.measure import run
     from actbench.kernelbench.table import report_table
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actbench.cli.app import Exit
-from actbench.errors import UsageError
+from actbench.errors import UsageError, shortened
 from actbench.plain import plain
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def command_line() -> str:
 
 def remark(text: str) -> None:
     """Say something that is no result."""
-    print(plain(text), file=sys.stderr)
+    print(plain(shortened(text)), file=sys.stderr)
 
 
 def show(*tables: Table) -> None:

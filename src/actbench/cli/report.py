@@ -12,10 +12,13 @@ from actbench.cli.app import (
     app,
     argument,
     option,
+    path_named,
 )
 from actbench.cli.printing import export_results, export_table, remark, show
 
-ResultsArgument = Annotated[list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.")]
+ResultsArgument = Annotated[
+    list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.", path_named)
+]
 
 
 @app.command()
@@ -52,9 +55,9 @@ def report(
 @app.command()
 def compare(
     before: Annotated[
-        Path, argument("A", "The results file (.jsonl) to compare against, or a folder that holds some.")
+        Path, argument("A", "The results file (.jsonl) to compare against, or a folder that holds some.", path_named)
     ],
-    after: Annotated[Path, argument("B", "The results file that is compared, or a folder.")],
+    after: Annotated[Path, argument("B", "The results file that is compared, or a folder.", path_named)],
     fail_on: Annotated[
         list[str] | None,
         option(

@@ -13,6 +13,7 @@ from actbench.cli.app import (
     TrustRecipeOption,
     app,
     argument,
+    named,
     option,
 )
 from actbench.cli.flags import CaseFlags, ExportFlags, default_meter, expanded, schemes_from
@@ -29,7 +30,7 @@ LedgerOption = Annotated[
 ]
 RecipeOrModel = Annotated[
     str | None,
-    argument("[RECIPE|MODEL]", "A recipe's name or .toml file, or a model; without it, the recipe quickstart."),
+    argument("[RECIPE|MODEL]", "A recipe's name or .toml file, or a model; without it, the recipe quickstart.", named),
 ]
 
 

@@ -20,7 +20,7 @@ def tables(
     weight: Annotated[
         Literal["uniform", "normal"], option("--weight", "How much an error at x counts: uniform, or a normal density.")
     ] = "uniform",
-    scale: Annotated[float, option("--scale", "Standard deviation of --weight normal.", min=1e-30)] = 1.0,
+    scale: Annotated[float, option("--scale", "Standard deviation of --weight normal.", min=1e-30, max=1e30)] = 1.0,
     domain: Annotated[
         tuple[float, float] | None,
         option("--domain", "Where the error is taken (default -100 100, or ten standard deviations)."),

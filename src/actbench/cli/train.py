@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import (
+    LARGEST,
     Exit,
     OutputOption,
     SchemeOption,
     TrustRecipeOption,
     app,
     argument,
+    named,
     option,
+    path_named,
 )
 from actbench.cli.flags import ExportFlags, expanded, schemes_from
 from actbench.cli.printing import command_line, export_table, remark, show
+from actbench.defaults import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from actbench import runs
@@ -24,20 +28,25 @@ if TYPE_CHECKING:
     from actbench.learning.team import Team
 
 RecipeArgument = Annotated[
-    str, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.")
+    str, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.", named)
 ]
 SeedsOption = Annotated[
     str | None, option("--seeds", "One run of each scheme for each seed: 0-4, or 0,1,2.", metavar="RANGE")
 ]
-StepsOption = Annotated[int | None, option("--steps", "Steps of a run, in place of the recipe's epochs.", min=1)]
+StepsOption = Annotated[
+    int | None, option("--steps", "Steps of a run, in place of the recipe's epochs.", min=1, max=LARGEST)
+]
 DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GPU where there is one.")]
 CurvesOption = Annotated[
-    list[Path] | None, option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE")
+    list[Path] | None,
+    option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE", parser=path_named),
 ]
 ForceOption = Annotated[
     bool, option("--force", "Train again, from the beginning, what the file of runs already holds.")
 ]
-CheckpointOption = Annotated[float, option("--checkpoint-seconds", "Time between checkpoints of a run.", min=0)]
+CheckpointOption = Annotated[
+    float, option("--checkpoint-seconds", "Time between checkpoints of a run.", min=0, max=LONGEST_SECONDS)
+]
 
 
 @app.command()
@@ -118,8 +127,10 @@ def _together(
 
 
 def _check_pictures(curves: list[Path]) -> None:
-    from actbench.render import pictures
+    from actbench.render import exports, pictures
 
+    for path in curves:
+        exports.check(path)
     if curves:
         pictures.check([path.suffix.removeprefix(".") for path in curves])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -61,7 +60,8 @@ def activation(name: str, **parameters: float) -> Activation:
     for key, value in parameters.items():
         if key not in known:
             raise UsageError(f"{name} has no parameter {key!r}; it has {', '.join(known) or 'none'}")
-        if not math.isfinite(value) or ((name, key) in _POSITIVE and value <= 0):
+        usable = value == 0 or _SMALLEST <= abs(value) <= _LARGEST
+        if not usable or ((name, key) in _POSITIVE and value <= 0):
             raise UsageError(f"{name} with {key}={value:g} has no derivative that a table could stand for")
     values = known | {key: float(value) for key, value in parameters.items()}
     return _with(name, tuple(values.items()))
@@ -77,6 +77,7 @@ def _with(name: str, parameters: Parameters) -> Activation:
 
 
 _FAMILIES: dict[str, Callable[..., Array]] = {"elu": d.elu, "celu": d.celu, "softplus": d.softplus}
+_SMALLEST, _LARGEST = 1e-30, 1e30  # of parameters
 _POSITIVE = {("celu", "alpha"), ("softplus", "beta")}
 
 ACTIVATIONS = {

@@ -11,6 +11,7 @@ from torch import Tensor
 from actbench.codecs.activation import Activation
 from actbench.codecs.derivatives import Array
 from actbench.errors import UsageError
+from actbench.foreign import boundary
 
 Function = Callable[[Tensor], Tensor]
 
@@ -59,10 +60,8 @@ def _equal(one: Array, other: Array) -> bool:
 def _derivative(name: str, function: Function, x: Array) -> Array:
     leaf = torch.from_numpy(np.ascontiguousarray(x).reshape(-1)).requires_grad_()
     with torch.enable_grad():
-        try:
+        with boundary(f"{name} fails on a float64 vector", UsageError):
             y = function(leaf)
-        except Exception as error:
-            raise UsageError(f"{name} fails on a float64 vector: {type(error).__name__}: {error}") from error
         if not isinstance(y, Tensor) or y.shape != leaf.shape:
             found = f"a tensor {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
             raise UsageError(f"{name} must return one value for each of {leaf.numel()} elements, it returned {found}")

@@ -32,6 +32,8 @@ Weight = Literal["uniform", "normal"]
 _UNIFORM_END = 100.0
 _NORMAL_END = 10.0  # in standard deviations; what lies beyond weighs 1e-23
 _PIECES = 1025  # of the integral over a normal density
+_NARROWEST, _WIDEST = 1e-30, 1e32  # of domains
+_SHARE = 1e-9  # of a domain's ends that it must be wide at least
 _DIGITS = 12  # of borders, so that a border at zero is zero on every machine
 
 
@@ -108,6 +110,8 @@ def solve(
     low, high = domain or (-end, end)
     if not low < high or not math.isfinite(high - low):
         raise UsageError(f"the domain {low:g} to {high:g} is no interval: write its lower end first")
+    if not _NARROWEST <= high - low <= _WIDEST or high - low < _SHARE * max(abs(low), abs(high)):
+        raise UsageError(f"the domain {low:g} to {high:g} is too wide or too narrow to compute with in 64 bits")
     fold = target.even and low == -high
     density = functools.partial(_density, scale=None if weight == "uniform" else scale)
     kinks = np.array(target.kinks, dtype=np.float64)

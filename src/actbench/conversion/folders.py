@@ -5,6 +5,7 @@ Weights are read from safetensors only and nothing is ever unpickled; no code th
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from pathlib import Path
@@ -113,7 +114,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
 
 def is_replaceable(folder: Path, *, force: bool) -> bool:
     """Return whether a folder may be replaced: only when that is asked for and it holds a converted model."""
-    return force and (folder / savedmodel.FILE_NAME).is_file()
+    return force and os.path.isfile(folder / savedmodel.FILE_NAME)
 
 
 def _described(

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from actbench import schemes
 from actbench.conversion.workload import convert_workload
 from actbench.converted import ConversionReport, ConversionRequest
+from actbench.paths import LONGEST_NAME
 
 
 def convert(text: str) -> str:
@@ -22,4 +23,5 @@ def convert(text: str) -> str:
 
 
 def _folder_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]+", "-", text.removeprefix("hf:").removeprefix("torchvision:")).strip("-.")
+    name = re.sub(r"[^A-Za-z0-9.+-]+", "-", text.removeprefix("hf:").removeprefix("torchvision:"))
+    return name[:LONGEST_NAME].strip("-.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,7 +73,7 @@ def read(folder: Path) -> SavedModel:
         ModelError: It is missing, unreadable, no JSON, not of this shape, or of a later version of actbench.
     """
     path = folder / FILE_NAME
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise ModelError(f"{folder} is no folder; give the folder that 'actbench convert' wrote")
     if not path.is_file():
         raise ModelError(f"{folder} holds no {FILE_NAME}; give a folder that 'actbench convert' wrote")

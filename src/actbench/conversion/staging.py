@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from actbench.errors import StoreError
+from actbench.paths import check_makeable
 from actbench.units import format_bytes
 
 
@@ -42,7 +44,8 @@ def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
 
 def refuse_taken(folder: Path, *, replaceable: bool) -> None:
     """Raise a StoreError unless a folder is free: absent, empty, or holding what may be replaced."""
-    if not folder.exists():
+    if not os.path.exists(folder):
+        check_makeable(folder)
         return
     if not folder.is_dir():
         raise StoreError(f"{folder} is a file, not a folder; choose another folder with --output")

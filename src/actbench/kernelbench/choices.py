@@ -88,7 +88,7 @@ def sizes(given: Iterable[str]) -> tuple[Size, ...]:
 
 
 def _size(text: str) -> Size:
-    found = re.fullmatch(r"(\d+)x(\d+)", text)
+    found = re.fullmatch(r"(\d{1,9})x(\d{1,9})", text)
     if found is None or not int(found[1]) * int(found[2]):
         raise UsageError(f"--size {text!r}: give rows and columns, such as 512x3072")
     return Size(int(found[1]), int(found[2]))
@@ -131,4 +131,6 @@ def _known(flag: str, given: Iterable[str], allowed: Sequence[str]) -> tuple[str
 
 def _split(given: Iterable[str]) -> tuple[str, ...]:
     parts = [part.strip() for text in given for part in text.split(",")]
-    return tuple(dict.fromkeys(part for part in parts if part))
+    if "" in parts:
+        raise UsageError("a list that is empty, or has two commas beside each other: leave the flag out, or name one")
+    return tuple(dict.fromkeys(parts))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from actbench.records import Data, FloatType, Machine, Versions
+from actbench.records import Data, FloatType, Machine, NonNegativeInt, PositiveInt, Versions
 
 SCHEMA_VERSION: Final = 1
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from actbench import bench, render, runs, schemes
 from actbench.errors import RecipeError, StoreError, UsageError
+from actbench.foreign import boundary
 from actbench.learning.checkpoint import CheckpointFolder
 from actbench.learning.loop import TrainingLoop
 from actbench.learning.team import ALONE, LostError, StoppedError, Team
@@ -104,7 +105,8 @@ def plan(recipe: runs.TrainingRecipe, team: Team = ALONE) -> tuple[PlannedRun, .
             first, second = written[keys.index(key)].case.scheme, written[place].case.scheme
             raise RecipeError(f"{recipe.name}: {first!r} and {second!r} are the same scheme; keep one")
     for case in dict.fromkeys(run.case.model_copy(update={"scheme": "exact", "seed": 0}) for run in planned):
-        TrainingLoop(case, team).check()
+        with boundary(f"model {case.model!r} cannot be trained"):
+            TrainingLoop(case, team).check()
     return planned
 
 
@@ -196,7 +198,7 @@ class _Training:
 
     def _outcome(self, case: TrainingCase, folder: CheckpointFolder) -> Trained | Failure:
         try:
-            loop = self.team.agreed(lambda: TrainingLoop(case, self.team))
+            loop = self.team.agreed(lambda: _made(case, self.team))
         except LostError:
             raise
         except Exception as error:
@@ -204,8 +206,9 @@ class _Training:
         failure: Exception | None = None
         try:
             loop.resume(folder)
-            self._train(loop, folder)
-            result = loop.result()
+            with boundary("the run fails"):
+                self._train(loop, folder)
+                result = loop.result()
         except (StoreError, StoppedError, LostError):
             raise  # no fault of the run: the disk is full, a checkpoint is broken, or another process is gone
         except Exception as error:
@@ -224,6 +227,11 @@ class _Training:
                 saved = time.monotonic()
 
 
+def _made(case: TrainingCase, team: Team) -> TrainingLoop:
+    with boundary(f"model {case.model!r} cannot be built with {case.scheme}"):
+        return TrainingLoop(case, team)
+
+
 def _canonical(case: TrainingCase, together: dict[str, Any]) -> TrainingCase:
     return case.model_copy(update={"scheme": schemes.build(case.scheme).spec, **together})
 
@@ -240,5 +248,8 @@ def _opened(recipe: runs.TrainingRecipe, output: Path | None) -> Iterator[RunSto
         return
     if output.suffix and output.suffix != ".jsonl":
         raise UsageError(f"--output {output}: name a folder or a .jsonl file")
-    with RunStore.opened(runs_path(output, recipe.name, here.name), here) as store:
+    path = runs_path(output, recipe.name, here.name)
+    for beside in texts((), recipe.title, path):
+        exports.check(beside)
+    with RunStore.opened(path, here) as store:
         yield store

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from actbench.codecs.activation import Activation
 from actbench.codecs.own import own_activation
 from actbench.errors import ConversionError, UsageError
+from actbench.foreign import boundary
+from actbench.paths import from_home
 
 _PROBE = torch.linspace(-7.3, 6.9, 64, dtype=torch.float64)
 
@@ -35,10 +37,12 @@ def check(spec: str) -> None:
     """
     file, _, name = spec.rpartition(":")
     try:
-        body = ast.parse(Path(file).expanduser().read_bytes(), file).body
+        body = ast.parse(from_home(file).read_bytes(), file).body
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
-    except (SyntaxError, ValueError) as error:
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the parser's stack is a few thousand deep
         raise ValueError(f"{file} is not Python: {error}") from None
     found = {name for statement in body for name in _given(statement)}
     if name not in found and "*" not in found:
@@ -78,18 +82,16 @@ class OwnFunction:
             UsageError: It fails, or what it names is neither a class of layers nor a function.
         """
         file, _, name = spec.rpartition(":")
-        path = Path(file).expanduser().resolve()
+        path = from_home(file).resolve()
         module_spec = importlib.util.spec_from_file_location(path.stem, path)
         if module_spec is None or module_spec.loader is None:
             raise UsageError(f"functions={spec}: {file} is not a Python file")
         module = importlib.util.module_from_spec(module_spec)
         if str(path.parent) not in sys.path:  # as for a script, so that the file can import its neighbours
             sys.path.insert(0, str(path.parent))
-        try:
+        with boundary(f"functions={spec}", UsageError):
             module_spec.loader.exec_module(module)
             found = getattr(module, name)
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"functions={spec}: {type(error).__name__}: {error}") from error
         if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
             raise UsageError(f"functions={spec}: {name} is neither a function of a tensor nor a class of nn.Module")
         return cls(spec, found)
@@ -102,10 +104,8 @@ class OwnFunction:
         """
         if not isinstance(self.found, type):
             return self._activation(self.found)
-        try:
+        with boundary(f"{self.spec}() fails", UsageError):
             layer = self.found()
-        except Exception as error:
-            raise UsageError(f"{self.spec}() fails: {type(error).__name__}: {error}") from error
         return self._activation(layer.double().forward)
 
     def of(self, layer: nn.Module) -> Activation | None:

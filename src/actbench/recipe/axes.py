@@ -8,11 +8,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from actbench.defaults import COUNT_LIMIT
 from actbench.errors import UsageError
 
 MOST_BATCH_SIZES = 1000
 
-_RANGE = re.compile(r"(\d+)-(\d+)([+*])(\d+)")
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})([+*])(\d{1,18})")
 
 
 def parse_batch_range(text: str) -> tuple[int, ...]:
@@ -34,7 +35,7 @@ def parse_batch_range(text: str) -> tuple[int, ...]:
 
 
 def _parse_part(part: str, text: str) -> tuple[int, ...]:
-    if part.isascii() and part.isdigit() and int(part) > 0:
+    if part.isascii() and part.isdigit() and len(part) < 19 and int(part) > 0:
         return (int(part),)
     match = _RANGE.fullmatch(part)
     if match is None:
@@ -81,7 +82,7 @@ def _as_sizes(value: Any) -> Any:
 
 
 T = TypeVar("T")
-Count = Annotated[int, Field(strict=True, gt=0)]
+Count = Annotated[int, Field(strict=True, gt=0, lt=COUNT_LIMIT)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(_as_tuple), Field(min_length=1), AfterValidator(_distinct)]
 """One value or a list of distinct values, read as a tuple."""
 BatchSizes = Annotated[Axis[Count], BeforeValidator(_as_sizes)]

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from actbench import spec
+from actbench.defaults import COUNT_LIMIT, LONGEST_SECONDS
 from actbench.errors import SpecError, UsageError
 from actbench.recipe.axes import Axis, BatchSizes, Count
 from actbench.records import Attention, Case, Data, FloatType, MeterName, Optimizer, Published, Task, WeightsChoice
 from actbench.units import parse_bytes
 
 Switch = Annotated[bool, Field(strict=True)]
-Steps = Annotated[int, Field(strict=True, ge=0)]
+Steps = Annotated[int, Field(strict=True, ge=0, lt=COUNT_LIMIT)]
 
 
 def _as_bytes(value: Any) -> Any:
@@ -72,13 +73,13 @@ class Measure(Data):
     """How to measure. Steps and seconds of timing do not concern the simulated meter, which has no clock."""
 
     meters: Axis[MeterName] = ("simulated",)
-    device_profile: str | None = None
+    device_profile: Annotated[str, Field(min_length=1)] | None = None
     memory_limit: Annotated[Count | None, BeforeValidator(_as_bytes)] = None
     largest_batch: Switch = False
     gradient_quality: Switch | None = None
     warmup_steps: Steps | None = None
     min_steps: Count | None = None
-    min_seconds: Annotated[float, Field(strict=True, ge=0)] | None = None
+    min_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_SECONDS)] | None = None
     seed: Axis[Steps] = (0,)
 
     def settings(self, meter: MeterName) -> dict[str, Any]:

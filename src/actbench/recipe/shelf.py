@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -78,8 +79,10 @@ class Shelf:
         text = str(source)
         if self.ships(source):
             return self._shipped(text)
+        if not text.strip():
+            raise RecipeError("the name of the recipe is empty")
         path = Path(source)
-        if path.exists() or path.suffix == ".toml" or len(path.parts) > 1:
+        if os.path.exists(path) or path.suffix == ".toml" or len(path.parts) > 1:
             return path
         raise self._unknown(text)
 

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
 from actbench.errors import StoreError, UsageError
+from actbench.paths import check_makeable
 
 
 def check(path: Path) -> None:
     """Check as far as can be told beforehand that a file can be written, so that no work is done for nothing.
 
     Raises:
-        StoreError: It is a folder, or the folder that it would be in cannot be made or written.
+        StoreError: It is a folder or a link to nothing, or the folder that it would be in cannot be made or written.
     """
-    target = path.resolve()
-    if target.is_dir():
-        raise StoreError(_is_a_folder(target))
-    folder = next(parent for parent in target.parents if parent.exists())
-    if not folder.is_dir():
-        raise StoreError(f"{target} cannot be written: {folder} is no folder")
-    if not target.exists() and not os.access(folder, os.W_OK | os.X_OK):
-        raise StoreError(f"{target} cannot be written: {folder} is read-only for you; name a file elsewhere")
+    if os.path.isdir(path):
+        raise StoreError(_is_a_folder(path.resolve()))
+    if os.path.isfile(path) or not os.path.exists(path):  # nothing is made beside a pipe or a device
+        check_makeable(path)
 
 
 def export(texts: Mapping[Path, str | bytes]) -> None:
@@ -70,7 +68,7 @@ def _staged(target: Path, text: str | bytes) -> Path:
     if target.is_dir():
         raise StoreError(_is_a_folder(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary = target.with_name(f".{target.name[:32]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(_encoded(text))

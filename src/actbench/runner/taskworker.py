@@ -61,17 +61,10 @@ def _raised(error: BaseException) -> Raised:
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), None)
     return Raised(
         kind=kind,
-        message=_message(error) if kind else f"{type(error).__name__}: {_message(error)}",
+        message=str(error) if kind else errors.told(error),
         trace="".join(traceback.format_exception(error)),
         out_of_memory=any(_is_out_of_memory(cause) for cause in _causes(error)),
     )
-
-
-def _message(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # foreign classes may do anything
-        return "it has no message"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -83,4 +76,4 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _is_out_of_memory(error: BaseException) -> bool:
     known = isinstance(error, MemoryError | errors.OutOfMemoryError)
-    return known or any(words in _message(error) for words in _NO_MEMORY)
+    return known or any(words in errors.told(error) for words in _NO_MEMORY)

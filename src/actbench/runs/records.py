@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from actbench.defaults import with_dtype
+from actbench.defaults import COUNT_LIMIT, with_dtype
 from actbench.records import (
     Attention,
     Built,
@@ -15,7 +15,10 @@ from actbench.records import (
     Failure,
     FloatType,
     Machine,
+    NonNegativeInt,
+    PositiveInt,
     Published,
+    SignedInt,
     Task,
     Versions,
     WeightsChoice,
@@ -78,7 +81,7 @@ class TrainingCase(Data):
     dtype: FloatType | None = None
     autocast: Literal["bfloat16", "float16"] | None = None
     weights: WeightsChoice = "random"
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
     tokenizer: str | None = None
     max_grad_norm: PositiveFloat | None = None
     gradient_accumulation: PositiveInt = 1
@@ -144,9 +147,9 @@ class Trained(Data):
     diverged_at: PositiveInt | None = None
     weights_bytes: NonNegativeInt
     optimizer_bytes: NonNegativeInt | None = None
-    activation_bytes: int
+    activation_bytes: SignedInt
     peak_bytes: NonNegativeInt
-    rank_activation_bytes: tuple[int, ...] = ()
+    rank_activation_bytes: tuple[SignedInt, ...] = ()
     rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
     sites: NonNegativeInt = 0
     resumed_at: tuple[PositiveInt, ...] = ()

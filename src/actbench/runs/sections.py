@@ -14,11 +14,11 @@ from actbench.recipe.sections import Steps
 from actbench.records import Attention, Data, FloatType, Published, Task, WeightsChoice
 from actbench.runs.records import DeviceName, OptimizerName, Schedule, Share, TrainingCase
 
-Number = Annotated[float, Field(strict=True, ge=0)]
-Positive = Annotated[float, Field(strict=True, gt=0)]
+Number = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 MOST_SEEDS = 1000
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -51,7 +51,9 @@ def build(text: str) -> Scheme:
 
 def _build_part(part: spec.Part, text: str) -> Scheme:
     cls = lookup(part.name, text)
-    return spec.build(cls, cls.positional, part, f"scheme {text!r}", f" (see 'actbench schemes {cls.name}')")
+    built = spec.build(cls, cls.positional, part, f"scheme {text!r}", f" (see 'actbench schemes {cls.name}')")
+    spec.check_sizes(built, f"scheme {text!r}")
+    return built
 
 
 def _subclasses(cls: type[Scheme]) -> list[type[Scheme]]:

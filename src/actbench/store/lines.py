@@ -54,7 +54,7 @@ def split(path: Path) -> Lines:
     Raises:
         StoreError: The file cannot be read, or what follows its last newline is no beginning of a record.
     """
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise StoreError(f"{path} is not a file that holds results")
     try:
         content = path.read_bytes()

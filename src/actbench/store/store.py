@@ -17,6 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from actbench.errors import StoreError
+from actbench.paths import LONGEST_NAME, check_makeable
 from actbench.records import Failure, Machine, Record
 from actbench.store import lines
 
@@ -130,7 +131,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        found = sorted(_below(path)) if path.is_dir() else [path]
+        found = sorted(_below(path)) if os.path.isdir(path) else [path]
         if not found:
             raise StoreError(f"{path} holds no results file (.jsonl)")
         files += found
@@ -147,7 +148,7 @@ def results_path(folder: Path, recipe: str, machine: str) -> Path:
 
 
 def _file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text).strip("-.") or "unnamed"
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:LONGEST_NAME].strip("-.") or "unnamed"
 
 
 def _identity(record: Record) -> tuple[str, str, str | None]:
@@ -161,12 +162,15 @@ def alone(path: Path) -> Iterator[None]:
     Raises:
         StoreError: Another process holds it, or it cannot be written there.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
+    check_makeable(path)
     lock_path = path.with_name(f"{path.name}.lock")
     lock = FileLock(lock_path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            os.close(os.open(path, os.O_RDWR))
         holder = _holder(lock_path)  # before asking for the lock: some versions of filelock empty the file in asking
         lock.acquire(timeout=0)
         lock_path.write_text(f"{os.getpid()}\n")

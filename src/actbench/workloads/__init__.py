@@ -7,6 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from actbench.errors import ModelError
+from actbench.foreign import boundary
 from actbench.records import Case, Task
 from actbench.workloads import names, presets
 from actbench.workloads.base import Workload
@@ -28,6 +30,11 @@ def load(case: Case) -> Workload:
     Raises:
         ModelError: The model is unknown, broken, or does not do the task; the message says what to do.
     """
+    with boundary(f"model {case.model!r} cannot be read", ModelError):
+        return _load(case)
+
+
+def _load(case: Case) -> Workload:
     name = names.parse(case.model)
     if name.kind == "torchvision":
         from actbench.workloads.torchvision import TorchvisionWorkload
@@ -56,7 +63,8 @@ def from_folder(folder: Path, case: Case) -> Workload:
     """
     from actbench.workloads.huggingface import HuggingFaceWorkload
 
-    return HuggingFaceWorkload(names.ModelName("folder", str(folder)), case)
+    with boundary(f"{folder} cannot be read", ModelError):
+        return HuggingFaceWorkload(names.ModelName("folder", str(folder)), case)
 
 
 def available() -> list[Available]:

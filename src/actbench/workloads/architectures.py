@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from actbench.errors import ModelError
+from actbench.foreign import boundary
 from actbench.records import Task
 from actbench.workloads.sources import Source
 
@@ -95,10 +96,8 @@ def own_code(source: Source, name: str) -> Any:
     reference = source.config.get("auto_map", {}).get(name)
     if reference is None or source.folder is None:
         return None
-    try:
+    with boundary(f"{source.place}: {reference} cannot be loaded", ModelError):
         return get_class_from_dynamic_module(reference, str(source.folder))
-    except Exception as error:  # anything may go wrong in code that the model brings along
-        raise ModelError(f"{source.place}: {reference} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def tasks(config: Any) -> dict[Task, tuple[Any, ...]]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from actbench.errors import ModelError, UntraceableError
 from actbench.fake import fake_mode, to_fake
+from actbench.paths import from_home
 from actbench.records import Case
 from actbench.training import Batch, Loss, MakeOptimizer, TrainingSetup
 from actbench.workloads import ownoptimizer
@@ -69,7 +69,7 @@ class FunctionWorkload:
         self.case = case
         self.spec = case.model
         self.warnings: tuple[str, ...] = ()
-        self._file = UserFile(Path(path).expanduser(), self.spec)
+        self._file = UserFile(from_home(path), self.spec)
         self._build = self._file.function(function)
         self._make_batch: Callable[[int], Batch] | None = None
 
@@ -169,7 +169,7 @@ class FunctionWorkload:
             try:
                 value: Any = loss(module, batch)
             except KeyError as error:
-                if error.args[0] in batch or not self._file.raised(error):
+                if not _lacks(batch, error) or not self._file.raised(error):
                     raise
                 raise ModelError(
                     f"{self._file.line(error)}: the loss asks the batch for {error.args[0]!r}, and make_batch gives "
@@ -185,3 +185,8 @@ class FunctionWorkload:
             return value
 
         return checked
+
+
+def _lacks(batch: Batch, error: KeyError) -> bool:
+    """Whether an error names a key that a batch has not; one that a file raises by itself may hold anything."""
+    return len(error.args) == 1 and isinstance(error.args[0], str) and error.args[0] not in batch

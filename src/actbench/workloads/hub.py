@@ -25,6 +25,17 @@ def without_values(weights: WeightsChoice) -> str:
     return "random" if weights == "random" else "not loaded (shapes only)"
 
 
+def is_repository(name: str) -> bool:
+    """Return whether the hub may have a repository of a name, by its own rules."""
+    from huggingface_hub import errors, utils
+
+    try:
+        utils.validate_repo_id(name)  # type: ignore[attr-defined]
+    except errors.HFValidationError:
+        return False
+    return True
+
+
 def offline() -> bool:
     """Return whether the user forbade the network (``HF_HUB_OFFLINE=1``)."""
     from huggingface_hub import is_offline_mode

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from actbench.defaults import brings_dtype
 from actbench.errors import ModelError
+from actbench.foreign import boundary
 from actbench.records import Attention, Built, Case, Task
 from actbench.training import Batch, TrainingSetup
 from actbench.workloads import architectures, batches, folder, hub, losses, sources
@@ -77,8 +78,9 @@ class HuggingFaceWorkload:
             self.weights_origin = weights.origin
             self.warnings += weights.warnings
             make = self._loaded(attention, weights.files) if weights.files else self._random(attention)
-        with quiet():
-            module = self._checked(lambda: construct(make, materialize=materialize, seed=seed))
+        # Whatever goes wrong in a constructor goes wrong because of a config that we did not write.
+        with quiet(), boundary(f"model {self.spec!r} cannot be built from its config", ModelError):
+            module = construct(make, materialize=materialize, seed=seed)
         loss, own = losses.loss_of(module, self.task, self.spec, architectures.fed_tasks(self._config))
         self.warnings += own + self._slow(module)
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
@@ -155,17 +157,6 @@ class HuggingFaceWorkload:
 
         return make
 
-    def _checked(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """Run a constructor; whatever goes wrong there goes wrong because of a config that we did not write."""
-        try:
-            return build()
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(
-                f"model {self.spec!r} cannot be built from its config: {type(error).__name__}: {error}"
-            ) from error
-
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -193,14 +184,9 @@ def _config(source: Source, trusted: bool) -> Any:
         code = "; it brings its own code: --trust-remote-code runs it" if "auto_map" in source.config else ""
         raise ModelError(f"{source.place}: transformers knows no model_type {kind!r}{hint}{code}")
     cls = cls or CONFIG_MAPPING[kind]
-    try:
+    with boundary(f"{source.place} is not a valid {kind} config", ModelError):
         plain = cls.from_dict(source.config)
         return cls.from_dict({**source.config, **source.renamed_changes(plain)}) if source.changes else plain
-    except ModelError:
-        raise
-    except Exception as error:
-        problem = " ".join(str(error).split())
-        raise ModelError(f"{source.place} is not a valid {kind} config: {problem}") from error
 
 
 def _settled(config: Any, task: Task, image_size: int | None) -> Any:

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from actbench.defaults import is_function
+from actbench.defaults import COUNT_LIMIT, is_function
 from actbench.errors import ModelError
-from actbench.workloads import presets
+from actbench.paths import from_home
+from actbench.workloads import hub, presets
 from actbench.workloads.graphs import NETWORKS
 
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
@@ -31,6 +32,7 @@ Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "f
 SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar", "inception-cifar")
 
 _REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_DIGITS = re.compile(r"-?[0-9]{20,}")
 _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 
@@ -70,7 +72,7 @@ def is_own(spec: str) -> bool:
 
 def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
     head, at, tail = spec.rpartition("@")
-    if not at or ("=" not in tail and Path(spec).exists()):
+    if not at or ("=" not in tail and os.path.exists(spec)):
         return spec, {}
     changes: dict[str, Any] = {}
     for pair in tail.split(","):
@@ -84,9 +86,14 @@ def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
 def _value(text: str) -> Any:
     """Read a number, true, false or null as JSON does; anything else is a string."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+    except RecursionError:
+        raise ModelError(f"model settings: {text!r} is nested too deeply") from None
     except ValueError:
-        return text
+        value = int(text[:20]) if _DIGITS.fullmatch(text) else text  # Python reads no more than some digits
+    if isinstance(value, int | float) and not abs(value) < COUNT_LIMIT:
+        raise ModelError(f"model settings: {text} is no number that 64 bits count")
+    return value
 
 
 def _parse_name(text: str) -> ModelName:
@@ -107,7 +114,7 @@ def _parse_name(text: str) -> ModelName:
     if text.startswith((".", "/", "~")) or "\\" in text:
         return _folder(text)
     if "/" in text:
-        return _folder(text) if Path(text).exists() else _hub(text)
+        return _folder(text) if os.path.exists(text) else _hub(text)
     return _bare(text)
 
 
@@ -122,16 +129,19 @@ def _hub(name: str) -> ModelName:
     preset = presets.find(name)
     if preset is not None:
         return ModelName("preset", preset.name)
-    if not _REPOSITORY.fullmatch(name):
-        raise ModelError(f"model 'hf:{name}': {name!r} is not a name on the hub; write hf:org/name")
+    if not (_REPOSITORY.fullmatch(name) and hub.is_repository(name)):
+        raise ModelError(
+            f"model 'hf:{name}': {name!r} is not a name on the hub; write hf:org/name, of at most 96 letters, digits "
+            "and single - _ . between them"
+        )
     return ModelName("hub", name)
 
 
 def _folder(text: str) -> ModelName:
-    path = Path(text).expanduser()
-    if path.is_dir():
+    path = from_home(text)
+    if os.path.isdir(path):
         return ModelName("folder", str(path))
-    if not path.exists():
+    if not os.path.exists(path):
         raise ModelError(f"model {text!r}: there is no such folder")
     if path.suffix == ".py":
         raise ModelError(f"model {text!r}: say which function builds the model, as in {text}:build")
@@ -147,7 +157,7 @@ def _bare(text: str) -> ModelName:
 
     if text in torchvision.names():
         return ModelName("torchvision", text)
-    if Path(text).exists():
+    if os.path.exists(text):
         return _folder(text)
     also = (name for preset in presets.presets().values() for name in preset.also)
     known = [*SMALL_NETS, *NETWORKS, *presets.presets(), *also]

@@ -1,20 +1,21 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
 
-from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError
+from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, told
+from actbench.foreign import is_out_of_memory
 
 T = TypeVar("T")
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
@@ -33,7 +34,7 @@ class UserFile:
 
     def __init__(self, path: Path, spec: str) -> None:
         self.path, self.spec = path, spec
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ModelError(f"model {spec!r}: there is no file {path}")
         module_spec = importlib.util.spec_from_file_location(path.stem, path)
         assert module_spec is not None
@@ -65,9 +66,9 @@ class UserFile:
         """
         try:
             return call()
-        except ActbenchError:
+        except (ActbenchError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit too
             raise self._failed(error) from error
 
     def run_without_memory(self, call: Callable[[], T]) -> T:
@@ -79,24 +80,24 @@ class UserFile:
         """
         try:
             return call()
-        except ActbenchError:
+        except (ActbenchError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             if not _is_of_fakes(error):
                 raise self._failed(error) from error
             raise UntraceableError(
                 f"{self.line(error)}: this runs without memory here, so large tensors have no values to look at, to "
-                f"save or to hand to numpy ({_told(error)}); no simulated byte depends on values: leave that step out, "
-                "or measure with --meter cpu or --meter cuda, which run it in full"
+                f"save or to hand to numpy ({_first_line(error)}); no simulated byte depends on values: leave that "
+                "step out, or measure with --meter cpu or --meter cuda, which run it in full"
             ) from error
 
     def _failed(self, error: BaseException) -> ActbenchError:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+        if is_out_of_memory(error):
             return OutOfMemoryError(
-                f"{self.line(error)}: the model does not fit in memory while it is built ({_told(error)}); "
+                f"{self.line(error)}: the model does not fit in memory while it is built ({_first_line(error)}); "
                 "--meter simulated builds it without any"
             )
-        return ModelError(f"{self.line(error)}: {_told(error)}")
+        return ModelError(f"{self.line(error)}: {_first_line(error)}")
 
     def line(self, error: BaseException) -> str:
         """Return the last place in the file that an error came through, or the file."""
@@ -114,9 +115,8 @@ class UserFile:
         return Path(file).resolve() == self.path.resolve()
 
 
-def _told(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".removesuffix(": ")
+def _first_line(error: BaseException) -> str:
+    return told(error).splitlines()[0]
 
 
 def _is_of_fakes(error: BaseException) -> bool:
@@ -125,6 +125,6 @@ def _is_of_fakes(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return (
         isinstance(error, _NEEDS_VALUES)
-        or any(word in str(error) for word in words)
+        or any(word in told(error) for word in words)
         or any("_subclasses" in Path(frame.filename).parts for frame in frames[-3:])
     )

@@ -48,4 +48,6 @@ def build(text: str) -> Encoding:
     """
     about, part = f"encoding {text!r}", _SHORT.sub(r"int:\1", text.strip())
     kind = spec.find(re.split("[:,]", part)[0], ENCODINGS, "encoding", text)
-    return spec.build(kind, kind.positional, spec.parse_part(part, about), about)
+    built = spec.build(kind, kind.positional, spec.parse_part(part, about), about)
+    spec.check_sizes(built, about)
+    return built

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from actbench.errors import ModelError
 from actbench.records import Case, Task
 from actbench.training import Batch
 from actbench.workloads import inputs
@@ -46,7 +47,8 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
         case: May ask for a sequence length and an image size.
 
     Raises:
-        ModelError: The sequence is longer than the model can read, or nobody here knows the shape of its audio.
+        ModelError: The sequence is longer than the model can read, images have no pixel, or nobody here knows the shape
+            of its audio.
     """
     sees = task in _WITH_IMAGES or (task == "pretraining" and cls.main_input_name == "pixel_values")
     heard = audio.shape(config, cls, case.model) if task in _WITH_AUDIO else None
@@ -57,7 +59,10 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
         length = audio.label_length(config, heard, case.sequence_length, case.model)
     else:
         length = text.sequence_length(config, case.sequence_length, case.model)
-    return Sizes(length, images.size(config, case.image_size) if sees else None, heard)
+    image = images.size(config, case.image_size) if sees else None
+    if image is not None and min(image) < 1:
+        raise ModelError(f"model {case.model!r}: its config says images of {image[0]} x {image[1]} px")
+    return Sizes(length, image, heard)
 
 
 def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype: torch.dtype, seed: int) -> Batch:
