@@ -123,9 +123,8 @@ def run(
 
 def texts(records: Sequence[Record], title: str) -> dict[str, str]:
     """Return what stands beside a results file, by file suffix."""
-    results, estimates = tables.results_table(records, title), tables.estimates_table(records)
-    sections = [results, estimates] if estimates.rows else [results]
-    return {".md": "\n".join(render.markdown(table) for table in sections), ".csv": render.csv_text(results)}
+    sections = tables.report_tables(records, title)
+    return {".md": "\n".join(map(render.markdown, sections)), ".csv": render.csv_text(sections[0])}
 
 
 def render_again(folder: Path) -> list[Path]:

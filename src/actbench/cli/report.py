@@ -31,9 +31,13 @@ def report(
 
     Of several records of one case the last counts. Rows of different machines are told apart by a column.
 
+    A terminal shows the first 500 rows and says how many there are. A pipe gets every row, and so does every export.
+
     Examples:
 
     actbench report results
+
+    actbench report results | less -S
 
     actbench report results/quickstart/*.jsonl --export-markdown table.md --export-csv table.csv
     """
@@ -42,11 +46,11 @@ def report(
     records, notices = store.read_all(store.files_in(results))
     for notice in notices:
         remark(notice)
-    show(tables.results_table(records, title))
-    estimates = tables.estimates_table(records)
-    if estimates.rows:
-        show(estimates)
-    export_results(records, title, export_markdown, export_csv, export_json, export_html)
+    shown = tables.report_tables(records, title)
+    if export_json is None:
+        records = []  # of many rows they take most of the memory
+    show(*shown)
+    export_results(shown[0], records, export_markdown, export_csv, export_json, export_html)
 
 
 @app.command()

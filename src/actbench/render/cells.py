@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +20,17 @@ class Cells:
     Attributes:
         headings: One for each column; an arrow says which direction is better.
         numeric: Whether each column holds numbers, which stand at the right.
-        rows: The text of each cell.
+        columns: The text of each cell, by column.
     """
 
     headings: tuple[str, ...]
     numeric: tuple[bool, ...]
-    rows: tuple[tuple[str, ...], ...]
+    columns: tuple[Sequence[str], ...]
+
+    @property
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The text of each cell, by row."""
+        return zip(*self.columns, strict=True)
 
 
 def spoken(table: Table) -> Table:
@@ -38,10 +43,15 @@ def cells(table: Table) -> Cells:
     table = spoken(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     shown = [column for column in table.columns if not column.spread_of]
+    columns: tuple[list[str], ...] = tuple([] for _ in shown)
+    places = [(texts, column, spreads.get(column.key)) for texts, column in zip(columns, shown, strict=True)]
+    for row in table.rows:
+        for texts, column, spread in places:
+            texts.append(_cell(row, column, spread))
     return Cells(
         tuple(column.title + _ARROWS.get(column.better or "", "") for column in shown),
         tuple(column.unit not in ("text", "flag") for column in shown),
-        tuple(tuple(_cell(row, column, spreads.get(column.key)) for column in shown) for row in table.rows),
+        columns,
     )
 
 
