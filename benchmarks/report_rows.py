@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=0, help="places that a row says were converted")
     parser.add_argument("--keep", type=Path, help="leave the file here")
     parser.add_argument("flags", nargs="*", help="flags of actbench report, after --")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     with tempfile.TemporaryDirectory() as folder:
         file = asked.keep or Path(folder) / "rows.jsonl"
         with file.open("w") as out:
@@ -66,7 +66,7 @@ def records(rows: int, schemes: int = 50, sites: int = 0) -> Iterator[Record]:
                 meter=METERS[meter],
                 device_profile="cpu" if METERS[meter] == "simulated" else None,
             ),
-            outcome=_measured(number, METERS[meter], sites),
+            outcome=_measured(number, METERS[meter], batch + 1, sites),
             machine=machine,
             versions=versions,
             command="actbench sweep made.toml --meter cpu,simulated --output results",
@@ -74,7 +74,7 @@ def records(rows: int, schemes: int = 50, sites: int = 0) -> Iterator[Record]:
         )
 
 
-def _measured(number: int, meter: MeterName, sites: int) -> Measurement:
+def _measured(number: int, meter: MeterName, batch_size: int, sites: int) -> Measurement:
     chance = random.Random(number)
     is_timed = meter == "cpu"
     return Measurement(
@@ -95,8 +95,8 @@ def _measured(number: int, meter: MeterName, sites: int) -> Measurement:
                 path=f"roberta.encoder.layer.{layer}.intermediate.dense",
                 was="nn.Linear",
                 becomes="randomized",
-                bytes_before=50331648 + number,
-                bytes_after=4718592,
+                bytes_before=1572864 * batch_size,
+                bytes_after=1572864 * batch_size // 8 + number % 100,
                 calls=1,
             )
             for layer in range(sites)

@@ -11,9 +11,15 @@ _FIELDS_SET = "__pydantic_fields_set__"
 
 
 class Shared:
-    """The parts of records that were read so far."""
+    """The parts of records that were read so far.
 
-    def __init__(self) -> None:
+    Args:
+        sites: Whether records keep what was converted and what was not reached. No table of results shows it, and of
+            many rows it takes most of the memory.
+    """
+
+    def __init__(self, sites: bool = True) -> None:
+        self._sites = sites
         self._parts: dict[tuple[Any, ...], Data] = {}
         self._names: dict[frozenset[str], set[str]] = {}
 
@@ -34,7 +40,7 @@ class Shared:
             fields["built"] = self._part(measurement.built)
         for name in _SITES:
             if fields[name]:
-                fields[name] = tuple(map(self._part, fields[name]))
+                fields[name] = tuple(map(self._part, fields[name])) if self._sites else ()
 
     def _part(self, part: Data) -> Data:
         """Return the first part that is equal to this one; the fields of such parts are texts, integers and tuples."""

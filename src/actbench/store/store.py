@@ -118,15 +118,23 @@ def read(path: Path) -> Results:
     return Results(tuple(_latest([found]).values()), found.notice, found.whole_bytes, found.file_bytes)
 
 
-def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
-    """Read several results files as one, the later ones counting; return the records and the notices."""
+def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[Record], list[str]]:
+    """Read several results files as one, the later ones counting.
+
+    Args:
+        paths: The files.
+        sites: Whether the records keep what was converted and what was not reached, which tables do not show.
+
+    Returns:
+        The records and the notices.
+    """
     found = [lines.split(path) for path in paths]
-    return list(_latest(found).values()), [file.notice for file in found if file.notice]
+    return list(_latest(found, sites).values()), [file.notice for file in found if file.notice]
 
 
-def _latest(files: Sequence[lines.Lines]) -> dict[Identity, Record]:
+def _latest(files: Sequence[lines.Lines], sites: bool = True) -> dict[Identity, Record]:
     """Return the last record of each case, machine and GPU."""
-    shared = Shared()
+    shared = Shared(sites)
     records = (
         shared.record(lines.parse(line, f"{file.path}:{number}")) for file in files for number, line in file.numbered()
     )

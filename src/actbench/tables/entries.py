@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, Literal
 
-from actbench.records import Built, Case, Measurement, Record
+from actbench.records import Built, Measurement, Record
 from actbench.tables.estimates import Estimates
 from actbench.tables.frontier import Costs, unbeaten
-from actbench.tables.order import ordered
+from actbench.tables.groups import Group, group_of, in_order, what_is_built, what_is_measured
+from actbench.tables.order import scheme_places
 from actbench.tables.timing import Spread, ratio, step_time, throughput
-
-_comparable = attrgetter(*(name for name in Case.model_fields if name != "scheme"))
-_what_is_built = attrgetter("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +58,21 @@ class Entry:
         return throughput(self.record.case.batch_size, self.step)
 
 
-@dataclass(frozen=True, slots=True)
-class _Exact:
-    """What the exact model measured, with its steps."""
+@dataclass(slots=True, eq=False)
+class _Peers:
+    """What the records of one group are read against.
 
-    measured: Measurement
-    step: Spread | None
+    Attributes:
+        what: Number of what was measured.
+        same_model: See :class:`Entry`.
+        exact: What the exact model measured in the group.
+        exact_step: Its seconds.
+    """
+
+    what: int
+    same_model: Measurement | None
+    exact: Measurement | None = None
+    exact_step: Spread | None = None
 
 
 def join(records: Sequence[Record]) -> list[Entry]:
@@ -74,27 +80,26 @@ def join(records: Sequence[Record]) -> list[Entry]:
 
     Rows that can be compared stand beside each other, the exact model first, then simple schemes, then composed ones.
     """
-    rows = ordered(records)
-    numbers: dict[Any, int] = {}
-    groups = [numbers.setdefault(_group(record), len(numbers)) for record in rows]
-    exact = _exact(rows, groups)
-    measured = list(map(_measured, rows))
-    steps = [step_time(found.step_seconds) if found else None for found in measured]
-    speeds = [_speed(*each) for each in zip(measured, steps, map(exact.get, groups), strict=True)]
-    best = _best(measured, groups, speeds)
-    estimates, same_model = Estimates(records), _by_model(records)
+    numbers: dict[Group, int] = {}
+    groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
+    peers = _peers(records, groups, list(numbers))
+    estimates = Estimates((record, peers[group].what) for record, group in zip(records, groups, strict=True))
+    rows = [(records[place], peers[groups[place]]) for place in _order(records, groups, list(numbers))]
+    steps = [step_time(found.step_seconds) if (found := _measured(record)) else None for record, _ in rows]
+    speeds = [_speed(_measured(record), step, peer) for (record, peer), step in zip(rows, steps, strict=True)]
+    best = _best(rows, speeds)
     return [
         Entry(
             record,
-            measured=outcome,
-            exact=exact[group].measured if group in exact else None,
-            estimate=estimates.of(record),
-            same_model=same_model.get(_what_is_built(record.case)),
+            measured=_measured(record),
+            exact=peer.exact,
+            estimate=estimates.of(record, peer.what),
+            same_model=peer.same_model,
             step=step,
             relative_throughput=speed,
             pareto=pareto,
         )
-        for record, outcome, group, step, speed, pareto in zip(rows, measured, groups, steps, speeds, best, strict=True)
+        for (record, peer), step, speed, pareto in zip(rows, steps, speeds, best, strict=True)
     ]
 
 
@@ -102,51 +107,65 @@ def _measured(record: Record) -> Measurement | None:
     return record.outcome if isinstance(record.outcome, Measurement) else None
 
 
-def _group(record: Record) -> Any:
-    """Return what the records of the schemes that can be compared have in common."""
-    return record.machine.name, record.machine.gpu or "", _comparable(record.case)
+def _peers(records: Sequence[Record], groups: Sequence[int], keys: Sequence[Group]) -> list[_Peers]:
+    """Return what each group's records are read against.
 
-
-def _exact(records: Sequence[Record], groups: Sequence[int]) -> dict[int, _Exact]:
-    """Return the exact model's measurement in each group, where it has one."""
-    last = {group: _measured(record) for record, group in zip(records, groups, strict=True) if _is_exact(record)}
-    return {group: _Exact(found, step_time(found.step_seconds)) for group, found in last.items() if found is not None}
-
-
-def _by_model(records: Sequence[Record]) -> dict[Any, Measurement]:
-    """Return a measurement of each model, of the exact one where that was measured."""
-    found: dict[Any, Measurement] = {}
-    for is_exact in (True, False):
-        for record in records:
-            if _is_exact(record) is is_exact and isinstance(record.outcome, Measurement):
-                found.setdefault(_what_is_built(record.case), record.outcome)
-    return found
+    Args:
+        records: The records.
+        groups: The number of each record's group.
+        keys: The groups.
+    """
+    built = list(map(what_is_built, keys))
+    same_model: dict[Any, Measurement] = {}
+    for of_exact in (True, False):
+        for record, group in zip(records, groups, strict=True):
+            if _is_exact(record) is of_exact and isinstance(record.outcome, Measurement):
+                same_model.setdefault(built[group], record.outcome)
+    numbers: dict[Any, int] = {}
+    whats = [numbers.setdefault(what_is_measured(key), len(numbers)) for key in keys]
+    peers = [_Peers(what, same_model.get(model)) for what, model in zip(whats, built, strict=True)]
+    for record, group in zip(records, groups, strict=True):
+        if _is_exact(record):
+            peers[group].exact = _measured(record)
+    for peer in peers:
+        peer.exact_step = step_time(peer.exact.step_seconds) if peer.exact else None
+    return peers
 
 
 def _is_exact(record: Record) -> bool:
     return record.case.scheme == "exact"
 
 
-def _speed(measured: Measurement | None, step: Spread | None, exact: _Exact | None) -> Spread | None:
+def _order(records: Sequence[Record], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
+    """Return the places of records in the order of their groups, then of their schemes."""
+    number = {group: place for place, group in enumerate(in_order(keys))}
+    of_group = [number[key] for key in keys]
+    of_scheme = scheme_places(record.case.scheme for record in records)
+    ranks = [
+        of_group[group] * len(of_scheme) + of_scheme[record.case.scheme]
+        for record, group in zip(records, groups, strict=True)
+    ]
+    return sorted(range(len(records)), key=ranks.__getitem__)
+
+
+def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> Spread | None:
     """Return the throughput over that of the exact model's steps that took turns with these."""
     if measured is None or step is None:
         return None
-    if exact is not None and exact.measured is measured:
+    if peers.exact is measured:
         return Spread(1.0)
-    if exact is not None and exact.measured.timing_round == measured.timing_round:
-        return ratio(exact.step, step)
+    if peers.exact is not None and peers.exact.timing_round == measured.timing_round:
+        return ratio(peers.exact_step, step)
     return ratio(step_time(measured.exact_step_seconds), step)
 
 
-def _best(
-    measured: Sequence[Measurement | None], groups: Sequence[int], speeds: Sequence[Spread | None]
-) -> list[bool | None]:
+def _best(rows: Sequence[tuple[Record, _Peers]], speeds: Sequence[Spread | None]) -> list[bool | None]:
     """Return for each row whether none of its group beats it; None where it is alone or has no speed."""
-    costs: dict[int, dict[int, Costs]] = defaultdict(dict)
-    for place, (outcome, group, speed) in enumerate(zip(measured, groups, speeds, strict=True)):
-        if outcome is not None and speed is not None:
-            costs[group][place] = (outcome.peak_bytes, -speed.value)
-    best: list[bool | None] = [None] * len(measured)
+    costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
+    for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
+        if speed is not None and isinstance(record.outcome, Measurement):
+            costs[peers][place] = (record.outcome.peak_bytes, -speed.value)
+    best: list[bool | None] = [None] * len(rows)
     for rivals in costs.values():
         if len(rivals) > 1:
             for place, mark in zip(rivals, unbeaten(list(rivals.values())), strict=True):

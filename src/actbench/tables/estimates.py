@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from actbench.records import Case, Measurement, Record
-from actbench.tables.order import HOW_MEASURED
-
-_what = attrgetter(*(name for name in Case.model_fields if name not in HOW_MEASURED))
+from actbench.records import Measurement, Record
 
 
 class Estimates:
-    """The simulations among records, by what was simulated."""
+    """The simulations among records.
 
-    def __init__(self, records: Sequence[Record]) -> None:
+    Args:
+        records: Each with what was measured, but for the scheme.
+    """
+
+    def __init__(self, records: Iterable[tuple[Record, Any]]) -> None:
         self._found: dict[Any, list[Record]] = defaultdict(list)
         self._devices: dict[Any, _Devices] = {}
-        for record in records:
+        for record, what in records:
             if record.case.meter == "simulated" and isinstance(record.outcome, Measurement):
-                self._found[_what(record.case), record.case.device_profile == "cpu"].append(record)
+                self._found[what, record.case.scheme, record.case.device_profile == "cpu"].append(record)
 
-    def of(self, record: Record) -> Measurement | None:
+    def of(self, record: Record, what: Any) -> Measurement | None:
         """Return the estimate of a measurement: that of the CPU for the CPU, that of a GPU for a GPU.
 
         Of several simulated GPUs it is the one that the record's GPU is named like; where none is, there is no
         estimate.
         """
-        key = (_what(record.case), record.case.meter == "cpu")
+        key = (what, record.case.scheme, record.case.meter == "cpu")
         if record.case.meter == "simulated" or key not in self._found:
             return None
         candidates = self._found[key]
@@ -51,7 +51,7 @@ class _Devices:
         self._lengths = sorted(set(map(len, self._by_name)))
 
     def named_in(self, gpu: str) -> list[Record]:
-        """Return two at most of those whose device stands in the name of a GPU; there may be thousands of devices."""
+        """Return those whose device stands in the name of a GPU, two at most of each device."""
         gpu = gpu.lower()
-        parts = {gpu[start : start + n] for n in self._lengths for start in range(len(gpu) - n + 1)}
+        parts = {gpu[start : start + length] for length in self._lengths for start in range(len(gpu) - length + 1)}
         return [record for part in parts if part in self._by_name for record in self._by_name[part][:2]]

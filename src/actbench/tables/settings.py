@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from actbench.tables.columns import METER, SETTINGS, Column
 from actbench.tables.entries import Entry
+from actbench.tables.rows import blocks
 from actbench.tables.values import Value, write
 
 Group = tuple[str, str]
@@ -25,12 +26,11 @@ class Settings:
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        found = {column: values_by_group(entries, column) for column in SETTINGS}
-        self.varying = tuple(column for column, values in found.items() if values is None)
+        found = constant(entries, (METER, *SETTINGS))
+        self.varying = tuple(column for column in SETTINGS if found[column] is None)
         self._constant = {column: values for column, values in found.items() if values is not None}
-        meters = values_by_group(entries, METER) or {}
-        if len(set(meters.values())) == 1:
-            self._constant = {METER: meters, **self._constant}
+        if len(set(self._constant[METER].values())) > 1:
+            del self._constant[METER]
 
     def told(self) -> list[str]:
         """Tell each setting of the most rows that share it: all, those of a model, or those of a model on a meter."""
@@ -44,14 +44,18 @@ class Settings:
         ]
 
 
-def values_by_group(entries: Sequence[Entry], column: Column[Entry]) -> dict[Group, Value] | None:
-    """Return the one value that the rows of each model on each meter have; None where those of some differ."""
-    values: dict[Group, Value] = {}
-    for entry in entries:
-        value = column.compute(entry)
-        if values.setdefault((entry.record.case.model, entry.record.case.meter), value) != value:
-            return None
-    return values
+def constant(
+    entries: Sequence[Entry], columns: Sequence[Column[Entry]]
+) -> dict[Column[Entry], dict[Group, Value] | None]:
+    """Return for each column the one value that the rows of each model on each meter have; None where some differ."""
+    groups: set[Group] = set()
+    found: dict[Column[Entry], set[tuple[Group, Value]]] = {column: set() for column in columns}
+    for block in blocks(entries):
+        theirs = [(entry.record.case.model, entry.record.case.meter) for entry in block]
+        groups.update(theirs)
+        for column, values in found.items():
+            values.update(zip(theirs, map(column.compute, block), strict=True))
+    return {column: dict(values) if len(values) == len(groups) else None for column, values in found.items()}
 
 
 def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:

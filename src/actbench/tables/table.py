@@ -23,8 +23,8 @@ from actbench.tables.columns import (
 )
 from actbench.tables.entries import Entry, join
 from actbench.tables.notes import notes_of
-from actbench.tables.rows import Rows
-from actbench.tables.settings import Settings, values_by_group
+from actbench.tables.rows import Rows, blocks
+from actbench.tables.settings import Settings, constant
 from actbench.tables.values import Value
 from actbench.units import format_bytes
 
@@ -53,14 +53,12 @@ class Table:
 
 def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], notes: Sequence[str] = ()) -> Table:
     """Compute every column of every item; columns that are empty throughout are left out."""
-    values: dict[str, list[Value]] = {}
-    used = []
-    for column in columns:
-        computed = list(map(column.compute, items))
-        if any(value is not None for value in computed):
-            used.append(column)
-            values[column.key] = computed
-    return Table(title, tuple(used), Rows(values, len(items)), tuple(notes))
+    values: dict[str, list[Value]] = {column.key: [] for column in columns}
+    for block in blocks(items):
+        for column in columns:
+            values[column.key].extend(map(column.compute, block))
+    used = tuple(column for column in columns if any(value is not None for value in values[column.key]))
+    return Table(title, used, Rows({column.key: values[column.key] for column in used}, len(items)), tuple(notes))
 
 
 def results_table(records: Sequence[Record], title: str = "Results") -> Table:
@@ -106,7 +104,7 @@ def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     """Return the columns of results; bytes of optimizer state are quiet where all rows of a model have the same."""
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == defaults.OPTIMIZER for entry in entries)
-    quiet = is_usual and values_by_group(known, OPTIMIZER_STATE) is not None
+    quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None
     return tuple(replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column for column in RESULTS)
 
 
