@@ -5,11 +5,13 @@ seconds of CPU and the peak of resident memory of that process. The figures of d
 
     python benchmarks/report_rows.py 100000
     python benchmarks/report_rows.py 100000 --schemes 4000 --sites 12
+    python benchmarks/report_rows.py 100000 -- --export-csv table.csv
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import subprocess
@@ -25,6 +27,7 @@ MODELS = ("roberta-base", "bert-base-uncased", "gpt2", "vit-base", "tiny-llama")
 
 
 def main() -> None:
+    """Write the rows that were asked for and report them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=int, help="rows of the file")
     parser.add_argument("--schemes", type=int, default=50, help="schemes that are compared with one exact row")
@@ -104,16 +107,28 @@ def _measured(number: int, meter: MeterName, batch_size: int, sites: int) -> Mea
     )
 
 
-def report(file: Path, *flags: str) -> tuple[float, int]:
-    """Report a file in a process of its own; return its seconds of CPU and its peak of resident bytes."""
+def report(file: Path, *flags: str, cpu_seconds: int | None = None) -> tuple[float, int]:
+    """Report a file in a process of its own, with its output in a pipe.
+
+    Args:
+        file: The results file.
+        flags: Flags of the command.
+        cpu_seconds: How much of a processor's time it may take; None is without end.
+
+    Returns:
+        Its seconds of CPU and its peak of resident bytes.
+    """
     command = [sys.executable, "-m", "actbench", "report", str(file), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
+        if cpu_seconds is not None:
+            resource.prlimit(process.pid, resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
         while process.stdout.read(2**20):
             pass
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"actbench report ended with status {process.returncode}")
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
 
 

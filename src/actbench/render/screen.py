@@ -72,7 +72,8 @@ def _left_out(rows: int, notes: int) -> str:
     """Say how many rows and notes a table has more than are shown, and where they are."""
     found = [f"{count - LIMIT:,} more {what}" for count, what in ((rows, "rows"), (notes, "notes")) if count > LIMIT]
     return (
-        f"Left out here: {' and '.join(found)}. A pipe (… | less -S) gets all, and so do exports (--export-csv FILE)."
+        f"Left out here: {' and '.join(found)}. A pipe (… | less -S) gets all, and so do exports that hold this table "
+        "(--export-csv FILE)."
     )
 
 
