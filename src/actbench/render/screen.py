@@ -70,7 +70,8 @@ def fitted(table: Table, width: int) -> Table:
 
 def _left_out(rows: int, notes: int) -> str:
     """Say how many rows and notes a table has more than are shown, and where they are."""
-    found = [f"{count - LIMIT:,} more {what}" for count, what in ((rows, "rows"), (notes, "notes")) if count > LIMIT]
+    counts = ((rows - LIMIT, "row"), (notes - LIMIT, "note"))
+    found = [f"{more:,} more {what}{'s' if more > 1 else ''}" for more, what in counts if more > 0]
     return (
         f"Left out here: {' and '.join(found)}. A pipe (… | less -S) gets all, and so do exports that hold this table "
         "(--export-csv FILE)."

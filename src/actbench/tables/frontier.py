@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 Costs = tuple[float, float]
 
@@ -16,9 +17,7 @@ def unbeaten(costs: Sequence[Costs]) -> list[bool]:
     """
     known = sorted({pair for pair in costs if not any(map(math.isnan, pair))})
     beaten: set[Costs] = set()
-    least = math.inf  # second cost of those before, whose first is no higher
-    for pair in known:
-        if least <= pair[1]:
+    for pair, least in zip(known[1:], accumulate((second for _, second in known), min), strict=False):
+        if least <= pair[1]:  # that of one before, whose first cost is no higher
             beaten.add(pair)
-        least = min(least, pair[1])
     return [pair not in beaten for pair in costs]
