@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from actbench.tables import Table
 from actbench.tables.columns import Column
+from actbench.tables.rows import Rows
 from actbench.tables.values import Value, write
 
 _ARROWS = {"lower": " ↓", "higher": " ↑"}
@@ -43,20 +44,28 @@ def cells(table: Table) -> Cells:
     table = spoken(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     shown = [column for column in table.columns if not column.spread_of]
-    columns: tuple[list[str], ...] = tuple([] for _ in shown)
-    places = [(texts, column, spreads.get(column.key)) for texts, column in zip(columns, shown, strict=True)]
-    for row in table.rows:
-        for texts, column, spread in places:
-            texts.append(_cell(row, column, spread))
     return Cells(
         tuple(column.title + _ARROWS.get(column.better or "", "") for column in shown),
         tuple(column.unit not in ("text", "flag") for column in shown),
-        columns,
+        tuple(_texts(table, column, spreads.get(column.key)) for column in shown),
     )
 
 
-def _cell(row: Mapping[str, Value], column: Column[Any], spread: Column[Any] | None) -> str:
-    text = write(row[column.key], column.unit)
-    if spread is None or row[spread.key] is None:
-        return text
-    return f"{text} ± {write(row[spread.key], spread.unit)}"
+def _texts(table: Table, column: Column[Any], spread: Column[Any] | None) -> list[str]:
+    texts = _written(table, column)
+    if spread is None:
+        return texts
+    known = [value is not None for value in _values(table, spread)]
+    return [
+        f"{text} ± {deviation}" if is_known else text
+        for text, deviation, is_known in zip(texts, _written(table, spread), known, strict=True)
+    ]
+
+
+def _written(table: Table, column: Column[Any]) -> list[str]:
+    return [write(value, column.unit) for value in _values(table, column)]
+
+
+def _values(table: Table, column: Column[Any]) -> Sequence[Value]:
+    rows = table.rows
+    return rows.column(column.key) if isinstance(rows, Rows) else [row[column.key] for row in rows]

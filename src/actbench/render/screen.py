@@ -109,30 +109,37 @@ def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
 def _grid_lines(text: Cells, lines: box.Box) -> Iterator[str]:
     widths = _widths(text)
     padded = [width + 1 for width in widths[:-1]] + widths[-1:]
-    aligns = [">" if numeric else "<" for numeric in text.numeric]
     wrapped = [_wrapped(title, width) for title, width in zip(text.headings, widths, strict=True)]
     height = max(map(len, wrapped))
-    wrapped = [[""] * (height - len(parts)) + parts for parts in wrapped]  # they stand at the bottom
-    heading = lines.head_left + f" {lines.head_vertical}".join(["{}"] * len(widths)) + lines.head_right
-    row = lines.mid_left + f" {lines.mid_vertical}".join(["{}"] * len(widths)) + lines.mid_right
+    headings = [[""] * (height - len(parts)) + parts for parts in wrapped]  # they stand at the bottom
     yield lines.get_top(padded)
-    yield from map(heading.format, *map(_aligned, wrapped, aligns, widths))
+    for row in _aligned(headings, text.numeric, widths, f" {lines.head_vertical}"):
+        yield lines.head_left + row + lines.head_right
     yield lines.get_row(padded, "head")
-    yield from map(row.format, *map(_aligned, text.columns, aligns, widths))
+    for row in _aligned(text.columns, text.numeric, widths, f" {lines.mid_vertical}"):
+        yield lines.mid_left + row + lines.mid_right
     yield lines.get_bottom(padded)
+
+
+def _aligned(
+    columns: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int], divider: str
+) -> Iterator[str]:
+    """Yield rows with every cell as wide as its column."""
+    places, filled = [], []
+    for texts, is_number, width in zip(columns, numeric, widths, strict=True):
+        align, size = ">" if is_number else "<", _size(texts)
+        if size is len:
+            places.append(f"{{:{align}{width}}}")
+            filled.append(texts)
+        else:  # format takes every letter for one place, and some take two or none
+            places.append("{}")
+            filled.append([f"{text:{align}{width - size(text) + len(text)}}" for text in texts])
+    return map(divider.join(places).format, *filled)
 
 
 def _unfolded(texts: Sequence[str]) -> Sequence[str]:
     """Return texts without line ends: a row is one line."""
     return texts if "".join(texts).isprintable() else [" ".join(text.split()) for text in texts]
-
-
-def _aligned(texts: Sequence[str], align: str, width: int) -> Iterator[str]:
-    """Yield texts as wide as ``width``; ``format`` takes every letter for one place, and some take two or none."""
-    size = _size(texts)
-    if size is len:
-        return map(f"{{:{align}{width}}}".format, texts)
-    return (f"{text:{align}{width - size(text) + len(text)}}" for text in texts)
 
 
 def _widths(text: Cells) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from actbench.records import Built, Measurement, Record
 from actbench.tables.estimates import Estimates
@@ -15,8 +15,7 @@ from actbench.tables.order import scheme_places
 from actbench.tables.timing import Spread, ratio, step_time, throughput
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A record with the measurements it is read against.
 
     Attributes:

@@ -29,6 +29,10 @@ class Rows(Sequence[Mapping[str, Value]]):
         self._columns = dict(columns)
         self._count = count
 
+    def column(self, key: str) -> Sequence[Value]:
+        """Return the values of a column from the first row to the last."""
+        return self._columns[key]
+
     def __len__(self) -> int:
         return self._count
 
