@@ -126,9 +126,8 @@ def run(
 
 def texts(records: Sequence[Record], title: str) -> dict[str, str]:
     """Return what stands beside a results file, by file suffix."""
-    results, estimates = tables.results_table(records, title), tables.estimates_table(records)
-    sections = [results, estimates] if estimates.rows else [results]
-    rendered = "\n".join(render.markdown(table) for table in sections), render.csv_text(results)
+    sections = tables.report_tables(records, title)
+    rendered = "\n".join(map(render.markdown, sections)), render.csv_text(sections[0])
     return dict(zip(BESIDE, rendered, strict=True))
 
 

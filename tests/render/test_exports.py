@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,34 @@ def test_several_files_are_written_and_folders_made(tmp_path: Path) -> None:
 
     assert (tmp_path / "a.md").read_text(encoding="utf-8") == "µ\n"
     assert files(tmp_path) == {"a.md", "new/b.csv"}
+
+
+def test_lines_are_written_as_they_are_made(tmp_path: Path) -> None:
+    made = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal made
+        for made in range(1, 1001):
+            yield f"µ {made}\n"
+
+    export({tmp_path / "a.md": lines()})
+
+    assert made == 1000
+    assert (tmp_path / "a.md").read_text().splitlines() == [f"µ {line}" for line in range(1, 1001)]
+
+
+def test_when_the_lines_of_one_cannot_be_made_none_is_written(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("old")
+
+    def lines() -> Iterator[str]:
+        yield "new"
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        export({tmp_path / "a.md": "new", tmp_path / "b.md": lines()})
+
+    assert (tmp_path / "a.md").read_text() == "old"
+    assert files(tmp_path) == {"a.md"}
 
 
 def test_a_file_that_was_there_is_replaced(tmp_path: Path) -> None:

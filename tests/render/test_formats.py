@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Callable
 from html.parser import HTMLParser
 
@@ -91,6 +92,21 @@ def test_json_is_the_list_of_records(records: list[Record]) -> None:
     assert found[0]["outcome"]["kind"] == "measured"
     assert found[0]["outcome"]["reserved_bytes"] is None
     assert found[2]["outcome"]["reason"] == "out-of-memory"
+
+
+def test_json_of_no_number_is_what_a_results_file_says(make_record: MakeRecord) -> None:
+    record = make_record(gradient_error=math.nan)
+    (found,) = json.loads(render.json_text([record]))
+
+    assert found == json.loads(record.model_dump_json())
+    assert found["outcome"]["gradient_error"] == "NaN"
+
+
+def test_json_is_indented_as_a_list(records: list[Record]) -> None:
+    text = render.json_text(records)
+
+    assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
+    assert render.json_text([]) == "[]\n"
 
 
 class Cells(HTMLParser):

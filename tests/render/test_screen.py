@@ -4,12 +4,15 @@ import io
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from actbench import tables
 from actbench.records import Record
-from actbench.render import screen
+from actbench.render import cells, screen
 from actbench.tables import Table
+from actbench.tables.columns import Column
 
 MakeRecord = Callable[..., Record]
 
@@ -71,3 +74,74 @@ def test_notes_stand_below(table: Table) -> None:
     text = " ".join(" ".join(printed(table, 200)).split())
 
     assert text.endswith(" ".join(table.notes))
+
+
+def many(rows: int, notes: int = 0) -> Table:
+    columns = [Column(key, key.capitalize(), "text", lambda place: f"{place}.") for key in ("first", "second")]
+    return tables.fill("Many", columns, range(rows), [f"note {place}" for place in range(notes)])
+
+
+def test_a_terminal_shows_the_first_rows_and_says_where_the_others_are() -> None:
+    lines = printed(many(screen.LIMIT + 1234, notes=screen.LIMIT + 1), 200)
+    how = "A pipe (… | less -S) gets all, and so do exports that hold this table (--export-csv FILE)."
+
+    assert [line.split()[0] for line in lines[4 : 4 + screen.LIMIT]] == [f"{place}." for place in range(screen.LIMIT)]
+    assert lines[-2:] == [
+        f"note {screen.LIMIT - 1}",
+        f"Left out here: 1,234 more rows and 1 more note. {how}",
+    ]
+    assert "more" not in "".join(printed(many(screen.LIMIT), 200))
+
+
+def test_a_pipe_gets_every_row() -> None:
+    count = 3 * screen.LIMIT
+    lines = printed(many(count, notes=count), 80, terminal=False)
+
+    assert [line.split()[0] for line in lines[4 : 4 + count]] == [f"{place}." for place in range(count)]
+    assert lines[-count:] == [f"note {place}" for place in range(count)]
+
+
+LETTERS = st.text("az 09.–±µ|漢é{}%", max_size=12).map(str.strip)
+
+
+@given(
+    st.lists(st.tuples(LETTERS, LETTERS), min_size=1, max_size=5),
+    st.text("az ↑", min_size=1, max_size=20).filter(str.strip),
+)
+def test_a_pipe_gets_the_layout_of_a_wide_terminal(rows: list[tuple[str, str]], heading: str) -> None:
+    columns = [
+        Column("scheme", "Scheme", "text", lambda row: row[0]),
+        Column("peak", heading, "bytes", lambda row: row[1], better="lower"),
+        Column("status", "Status", "text", lambda row: row[0][:2]),
+    ]
+    table = tables.fill("A title", columns, rows, ["a note"])
+
+    title, *lines = printed(table, 500)
+
+    assert printed(table, 80, terminal=False) == [title.rstrip(), *lines]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_cells_are_written_a_few_times_whatever_the_number_of_rows_and_columns(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    written = 0
+
+    def write(value: object, unit: object) -> str:
+        nonlocal written
+        written += 1
+        return str(value)
+
+    monkeypatch.setattr(cells, "write", write)
+    columns = [Column(f"c{place}", "Column", "text", lambda row: row, detail=place) for place in range(20)]
+    rows = 2 * screen.LIMIT
+    printed(tables.fill("Many", columns, range(rows)), 40, terminal)
+
+    assert written <= (2 * screen.LIMIT if terminal else rows) * len(columns)
+
+
+def test_a_row_of_a_pipe_is_one_line() -> None:
+    column = Column("label", "Label", "text", lambda text: text)
+    lines = printed(tables.fill("Labels", [column], ["two\nlines\tand a tab", "one"]), 80, terminal=False)
+
+    assert [line.strip() for line in lines[4:6]] == ["two lines and a tab", "one"]

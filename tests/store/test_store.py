@@ -15,6 +15,7 @@ from actbench import store
 from actbench.errors import StoreError
 from actbench.records import Failure, Measurement, Record
 from actbench.store import Store, lines
+from actbench.store.linefile import LineFile, torn_path
 
 MakeRecord = Callable[..., Record]
 DATA = Path(__file__).parents[1] / "data"
@@ -130,7 +131,7 @@ def test_a_file_cut_at_any_byte_loses_no_earlier_row_and_can_be_added_to(
         assert (list(found.records), found.notice is not None) == (kept, torn), f"cut at {length}"
         assert path.stat().st_size == length, "reading changes nothing"
 
-        file = lines.LineFile(path, found.whole_bytes, found.file_bytes)
+        file = LineFile(path, found.whole_bytes, found.file_bytes)
         file.append(added.model_dump_json().encode())
         found = store.read(path)
         assert (list(found.records), found.notice) == ([*kept, added], None), f"cut at {length}"
@@ -196,7 +197,7 @@ def test_a_half_written_line_is_set_aside_in_a_file_beside(tmp_path: Path, make_
             assert "box.jsonl.torn" in str(opened.notice)
             opened.append(make_record("fewbit:3"))
 
-    assert lines.torn_path(path).read_bytes() == (torn + b"\n") * 2
+    assert torn_path(path).read_bytes() == (torn + b"\n") * 2
     assert len(store.read(path).records) == 2
 
 

@@ -65,6 +65,25 @@ def test_an_estimate_for_another_kind_of_device_is_none(make_record: MakeRecord)
     assert all(entry.estimate is None for entry in join([cpu, make_record(meter="cuda")]))
 
 
+def test_of_several_estimates_the_one_counts_that_the_gpu_is_named_like(make_record: MakeRecord) -> None:
+    devices = [
+        make_record(device_profile=name, peak_bytes=place) for place, name in enumerate(("h200", "t4", "l4-24gib"))
+    ]
+    measured = [
+        make_record(meter="cuda", gpu=gpu) for gpu in ("NVIDIA H200", "Tesla T4", "NVIDIA L4", "A100", "H200 T4")
+    ]
+
+    entries = {entry.record.machine.gpu: entry.estimate for entry in join([*devices, *measured])}
+
+    assert [entries[record.machine.gpu] and entries[record.machine.gpu].peak_bytes for record in measured] == [
+        0,
+        1,
+        2,
+        None,
+        None,
+    ]
+
+
 def test_what_no_other_beats_in_peak_and_speed_is_marked(make_record: MakeRecord) -> None:
     def measured(scheme: str, peak_bytes: int, seconds: float) -> Record:
         return make_record(scheme, meter="cpu", peak_bytes=peak_bytes, step_seconds=(seconds,))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from actbench.experiment import Comparison
     from actbench.recipe import Recipe
     from actbench.records import Record
+    from actbench.render.exports import Text
     from actbench.tables import Table
 
 
@@ -72,22 +73,21 @@ def run_shown(
 
 
 def export_results(
+    table: Table,
     records: Sequence[Record],
-    title: str,
     markdown: Path | None = None,
     csv: Path | None = None,
     json: Path | None = None,
     html: Path | None = None,
 ) -> None:
     """Write what was asked for, all of it or nothing."""
-    from actbench import render, tables
+    from actbench.render import formats
 
-    table = tables.results_table(records, title)
     write_files(
-        (markdown, lambda: render.markdown(table)),
-        (csv, lambda: render.csv_text(table)),
-        (json, lambda: render.json_text(records)),
-        (html, lambda: render.html_page([table], title)),
+        (markdown, lambda: formats.markdown_lines(table)),
+        (csv, lambda: formats.csv_lines(table)),
+        (json, lambda: formats.json_lines(records)),
+        (html, lambda: formats.html_lines([table], table.title)),
     )
 
 
@@ -100,17 +100,17 @@ def export_table(
     html: Path | None = None,
 ) -> None:
     """Write a table that is not of records and, as JSON, a text."""
-    from actbench import render
+    from actbench.render import formats
 
     write_files(
-        (markdown, lambda: render.markdown(table)),
-        (csv, lambda: render.csv_text(table)),
+        (markdown, lambda: formats.markdown_lines(table)),
+        (csv, lambda: formats.csv_lines(table)),
         (json, lambda: text),
-        (html, lambda: render.html_page([table], table.title)),
+        (html, lambda: formats.html_lines([table], table.title)),
     )
 
 
-def write_files(*asked: tuple[Path | None, Callable[[], str]]) -> None:
+def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
     """Write the texts whose files were asked for, all of them or nothing."""
     from actbench.render import exports
 
@@ -122,15 +122,11 @@ def write_files(*asked: tuple[Path | None, Callable[[], str]]) -> None:
         remark(f"written: {', '.join(str(path) for path, _ in texts)}")
 
 
-def finish(comparison: Comparison, title: str) -> None:
-    """Print the comparison, say where it is kept, and leave with status 1 if any case failed."""
-    from actbench import tables
+def finish(comparison: Comparison, shown: Sequence[Table]) -> None:
+    """Print the tables of a comparison, say where it is kept, and leave with status 1 if any case failed."""
     from actbench.records import Failure
 
-    show(tables.results_table(comparison.records, title))
-    estimates = tables.estimates_table(comparison.records)
-    if estimates.rows:
-        show(estimates)
+    show(*shown)
     if comparison.notice:
         remark(comparison.notice)
     summary = comparison.summary

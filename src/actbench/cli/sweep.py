@@ -22,6 +22,7 @@ from actbench.cli.printing import export_results, finish, run_shown
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from actbench.experiment import Comparison
     from actbench.recipe import Recipe
 
 LedgerOption = Annotated[
@@ -69,8 +70,7 @@ def sweep(
     recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe)
     with schemes_from(flags.scheme_flags or target or recipe.name):
         comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force, retry_failed=retry_failed)
-    export_results(comparison.records, recipe.title, *exports.files)
-    finish(comparison, recipe.title)
+    _show(comparison, recipe.title, exports)
 
 
 @app.command()
@@ -110,8 +110,15 @@ def measure(
         return
     with schemes_from(flags.scheme_flags):
         comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
-    export_results(comparison.records, recipe.title, *exports.files)
-    finish(comparison, recipe.title)
+    _show(comparison, recipe.title, exports)
+
+
+def _show(comparison: Comparison, title: str, exports: ExportFlags) -> None:
+    from actbench import tables
+
+    shown = tables.report_tables(comparison.records, title)
+    export_results(shown[0], comparison.records, *exports.files)
+    finish(comparison, shown)
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool) -> Recipe:

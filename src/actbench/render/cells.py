@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from actbench.plain import plain
 from actbench.tables import Table
 from actbench.tables.columns import Column
+from actbench.tables.rows import Rows
 from actbench.tables.values import Value, write
 
 _ARROWS = {"lower": " ↓", "higher": " ↑"}
@@ -21,12 +22,17 @@ class Cells:
     Attributes:
         headings: One for each column; an arrow says which direction is better.
         numeric: Whether each column holds numbers, which stand at the right.
-        rows: The text of each cell.
+        columns: The text of each cell, by column.
     """
 
     headings: tuple[str, ...]
     numeric: tuple[bool, ...]
-    rows: tuple[tuple[str, ...], ...]
+    columns: tuple[Sequence[str], ...]
+
+    @property
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The text of each cell, by row."""
+        return zip(*self.columns, strict=True)
 
 
 def spoken(table: Table) -> Table:
@@ -43,12 +49,26 @@ def cells(table: Table) -> Cells:
     return Cells(
         tuple(plain(column.title) + _ARROWS.get(column.better or "", "") for column in shown),
         tuple(column.unit not in ("text", "flag") for column in shown),
-        tuple(tuple(_cell(row, column, spreads.get(column.key)) for column in shown) for row in table.rows),
+        tuple(_texts(table, column, spreads.get(column.key)) for column in shown),
     )
 
 
-def _cell(row: Mapping[str, Value], column: Column[Any], spread: Column[Any] | None) -> str:
-    text = plain(write(row[column.key], column.unit))
-    if spread is None or row[spread.key] is None:
-        return text
-    return f"{text} ± {write(row[spread.key], spread.unit)}"
+def _texts(table: Table, column: Column[Any], spread: Column[Any] | None) -> list[str]:
+    texts = _written(table, column)
+    if spread is None:
+        return texts
+    known = [value is not None for value in _values(table, spread)]
+    return [
+        f"{text} ± {deviation}" if is_known else text
+        for text, deviation, is_known in zip(texts, _written(table, spread), known, strict=True)
+    ]
+
+
+def _written(table: Table, column: Column[Any]) -> list[str]:
+    texts = [write(value, column.unit) for value in _values(table, column)]
+    return list(map(plain, texts)) if column.unit == "text" else texts
+
+
+def _values(table: Table, column: Column[Any]) -> Sequence[Value]:
+    rows = table.rows
+    return rows.column(column.key) if isinstance(rows, Rows) else [row[column.key] for row in rows]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from actbench.errors import StoreError, UsageError
 from actbench.paths import check_makeable
+
+Text = str | bytes | Iterable[str]
+"""A text, the bytes of a picture, or the lines of a text, which are asked for as they are written."""
 
 
 def check(path: Path) -> None:
@@ -23,8 +26,8 @@ def check(path: Path) -> None:
         check_makeable(path)
 
 
-def export(texts: Mapping[Path, str | bytes]) -> None:
-    """Write each text, or the bytes of a picture, to its path, making folders on the way.
+def export(texts: Mapping[Path, Text]) -> None:
+    """Write each text to its path, making folders on the way.
 
     A pipe or a device, such as /dev/stdout, is written into.
 
@@ -43,7 +46,7 @@ def export(texts: Mapping[Path, str | bytes]) -> None:
     try:
         for target, text in zip(targets, texts.values(), strict=True):
             if target in streams:
-                target.write_bytes(_encoded(text))
+                _write(target, text)
             else:
                 staged.append((_staged(target, text), target))
         for temporary, target in staged:
@@ -55,25 +58,35 @@ def export(texts: Mapping[Path, str | bytes]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def _encoded(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+def _write(target: Path, text: Text, sync: bool = False) -> None:
+    with target.open("wb") as file:
+        file.writelines(_encoded(text))
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _encoded(text: Text) -> Iterator[bytes]:
+    if isinstance(text, bytes):
+        yield text
+    elif isinstance(text, str):
+        yield text.encode()
+    else:
+        yield from (line.encode() for line in text)
 
 
 def _is_a_folder(target: Path) -> str:
     return f"{target} is a folder: name a file in it, such as {target / 'table.md'}"
 
 
-def _staged(target: Path, text: str | bytes) -> Path:
+def _staged(target: Path, text: Text) -> Path:
     """Write a text beside its target and wait until the disk has it."""
     if target.is_dir():
         raise StoreError(_is_a_folder(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name[:32]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(_encoded(text))
-            file.flush()
-            os.fsync(file.fileno())
+        _write(temporary, text, sync=True)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -1,13 +1,14 @@
-"""A table as Markdown, CSV and HTML, and records as JSON. Formats lay out cells and know nothing of memory."""
+"""A table as Markdown, CSV and HTML, and records as JSON. Formats lay out cells and know nothing of memory.
+
+Each is a text, and for files of many rows the lines of that text, made as they are asked for.
+"""
 
 from __future__ import annotations
 
 import csv
 import html
-import io
-from collections.abc import Iterable, Sequence
-
-from pydantic import TypeAdapter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from actbench.plain import csv_cell, plain
 from actbench.plain import markdown as marked
@@ -18,56 +19,83 @@ from actbench.tables import Table
 
 def markdown(table: Table) -> str:
     """Return a section of Markdown: the title, the table and its notes as a list."""
+    return "".join(markdown_lines(table))
+
+
+def markdown_lines(table: Table) -> Iterator[str]:
+    """Yield the lines of a section of Markdown."""
     table, text = spoken(table), cells(table)
-    lines = [f"## {marked(table.title)}", ""]
+    yield f"## {marked(table.title)}".rstrip() + "\n"
     if text.headings:
-        lines += [
-            _markdown_row(map(marked, text.headings)),
-            _markdown_row("---:" if numeric else "---" for numeric in text.numeric),
-            *(_markdown_row(map(marked, row)) for row in text.rows),
-            "",
-        ]
-    lines += [f"- {marked(note)}" for note in table.notes]
-    return "\n".join(lines).rstrip() + "\n"
+        yield "\n"
+        yield _markdown_row(map(marked, text.headings))
+        yield _markdown_row("---:" if numeric else "---" for numeric in text.numeric)
+        yield from (_markdown_row(map(marked, row)) for row in text.rows)
+    if table.notes:
+        yield "\n"
+        yield from (f"- {marked(note)}\n" for note in table.notes)
 
 
 def _markdown_row(row: Iterable[str]) -> str:
-    return "| " + " | ".join(row) + " |"
+    return "| " + " | ".join(row) + " |\n"
 
 
 def csv_text(table: Table) -> str:
     """Return comma-separated values: column keys as the heading, raw values in bytes and seconds, empty for unknown."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.key for column in table.columns])
+    return "".join(csv_lines(table))
+
+
+def csv_lines(table: Table) -> Iterator[str]:
+    """Yield the lines of comma-separated values."""
+    writer = csv.writer(_Line(), lineterminator="\n")
+    yield writer.writerow([column.key for column in table.columns])
     for row in table.rows:
-        writer.writerow([csv_cell(value) if isinstance(value, str) else value for value in row.values()])
-    return out.getvalue()
+        yield writer.writerow([csv_cell(value) if isinstance(value, str) else value for value in row.values()])
+
+
+class _Line:
+    """A file that gives back what is written to it, and with it ``writerow``."""
+
+    def write(self, text: str) -> Any:
+        return text
 
 
 def json_text(records: Sequence[Record]) -> str:
     """Return the records as a JSON list, each as it stands in a results file."""
-    return TypeAdapter(list[Record]).dump_json(list(records), indent=2).decode() + "\n"
+    return "".join(json_lines(records))
+
+
+def json_lines(records: Sequence[Record]) -> Iterator[str]:
+    """Yield the lines of a JSON list of records."""
+    before = "["
+    for record in records:
+        yield f"{before}\n  " + record.model_dump_json(indent=2).replace("\n", "\n  ")
+        before = ","
+    yield "\n]\n" if records else "[]\n"
 
 
 def html_page(tables: Sequence[Table], title: str) -> str:
     """Return a page that stands alone: no script, no other file."""
-    sections = "\n".join(_html_section(table) for table in tables)
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(plain(title))}</title>\n'
-        f"<style>{_STYLE}</style>\n{sections}\n</html>\n"
-    )
+    return "".join(html_lines(tables, title))
 
 
-def _html_section(table: Table) -> str:
+def html_lines(tables: Sequence[Table], title: str) -> Iterator[str]:
+    """Yield the lines of a page that stands alone."""
+    yield f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(plain(title))}</title>\n'
+    yield f"<style>{_STYLE}</style>\n"
+    for table in tables:
+        yield from _html_section(table)
+    yield "</html>\n"
+
+
+def _html_section(table: Table) -> Iterator[str]:
     table, text = spoken(table), cells(table)
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in text.headings)
-    body = "\n".join(f"<tr>{_html_cells(row, text.numeric)}</tr>" for row in text.rows)
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in table.notes)
-    return (
-        f"<h2>{html.escape(table.title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n"
-        f"<tbody>\n{body}\n</tbody>\n</table>" + (f"\n<ul>{notes}</ul>" if notes else "")
-    )
+    yield f"<h2>{html.escape(table.title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
+    yield from (f"<tr>{_html_cells(row, text.numeric)}</tr>\n" for row in text.rows)
+    yield "</tbody>\n</table>\n"
+    if table.notes:
+        yield f"<ul>{''.join(f'<li>{html.escape(note)}</li>' for note in table.notes)}</ul>\n"
 
 
 def _html_cells(row: Sequence[str], numeric: Sequence[bool]) -> str:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from actbench.records import Failure, Machine
 from actbench.runs.records import SCHEMA_VERSION, TrainingRun
 from actbench.store import lines, results_path
+from actbench.store.linefile import LineFile
 from actbench.store.store import RUNS_SUFFIX, alone
 
 Identity = tuple[str, str, str | None]
@@ -26,11 +27,11 @@ class RunStore:
         self.path = path
         self._machine = machine.identity
         self.notice: str | None = None
-        self._file = lines.LineFile(path)
+        self._file = LineFile(path)
         self._runs: dict[Identity, TrainingRun] = {}
         if path.exists():
             found = lines.split(path)
-            self._file = lines.LineFile(path, found.whole_bytes, found.file_bytes)
+            self._file = LineFile(path, found.whole_bytes, found.file_bytes)
             self._runs = {_identity(run): run for run in _parsed(path, found)}
             self.notice = found.notice
 
@@ -88,7 +89,7 @@ def runs_path(output: Path, recipe: str, machine: str) -> Path:
 
 
 def _parsed(path: Path, found: lines.Lines) -> Iterator[TrainingRun]:
-    for number, line in found.numbered:
+    for number, line in found.numbered():
         yield lines.parse_as(TrainingRun, line, f"{path}:{number}", SCHEMA_VERSION, {})
 
 

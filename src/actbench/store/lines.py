@@ -1,15 +1,15 @@
-"""The lines of a results file, as bytes: split, read as records, and added to without ever leaving half a line."""
+"""The lines of a results file, as bytes: found, and read as records."""
 
 from __future__ import annotations
 
 import codecs
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
@@ -17,10 +17,12 @@ from pydantic_core import from_json
 from actbench.errors import StoreError
 from actbench.mistakes import dotted
 from actbench.records import SCHEMA_VERSION, Data, Record
+from actbench.store.linefile import torn_path
 
 Kind = TypeVar("Kind", bound=Data)
 
 _BEGINNING = b'{"schema_version":'
+_BLOCK = 2**16  # bytes that are read at a time from the end of a file
 
 Migrations = Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
@@ -30,23 +32,31 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a file.
+    """The lines of a file, which are read as they are asked for: a file may be larger than what memory is left.
 
     Attributes:
-        numbered: Whole lines that are not blank, with their numbers from 1.
-        notice: That a half-written line follows them, for the user; None where none does.
+        path: The file.
+        notice: That a half-written line follows the whole ones, for the user; None where none does.
         whole_bytes: Length of the file without the half-written line.
         file_bytes: Length of the file.
     """
 
-    numbered: tuple[tuple[int, bytes], ...]
+    path: Path
     notice: str | None
     whole_bytes: int
     file_bytes: int
 
+    def numbered(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the whole lines that are not blank, without their ends and with their numbers from 1.
+
+        Raises:
+            StoreError: The file cannot be read.
+        """
+        return ((number, line) for number, line in _numbered(self.path, self.whole_bytes) if line.strip())
+
 
 def split(path: Path) -> Lines:
-    """Split a file into lines.
+    """Find the lines of a file.
 
     Only what follows the last newline can be half-written, and only where it is the beginning of a record: what else
     stands there was not left by a killed process, and nothing is thrown away for it.
@@ -56,25 +66,57 @@ def split(path: Path) -> Lines:
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise StoreError(f"{path} is not a file that holds results")
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
-    numbered = [(number, line) for number, line in enumerate(content.split(b"\n"), start=1) if line.strip()]
-    last = content.rpartition(b"\n")[2]
+    file_bytes, last = _last(path)
     if not last.strip() or _is_json(last):
-        return Lines(tuple(numbered), notice=None, whole_bytes=len(content), file_bytes=len(content))
-    number, _ = numbered.pop()
+        return Lines(path, notice=None, whole_bytes=file_bytes, file_bytes=file_bytes)
+    whole = Lines(path, notice=None, whole_bytes=file_bytes - len(last), file_bytes=file_bytes)
     begun = last.rstrip(b"\0")  # which a crashed machine leaves where the disk did not get the bytes in time
-    if not (begun.startswith(_BEGINNING) or (_BEGINNING.startswith(begun) and (begun or numbered))):
-        raise StoreError(f"{path}:{number}: this is not a record of actbench; is {path.name} a results file?")
+    if not begun.startswith(_BEGINNING) and not (_BEGINNING.startswith(begun) and (begun or any(whole.numbered()))):
+        raise StoreError(f"{_place_after(whole)}: this is not a record of actbench; is {path.name} a results file?")
     if begun and not _is_cut_short(begun):
-        raise StoreError(f"{path}:{number}: {_broken(last)}")
+        raise StoreError(f"{_place_after(whole)}: {_broken(last)}")
     notice = (
         f"{path}: its last line was left half-written (a killed process does this) and is not read; before the next "
         f"row is written it is moved to {torn_path(path).name}"
     )
-    return Lines(tuple(numbered), notice, whole_bytes=len(content) - len(last), file_bytes=len(content))
+    return replace(whole, notice=notice)
+
+
+def _last(path: Path) -> tuple[int, bytes]:
+    """Return the length of a file and what follows its last newline."""
+    with _opened(path) as file:
+        start = file_bytes = os.fstat(file.fileno()).st_size
+        last = b""
+        while start and b"\n" not in last:
+            step = max(_BLOCK, len(last))
+            start, end = max(0, start - step), start
+            file.seek(start)
+            last = file.read(end - start) + last
+    return file_bytes, last.rpartition(b"\n")[2]
+
+
+def _numbered(path: Path, length: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines in the first bytes of a file, which another process may be lengthening."""
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if length <= 0:
+                break
+            yield number, line[:length].removesuffix(b"\n")
+            length -= len(line)
+
+
+def _place_after(lines: Lines) -> str:
+    """Return the name of the file and the number of the line after the whole ones."""
+    return f"{lines.path}:{1 + sum(1 for _ in _numbered(lines.path, lines.whole_bytes))}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise StoreError(f"{path}: the results cannot be read: {error.strerror}") from None
 
 
 def parse(line: bytes, place: str) -> Record:
@@ -174,89 +216,3 @@ def _broken(line: bytes) -> str:
     if b"}" + _BEGINNING in line:
         return "two records stand on one line: put a newline between them, and nothing is lost"
     return "the line is broken (not JSON). Remove it, and its case is measured again, or restore the file"
-
-
-class LineFile:
-    """A file that lines are added to. Its length is known, so that another writer is noticed.
-
-    Args:
-        path: The file; made by the first line.
-        whole_bytes: Length up to the end of the last whole line. Before the next is added, what follows is moved to
-            the end of a file beside this one, whose name ends with ``.torn``.
-        file_bytes: Length of the file.
-    """
-
-    def __init__(self, path: Path, whole_bytes: int = 0, file_bytes: int = 0) -> None:
-        self.path = path
-        self.whole_bytes = whole_bytes
-        self.file_bytes = file_bytes
-
-    def append(self, line: bytes) -> None:
-        """Add a line, without its end, and wait until the disk has it.
-
-        Raises:
-            StoreError: It cannot be written, or another program changed the file. No part of the line stays behind.
-        """
-        try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                self._append(descriptor, line)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise StoreError(
-                f"{self.path}: the record cannot be written: {error.strerror}. The records before it are safe; make "
-                f"room or name another file with --output, and start again: what is there is not measured twice"
-            ) from error
-
-    def _append(self, descriptor: int, line: bytes) -> None:
-        if os.fstat(descriptor).st_size != self.file_bytes:
-            raise StoreError(
-                f"{self.path}: another program changed the file while actbench was writing to it; nothing was written. "
-                f"Look at the file, then start again"
-            )
-        self._set_aside(descriptor)
-        unended = self.whole_bytes > 0 and os.pread(descriptor, 1, self.whole_bytes - 1) != b"\n"
-        content = (b"\n" if unended else b"") + line + b"\n"
-        try:
-            _write(descriptor, content, self.whole_bytes)
-            if self.whole_bytes == 0:
-                _sync_folder(self.path.parent)
-        except BaseException:
-            with suppress(OSError):  # what cannot be cut off now is a half-written line, which readers leave out
-                os.ftruncate(descriptor, self.whole_bytes)
-            raise
-        self.whole_bytes = self.file_bytes = self.whole_bytes + len(content)
-
-    def _set_aside(self, descriptor: int) -> None:
-        torn = os.pread(descriptor, self.file_bytes - self.whole_bytes, self.whole_bytes)
-        if torn.strip():
-            aside = os.open(torn_path(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            try:
-                _write(aside, torn + b"\n", os.fstat(aside).st_size)
-                _sync_folder(self.path.parent)
-            finally:
-                os.close(aside)
-        os.ftruncate(descriptor, self.whole_bytes)
-        self.file_bytes = self.whole_bytes
-
-
-def torn_path(path: Path) -> Path:
-    """Return where the half-written lines of a results file are put."""
-    return path.with_name(f"{path.name}.torn")
-
-
-def _write(descriptor: int, content: bytes, offset: int) -> None:
-    while content:
-        written = os.pwrite(descriptor, content, offset)
-        content, offset = content[written:], offset + written
-    os.fsync(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Wait until the disk has the name of a new file."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

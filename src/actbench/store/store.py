@@ -20,6 +20,11 @@ from actbench.errors import StoreError
 from actbench.paths import LONGEST_NAME, check_makeable
 from actbench.records import Failure, Machine, Record
 from actbench.store import lines
+from actbench.store.linefile import LineFile
+from actbench.store.sharing import Shared
+
+Identity = tuple[str, str, str | None]
+"""Key of the case, and what tells the machine from others."""
 
 RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside those of a sweep
 
@@ -47,7 +52,7 @@ class Store:
     def __init__(self, path: Path, results: Results, machine: Machine | None = None) -> None:
         self.path = path
         self.notice = results.notice
-        self._file = lines.LineFile(path, results.whole_bytes, results.file_bytes)
+        self._file = LineFile(path, results.whole_bytes, results.file_bytes)
         self._records = {_identity(record): record for record in results.records}
         self._machine = machine
         self._done: dict[str, Record] = {}
@@ -111,16 +116,30 @@ def read(path: Path) -> Results:
             message names the file and the line.
     """
     found = lines.split(path)
-    records = [lines.parse(line, f"{path}:{number}") for number, line in found.numbered]
-    latest = {_identity(record): record for record in records}
-    return Results(tuple(latest.values()), found.notice, found.whole_bytes, found.file_bytes)
+    return Results(tuple(_latest([found]).values()), found.notice, found.whole_bytes, found.file_bytes)
 
 
-def read_all(paths: Sequence[Path]) -> tuple[list[Record], list[str]]:
-    """Read several results files as one, the later ones counting; return the records and the notices."""
-    found = [read(path) for path in paths]
-    latest = {_identity(record): record for results in found for record in results.records}
-    return list(latest.values()), [results.notice for results in found if results.notice]
+def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[Record], list[str]]:
+    """Read several results files as one, the later ones counting.
+
+    Args:
+        paths: The files.
+        sites: Whether the records keep what was converted and what was not reached, which tables do not show.
+
+    Returns:
+        The records and the notices.
+    """
+    found = [lines.split(path) for path in paths]
+    return list(_latest(found, sites).values()), [file.notice for file in found if file.notice]
+
+
+def _latest(files: Sequence[lines.Lines], sites: bool = True) -> dict[Identity, Record]:
+    """Return the last record of each case, machine and GPU."""
+    shared = Shared(sites)
+    records = (
+        shared.record(lines.parse(line, f"{file.path}:{number}")) for file in files for number, line in file.numbered()
+    )
+    return {_identity(record): record for record in records}
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
@@ -151,7 +170,7 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:LONGEST_NAME].strip("-.") or "unnamed"
 
 
-def _identity(record: Record) -> tuple[str, str, str | None]:
+def _identity(record: Record) -> Identity:
     return record.case.key(), *record.machine.identity
 
 

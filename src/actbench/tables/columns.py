@@ -96,7 +96,13 @@ def _estimated(name: str) -> Callable[[Entry], Value]:
 
 
 def _published(quantity: str) -> Callable[[Entry], Value]:
-    return lambda entry: next((item.value for item in entry.record.published if item.quantity == quantity), None)
+    def compute(entry: Entry) -> Value:
+        for item in entry.record.published:
+            if item.quantity == quantity:
+                return item.value
+        return None
+
+    return compute
 
 
 def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Callable[[Entry], Value]:

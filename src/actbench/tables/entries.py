@@ -4,54 +4,41 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
-from actbench import spec
-from actbench.errors import SpecError
-from actbench.records import Built, Case, Measurement, Record
+from actbench.records import Built, Measurement, Record
+from actbench.tables.estimates import Estimates
+from actbench.tables.frontier import Costs, unbeaten
+from actbench.tables.groups import Group, group_of, in_order, what_is_built, what_is_measured
+from actbench.tables.order import scheme_places
 from actbench.tables.timing import Spread, ratio, step_time, throughput
 
-# What an estimate and a measurement of the same thing may differ in.
-_HOW_MEASURED = {
-    "meter",
-    "device_profile",
-    "memory_limit_bytes",
-    "find_largest_batch",
-    "gradient_quality",
-    "seed",
-    "warmup_steps",
-    "min_steps",
-    "min_seconds",
-}
 
-_what_is_built = attrgetter("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code")
-
-
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A record with the measurements it is read against.
 
     Attributes:
         record: The record.
+        measured: Its measurement, or None when the case failed.
         exact: What the exact model measured in the same case on the same machine.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
         same_model: A measurement of the same model, fed the same, of the exact one if there is one: a failed record
             says less.
+        step: Seconds of a step.
+        relative_throughput: Throughput over that of the exact model, which is 1 without a spread for the exact model
+            itself. None where the two were not timed together: drift between two sessions is no property of a scheme.
         pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
     """
 
     record: Record
-    exact: Measurement | None = None
-    estimate: Measurement | None = None
-    same_model: Measurement | None = None
-    pareto: bool | None = None
-
-    @property
-    def measured(self) -> Measurement | None:
-        """The measurement, or None when the case failed."""
-        return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
+    measured: Measurement | None
+    exact: Measurement | None
+    estimate: Measurement | None
+    same_model: Measurement | None
+    step: Spread | None
+    relative_throughput: Spread | None
+    pareto: bool | None
 
     def own(self, setting: Literal["dtype", "optimizer"]) -> str:
         """Return a setting of the case, or where it leaves that to the model what the model brought."""
@@ -65,33 +52,26 @@ class Entry:
         return known.built if known else None
 
     @property
-    def step(self) -> Spread | None:
-        """Seconds of a step."""
-        return step_time(self.measured.step_seconds) if self.measured else None
-
-    @property
     def throughput(self) -> Spread | None:
         """Samples a second."""
         return throughput(self.record.case.batch_size, self.step)
 
-    @property
-    def relative_throughput(self) -> Spread | None:
-        """Throughput over that of the exact model, which is 1 without a spread for the exact model itself.
 
-        None where the two were not timed together: drift between two sessions is no property of a scheme.
-        """
-        if self.step is not None and self.exact is self.measured:
-            return Spread(1.0)
-        return ratio(step_time(self._exact_seconds), self.step)
+@dataclass(slots=True, eq=False)
+class _Peers:
+    """What the records of one group are read against.
 
-    @property
-    def _exact_seconds(self) -> tuple[float, ...] | None:
-        """Seconds of the exact model's steps that took turns with this record's."""
-        if self.measured is None:
-            return None
-        if self.exact is not None and self.exact.timing_round == self.measured.timing_round:
-            return self.exact.step_seconds
-        return self.measured.exact_step_seconds
+    Attributes:
+        what: Number of what was measured.
+        same_model: See :class:`Entry`.
+        exact: What the exact model measured in the group.
+        exact_step: Its seconds.
+    """
+
+    what: int
+    same_model: Measurement | None
+    exact: Measurement | None = None
+    exact_step: Spread | None = None
 
 
 def join(records: Sequence[Record]) -> list[Entry]:
@@ -99,118 +79,94 @@ def join(records: Sequence[Record]) -> list[Entry]:
 
     Rows that can be compared stand beside each other, the exact model first, then simple schemes, then composed ones.
     """
-    exact = {_group(record): record.outcome for record in records if record.case.scheme == "exact"}
-    estimates = _estimates(records)
-    same_model = _by_model(records)
-    entries = []
-    for record in sorted(records, key=_order):
-        against = exact.get(_group(record))
-        entry = Entry(
+    numbers: dict[Group, int] = {}
+    groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
+    peers = _peers(records, groups, list(numbers))
+    estimates = Estimates((record, peers[group].what) for record, group in zip(records, groups, strict=True))
+    rows = [(records[place], peers[groups[place]]) for place in _order(records, groups, list(numbers))]
+    steps = [step_time(found.step_seconds) if (found := _measured(record)) else None for record, _ in rows]
+    speeds = [_speed(_measured(record), step, peer) for (record, peer), step in zip(rows, steps, strict=True)]
+    best = _best(rows, speeds)
+    return [
+        Entry(
             record,
-            against if isinstance(against, Measurement) else None,
-            _estimate_of(record, estimates),
-            same_model.get(_what_is_built(record.case)),
+            measured=_measured(record),
+            exact=peer.exact,
+            estimate=estimates.of(record, peer.what),
+            same_model=peer.same_model,
+            step=step,
+            relative_throughput=speed,
+            pareto=pareto,
         )
-        entries.append(entry)
-    return _with_pareto(entries)
+        for (record, peer), step, speed, pareto in zip(rows, steps, speeds, best, strict=True)
+    ]
 
 
-def _machine(record: Record) -> tuple[str, str]:
-    return record.machine.name, record.machine.gpu or ""
+def _measured(record: Record) -> Measurement | None:
+    return record.outcome if isinstance(record.outcome, Measurement) else None
 
 
-def _group(record: Record) -> tuple[str, ...]:
-    """Return what the records of the schemes that can be compared have in common."""
-    return (*_machine(record), record.case.model_dump_json(exclude={"scheme"}))
+def _peers(records: Sequence[Record], groups: Sequence[int], keys: Sequence[Group]) -> list[_Peers]:
+    """Return what each group's records are read against.
 
-
-def _by_model(records: Sequence[Record]) -> dict[Any, Measurement]:
-    """Return a measurement of each model, of the exact one where that was measured."""
-    found: dict[Any, Measurement] = {}
-    for record in sorted(records, key=lambda record: record.case.scheme != "exact"):
-        if isinstance(record.outcome, Measurement):
-            found.setdefault(_what_is_built(record.case), record.outcome)
-    return found
-
-
-def _what(case: Case) -> str:
-    return case.model_dump_json(exclude=_HOW_MEASURED)
-
-
-def _estimates(records: Sequence[Record]) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        if record.case.meter == "simulated" and isinstance(record.outcome, Measurement):
-            found[_what(record.case)].append(record)
-    return found
-
-
-def _estimate_of(record: Record, estimates: dict[str, list[Record]]) -> Measurement | None:
-    """Return the estimate of a measurement: that of the CPU for the CPU, that of a GPU for a GPU.
-
-    Of several simulated GPUs it is the one that the record's GPU is named like; where none is, there is no estimate.
+    Args:
+        records: The records.
+        groups: The number of each record's group.
+        keys: The groups.
     """
-    if record.case.meter == "simulated":
+    built = list(map(what_is_built, keys))
+    same_model: dict[Any, Measurement] = {}
+    for of_exact in (True, False):
+        for record, group in zip(records, groups, strict=True):
+            if _is_exact(record) is of_exact and isinstance(record.outcome, Measurement):
+                same_model.setdefault(built[group], record.outcome)
+    numbers: dict[Any, int] = {}
+    whats = [numbers.setdefault(what_is_measured(key), len(numbers)) for key in keys]
+    peers = [_Peers(what, same_model.get(model)) for what, model in zip(whats, built, strict=True)]
+    for record, group in zip(records, groups, strict=True):
+        if _is_exact(record):
+            peers[group].exact = _measured(record)
+    for peer in peers:
+        peer.exact_step = step_time(peer.exact.step_seconds) if peer.exact else None
+    return peers
+
+
+def _is_exact(record: Record) -> bool:
+    return record.case.scheme == "exact"
+
+
+def _order(records: Sequence[Record], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
+    """Return the places of records in the order of their groups, then of their schemes."""
+    number = {group: place for place, group in enumerate(in_order(keys))}
+    of_group = [number[key] for key in keys]
+    of_scheme = scheme_places(record.case.scheme for record in records)
+    ranks = [
+        of_group[group] * len(of_scheme) + of_scheme[record.case.scheme]
+        for record, group in zip(records, groups, strict=True)
+    ]
+    return sorted(range(len(records)), key=ranks.__getitem__)
+
+
+def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> Spread | None:
+    """Return the throughput over that of the exact model's steps that took turns with these."""
+    if measured is None or step is None:
         return None
-    is_cpu = record.case.meter == "cpu"
-    candidates = [e for e in estimates.get(_what(record.case), ()) if (e.case.device_profile == "cpu") == is_cpu]
-    if len(candidates) > 1:
-        gpu = (record.machine.gpu or "").lower()
-        candidates = [e for e in candidates if (e.case.device_profile or "cuda").partition("-")[0] in gpu]
-    outcome = candidates[0].outcome if len(candidates) == 1 else None
-    return outcome if isinstance(outcome, Measurement) else None
+    if peers.exact is measured:
+        return Spread(1.0)
+    if peers.exact is not None and peers.exact.timing_round == measured.timing_round:
+        return ratio(peers.exact_step, step)
+    return ratio(step_time(measured.exact_step_seconds), step)
 
 
-def _with_pareto(entries: list[Entry]) -> list[Entry]:
-    groups: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
-    for entry in entries:
-        if entry.relative_throughput is not None:
-            groups[_group(entry.record)].append(entry)
-    marked = []
-    for entry in entries:
-        rivals = groups.get(_group(entry.record), [])
-        if entry in rivals and len(rivals) > 1:
-            entry = replace(entry, pareto=not any(_beats(rival, entry) for rival in rivals))
-        marked.append(entry)
-    return marked
-
-
-def _beats(rival: Entry, entry: Entry) -> bool:
-    """Whether a rival needs no more memory and no more time, and less of one of them."""
-    theirs, ours = _cost(rival), _cost(entry)
-    return theirs != ours and all(their <= our for their, our in zip(theirs, ours, strict=True))
-
-
-def _cost(entry: Entry) -> tuple[float, float]:
-    assert entry.measured is not None
-    assert entry.relative_throughput is not None
-    return entry.measured.peak_bytes, -entry.relative_throughput.value
-
-
-def _order(record: Record) -> tuple[Any, ...]:
-    case = record.case
-    workload = _sortable(case.model_dump(exclude={"model", "batch_size", "scheme", *_HOW_MEASURED}))
-    how = _sortable(case.model_dump(include=_HOW_MEASURED - {"meter"}))
-    return _machine(record), case.model, workload, case.batch_size, case.meter, how, _scheme_order(case.scheme)
-
-
-def _sortable(settings: dict[str, Any]) -> tuple[Any, ...]:
-    """Make values of any type comparable: None first, numbers by size."""
-    values = settings.values()
-    return tuple((value is not None, value if isinstance(value, int | float) else 0, str(value)) for value in values)
-
-
-def _scheme_order(scheme: str) -> tuple[Any, ...]:
-    """Order schemes by the number of their parts, then by name, then by value as a number where it is one."""
-    try:
-        parts = spec.parse(scheme)
-    except SpecError:
-        return (2, 0, scheme)
-    return (scheme != "exact", len(parts), tuple((part.name, _number(part.value), str(part)) for part in parts))
-
-
-def _number(value: str | None) -> float:
-    try:
-        return float(value or 0)
-    except ValueError:
-        return 0.0
+def _best(rows: Sequence[tuple[Record, _Peers]], speeds: Sequence[Spread | None]) -> list[bool | None]:
+    """Return for each row whether none of its group beats it; None where it is alone or has no speed."""
+    costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
+    for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
+        if speed is not None and isinstance(record.outcome, Measurement):
+            costs[peers][place] = (record.outcome.peak_bytes, -speed.value)
+    best: list[bool | None] = [None] * len(rows)
+    for rivals in costs.values():
+        if len(rivals) > 1:
+            for place, mark in zip(rivals, unbeaten(list(rivals.values())), strict=True):
+                best[place] = mark
+    return best

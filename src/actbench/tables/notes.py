@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from actbench.records import Case, Failure, Published, Record
-from actbench.tables.columns import RESULTS, Column
+from actbench.records import Failure, Published, Record
+from actbench.tables.columns import RESULTS
 from actbench.tables.entries import Entry
-from actbench.tables.values import Unit, Value, write
+from actbench.tables.settings import Settings
+from actbench.tables.values import Unit, write
 
 _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
 
 
-def notes_of(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> tuple[str, ...]:
+def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
     """Return the notes of a table.
 
     Args:
         entries: The rows.
-        constant: The settings of which a model has one value on each meter.
+        settings: Theirs.
     """
     records = [entry.record for entry in entries]
-    lines = [*_settings(entries, constant), *map(_machine, records), *_published(records)]
-    lines += [_failure(record) for record in records if isinstance(record.outcome, Failure)]
-    lines += _warnings(records)
+    failed = (record for record in records if isinstance(record.outcome, Failure))
+    lines = chain(
+        settings.told(), map(_machine, records), _published(records), map(_failure, failed), _warnings(records)
+    )
+    notes = dict.fromkeys(lines)
     if any(record.versions.dirty for record in records):
-        lines.append("Rows marked uncommitted were measured with changes that no commit holds.")
-    return tuple(dict.fromkeys(lines))
-
-
-_ALL = "All rows"
-_OWNERS: tuple[Callable[[Case], str], ...] = (
-    lambda case: _ALL,
-    lambda case: case.model,
-    lambda case: f"{case.model} ({case.meter})",
-)
-
-
-def _settings(entries: Sequence[Entry], constant: Sequence[Column[Entry]]) -> list[str]:
-    """Tell each setting of the largest groups of rows that share it: all, those of a model, of a model on a meter."""
-    told: dict[str, list[str]] = {}
-    for column in constant:
-        shared = next(values for owner in _OWNERS if (values := _shared(column, entries, owner)) is not None)
-        for whose, value in shared.items():
-            if value is not None:
-                told.setdefault(whose, []).append(f"{column.title.lower()} {write(value, column.unit)}")
-    return [f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != _ALL, whose))]
-
-
-def _shared(column: Column[Entry], entries: Sequence[Entry], owner: Callable[[Case], str]) -> dict[str, Value] | None:
-    """Return the one value that the rows of each owner have, or None when those of some owner differ."""
-    values: dict[str, Value] = {}
-    for entry in entries:
-        value = column.compute(entry)
-        if values.setdefault(owner(entry.record.case), value) != value:
-            return None
-    return values
+        notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
+    return tuple(notes)
 
 
 def _machine(record: Record) -> str:

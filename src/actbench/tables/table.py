@@ -18,12 +18,13 @@ from actbench.tables.columns import (
     OPTIMIZER_STATE,
     RESULTS,
     SCHEME,
-    SETTINGS,
     Column,
     quotient,
 )
 from actbench.tables.entries import Entry, join
 from actbench.tables.notes import notes_of
+from actbench.tables.rows import Rows, blocks
+from actbench.tables.settings import Settings, constant
 from actbench.tables.values import Value
 from actbench.units import format_bytes
 
@@ -46,60 +47,65 @@ class Table:
 
     title: str
     columns: tuple[Column[Any], ...]
-    rows: tuple[Mapping[str, Value], ...]
+    rows: Sequence[Mapping[str, Value]]
     notes: tuple[str, ...] = ()
 
 
 def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], notes: Sequence[str] = ()) -> Table:
     """Compute every column of every item; columns that are empty throughout are left out."""
-    rows = [{column.key: column.compute(item) for column in columns} for item in items]
-    used = tuple(column for column in columns if any(row[column.key] is not None for row in rows))
-    return Table(title, used, tuple({column.key: row[column.key] for column in used} for row in rows), tuple(notes))
+    values: dict[str, list[Value]] = {column.key: [] for column in columns}
+    for block in blocks(items):
+        for column in columns:
+            values[column.key].extend(map(column.compute, block))
+    used = tuple(column for column in columns if any(value is not None for value in values[column.key]))
+    return Table(title, used, Rows({column.key: values[column.key] for column in used}, len(items)), tuple(notes))
 
 
 def results_table(records: Sequence[Record], title: str = "Results") -> Table:
     """Return the comparison of schemes: one row for each record, ratios against the exact model's."""
-    entries = join(records)
-    one_meter = (METER,) if len({entry.record.case.meter for entry in entries}) == 1 else ()
-    notes = notes_of(entries, (*one_meter, *_constant(entries, SETTINGS)))
-    return fill(title, (*_identity(entries), *_results(entries)), entries, notes)
+    return _results_table(join(records), title)
 
 
 def estimates_table(records: Sequence[Record], title: str = "Estimates against measurements") -> Table:
     """Return how far the simulated meter was off, one row for each measured case that was also simulated."""
-    entries = [entry for entry in join(records) if entry.estimate is not None and entry.measured is not None]
-    return fill(title, (*_identity(entries), *ESTIMATES), entries)
+    return _estimates_table(join(records), title)
+
+
+def report_tables(records: Sequence[Record], title: str = "Results") -> tuple[Table, ...]:
+    """Return the comparison of schemes and, where cases were measured and simulated, how far the simulation was off."""
+    entries = join(records)
+    estimates = _estimates_table(entries)
+    return (_results_table(entries, title), *([estimates] if estimates.rows else []))
+
+
+def _results_table(entries: Sequence[Entry], title: str) -> Table:
+    settings = Settings(entries)
+    columns = (*_identity(entries, settings), *_results(entries))
+    return fill(title, columns, entries, notes_of(entries, settings))
+
+
+def _estimates_table(entries: Sequence[Entry], title: str = "Estimates against measurements") -> Table:
+    compared = [entry for entry in entries if entry.estimate is not None and entry.measured is not None]
+    return fill(title, (*_identity(compared, Settings(compared)), *ESTIMATES), compared)
 
 
 def varying_settings(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     """Return the settings in which entries of one model and meter differ."""
-    constant = _constant(entries, SETTINGS)
-    return tuple(column for column in SETTINGS if column not in constant)
+    return Settings(entries).varying
 
 
-def _identity(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
+def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entry], ...]:
     machines = {MACHINE.compute(entry) for entry in entries}
     machine = (MACHINE,) if len(machines) > 1 else ()
-    return (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, LABEL, METER)
+    return (*machine, MODEL, *settings.varying, BATCH, SCHEME, LABEL, METER)
 
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     """Return the columns of results; bytes of optimizer state are quiet where all rows of a model have the same."""
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == defaults.OPTIMIZER for entry in entries)
-    quiet = is_usual and bool(_constant(known, [OPTIMIZER_STATE]))
+    quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None
     return tuple(replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column for column in RESULTS)
-
-
-def _constant(entries: Sequence[Entry], settings: Sequence[Column[Entry]]) -> tuple[Column[Entry], ...]:
-    """Return the settings of which no model has more than one value on one meter."""
-    groups = {_group(entry) for entry in entries}
-    found = {column: {(_group(entry), column.compute(entry)) for entry in entries} for column in settings}
-    return tuple(column for column, values in found.items() if len(values) == len(groups))
-
-
-def _group(entry: Entry) -> tuple[str, str]:
-    return entry.record.case.model, entry.record.case.meter
 
 
 def _smaller_by(site: Site) -> Value:

@@ -1,0 +1,59 @@
+"""Reports of many rows: `benchmarks/report_rows.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench import store
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "report_rows.py"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("report_rows_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def written(script: Any, file: Path, rows: int) -> Path:
+    with file.open("w") as out:
+        for record in script.records(rows):
+            out.write(record.model_dump_json() + "\n")
+    return file
+
+
+def test_the_rows_are_cases_of_their_own(script: Any, tmp_path: Path) -> None:
+    records = store.read(written(script, tmp_path / "rows.jsonl", 300)).records
+
+    assert len(records) == 300
+    assert {record.case.meter for record in records} == set(script.METERS)
+
+
+def test_a_report_is_timed_and_weighed(script: Any, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    seconds, peak_bytes = script.report(
+        written(script, tmp_path / "rows.jsonl", 120), "--export-csv", str(table), cpu_seconds=60
+    )
+
+    assert len(table.read_text().splitlines()) == 1 + 120
+    assert 0 < seconds <= 60
+    assert peak_bytes > table.stat().st_size
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_rows_take_half_a_gigabyte(script: Any, tmp_path: Path) -> None:
+    file = written(script, tmp_path / "rows.jsonl", 100_000)
+
+    _, peak_bytes = script.report(file, cpu_seconds=40)  # a busy machine counts more than a quiet one
+
+    assert peak_bytes <= 500e6
