@@ -87,6 +87,30 @@ class Cli:
         return ended.err
 
 
+class Refusals:
+    """Asks for what must be refused with one message, of conversions and of ledgers."""
+
+    def __init__(self, cli: Cli) -> None:
+        self._cli = cli
+
+    def __call__(self, model: str, *, naming: str, scheme: str = "fewbit:3") -> list[str]:
+        """Convert a model and list what it saves, and return the messages."""
+        from actbench.conversion.workload import convert_workload
+        from actbench.errors import ActbenchError, shortened
+
+        with pytest.raises(ActbenchError) as refused:
+            convert_workload(Case(model=model, scheme=scheme, batch_size=2), None)
+        message = shortened(str(refused.value))
+        assert naming in message
+        return [message, self._cli.refused("measure", model, "-s", scheme, "--ledger", "-b", "2", naming=naming)]
+
+
+@pytest.fixture
+def refused_as_model(cli: Cli) -> Refusals:
+    """Return what asks for a model: ``refused_as_model("tiny-bert@num_labels=0", naming="num_labels")``."""
+    return Refusals(cli)
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""

@@ -93,50 +93,45 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
-def refused_by_each_verb(cli: Any, model: str, naming: str) -> None:
-    scheme = "checkpoint" if model.startswith("gcn") else "fewbit:3"
-    for verb in (["convert", "--dry-run"], ["measure", "--ledger"]):
-        message = cli.refused(verb[0], model, "-s", scheme, verb[1], "--batch-size", "2", naming=naming)
-        assert len(message) < LONGEST
-
-
 @pytest.mark.parametrize(("model", "naming"), SETTINGS.items())
-def test_settings_that_a_model_cannot_run_with_are_refused(cli: Any, model: str, naming: str) -> None:
-    refused_by_each_verb(cli, model, naming)
+def test_settings_that_a_model_cannot_run_with_are_refused(refused_as_model: Any, model: str, naming: str) -> None:
+    refused_as_model(model, naming=naming, scheme="checkpoint" if model.startswith("gcn") else "fewbit:3")
 
 
 @pytest.mark.parametrize(("config", "naming"), CONFIGS.values(), ids=CONFIGS)
 def test_a_folder_whose_config_makes_no_model_is_refused(
-    cli: Any, tmp_path: Path, config: dict[str, Any], naming: str
+    refused_as_model: Any, tmp_path: Path, config: dict[str, Any], naming: str
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
 
-    refused_by_each_verb(cli, "./model", naming)
+    refused_as_model("./model", naming=naming)
 
 
 @pytest.mark.parametrize("place", ["build", "batch", "loss"])
 @pytest.mark.parametrize(("statement", "naming"), STATEMENTS.items(), ids=lambda text: text[:20])
-def test_what_a_file_raises_is_one_message(cli: Any, tmp_path: Path, place: str, statement: str, naming: str) -> None:
+def test_what_a_file_raises_is_one_message(
+    refused_as_model: Any, tmp_path: Path, place: str, statement: str, naming: str
+) -> None:
     parts = dict.fromkeys(("build", "batch", "loss"), "pass") | {place: statement}
     (tmp_path / "own.py").write_text(FILE.format(**parts))
 
-    refused_by_each_verb(cli, "own.py:build", naming)
+    assert max(map(len, refused_as_model("own.py:build", naming=naming))) < LONGEST
 
 
-def test_a_file_that_raises_while_it_is_read_is_one_message(cli: Any, tmp_path: Path) -> None:
+def test_a_file_that_raises_while_it_is_read_is_one_message(cli: Any, refused_as_model: Any, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("class Own(BaseException): pass\nraise Own('at once')\n")
 
-    refused_by_each_verb(cli, "own.py:build", "own.py:2: Own: at once")
+    refused_as_model("own.py:build", naming="own.py:2: Own: at once")
     cli.refused("tables", "own.py:Own", naming="Own: at once")
     cli.refused("measure", "own.py:Own", naming="own.py:2: Own: at once")
 
 
-def test_a_batch_without_what_the_model_asks_for_is_named(cli: Any, tmp_path: Path) -> None:
+def test_a_batch_without_what_the_model_asks_for_is_named(refused_as_model: Any, tmp_path: Path) -> None:
     loss = "return model(dict(batch)['images']).sum()"
     (tmp_path / "own.py").write_text(FILE.format(build="pass", batch="pass", loss=loss))
 
-    refused_by_each_verb(cli, "own.py:build", "the loss asks the batch for 'images', and make_batch gives 'x'")
+    refused_as_model("own.py:build", naming="the loss asks the batch for 'images', and make_batch gives 'x'")
 
 
 @pytest.mark.parametrize(("statement", "naming"), STATEMENTS.items(), ids=lambda text: text[:20])

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from actbench import experiment
+from actbench.conversion.workload import convert_workload
+from actbench.errors import StoreError
 from actbench.learning import comparison
-from actbench.records import Record
+from actbench.records import Case, Record
 
 TOO_LONG = "a" * 256
 MODELS = {
@@ -28,8 +30,6 @@ MODELS = {
     "a long name on the hub": (f"{TOO_LONG}/b", "is not a name on the hub"),
     "a long path": ("a/" * 3000, "is not a name on the hub"),
     "long settings": (f"x@{TOO_LONG}", "is not a new key=value"),
-    "empty": ("", "MODEL"),
-    "blank": (" ", "MODEL"),
 }
 PLACES = {
     "recipe of a long name": (["sweep", f"{TOO_LONG}.toml"], "File name too long"),
@@ -41,13 +41,14 @@ PLACES = {
     "output in a file of a long name": (["sweep", "tiny-bert", "-o", f"{TOO_LONG}.jsonl"], "File name too long"),
     "output in a folder of a long name": (["sweep", "tiny-bert", "-o", f"{TOO_LONG}/x.jsonl"], "File name too long"),
     "training output of a long name": (["train", "-o", TOO_LONG], "File name too long"),
-    "model folder of a long name": (["convert", "tiny-bert", "-s", "fewbit:3", "-o", TOO_LONG], "File name too long"),
     "kernels' output of a long name": (["kernels", "-o", TOO_LONG], "File name too long"),
     "export of a long name": (["sweep", "tiny-bert", "--export-csv", TOO_LONG], "File name too long"),
     "curves of a long name": (["train", "--export-curves", f"{TOO_LONG}.png"], "File name too long"),
     "functions of nobody's": (["measure", "tiny-bert", "-s", "fewbit:3,functions=~nobodyhere.py:f"], "nobody here"),
     "table of nobody's": (["tables", "~nobodyhere/a.py:f"], "nobody here is called '~nobodyhere'"),
     "no model to convert": (["convert", "", "-s", "fewbit:3"], "MODEL"),
+    "a blank model to convert": (["convert", " ", "-s", "fewbit:3"], "MODEL"),
+    "no model to measure": (["measure", ""], "MODEL"),
     "no recipe": (["sweep", ""], "it is empty"),
     "no training recipe": (["train", ""], "it is empty"),
     "no results": (["report", ""], "it is empty"),
@@ -78,10 +79,11 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(("model", "naming"), MODELS.values(), ids=MODELS)
-def test_a_name_that_is_none_is_refused_as_a_model(cli: Any, tmp_path: Path, model: str, naming: str) -> None:
-    cli.refused("convert", model, "-s", "fewbit:3", naming=naming)
-    cli.refused("measure", model, "--ledger", naming=naming)
-    cli.refused("sweep", model, naming=naming.replace("MODEL", "it is empty"))
+def test_a_name_that_is_none_is_refused_as_a_model(
+    cli: Any, refused_as_model: Any, tmp_path: Path, model: str, naming: str
+) -> None:
+    refused_as_model(model, naming=naming)
+    cli.refused("sweep", model, naming=naming)
 
     assert list(tmp_path.rglob("*")) == []
 
@@ -147,13 +149,19 @@ def test_an_output_that_cannot_be_made_is_refused_before_the_first_case(
 
 @pytest.mark.parametrize("take", [dead_link, circle, below_no_folder])
 def test_a_model_folder_that_cannot_be_made_is_refused_before_the_model_is_built(
-    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take: Callable[[Path], None]
 ) -> None:
     (tmp_path / "out").mkdir()
     take(tmp_path / "out" / "model")
     monkeypatch.setattr("actbench.workloads.load", lambda *_: pytest.fail("a model was read"))
 
-    cli.refused("convert", "tiny-bert", "-s", "fewbit:3", "-o", tmp_path / "out" / "model", naming="model")
+    with pytest.raises(StoreError, match="out/model"):
+        convert_workload(Case(model="tiny-bert", scheme="fewbit:3", batch_size=1), tmp_path / "out" / "model")
+
+
+def test_a_model_folder_of_a_long_name_is_refused_before_the_model_is_built(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="File name too long"):
+        convert_workload(Case(model="tiny-bert", scheme="fewbit:3", batch_size=1), tmp_path / TOO_LONG)
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_first_case(

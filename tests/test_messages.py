@@ -78,7 +78,6 @@ def test_any_error_can_be_told(error: BaseException, expected: str) -> None:
         ["measure", "tiny-bert", "--device-profile", "{}"],
         ["measure", "tiny-bert", "-o", "{}"],
         ["measure", "tiny-bert", "--{}"],
-        ["convert", "{}", "-s", "fewbit:3"],
         ["sweep", "{}.toml"],
         ["train", "{}"],
         ["report", "{}"],
