@@ -96,7 +96,7 @@ def _grid(table: Table) -> Grid:
 
 def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
     """Yield the lines of a whole table, laid out as rich does, which takes a hundred times as long."""
-    text = cells(table)
+    table, text = spoken(table), cells(table)
     if text.headings:
         if table.title:
             yield table.title
