@@ -81,16 +81,22 @@ def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[nn.Module]:
     """Make a module fake, as :func:`to_fake` does, and give it its very own tensors back at the end.
 
-    The tensors come back after an exception too, and no gradient or buffer update of the fake time reaches them.
+    The tensors come back after an exception too, and no gradient or buffer update of the fake time reaches them. What
+    a forward pass left in other attributes of a module is taken away again where it is fake.
     """
     tables = _tables(module)
     kept = [dict(table) for table in tables]
+    attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
     try:
         yield to_fake(module, mode)
     finally:
         for table, own in zip(tables, kept, strict=True):
             table.clear()
             table.update(own)
+        for found, before in attributes:
+            for name in [name for name, value in found.items() if isinstance(value, FakeTensor)]:
+                del found[name]
+                found.update({name: before[name]} if name in before else {})
 
 
 def _tables(module: nn.Module) -> list[dict[str, Any]]:
