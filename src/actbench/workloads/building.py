@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from actbench.workloads.replacing import replaced
+
 LARGEST_REAL_BYTES = 64 * 1024
 """Bytes of the largest tensor that is made for real: a thousand of them are still no memory to speak of."""
 
@@ -79,8 +81,8 @@ def without_memory(mode: FakeTensorMode) -> Iterator[None]:
     Threads other than this one allocate as ever, so transformers is asked to load in this one.
     """
     with ExitStack() as stack:
-        stack.enter_context(_replaced(torch.utils, "swap_tensors", _swap_fake))
-        stack.enter_context(_replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
+        stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
+        stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         stack.enter_context(mode)
         stack.enter_context(LargeAreFake())  # type: ignore[no-untyped-call]
@@ -139,20 +141,6 @@ def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return tensor if isinstance(tensor, FakeTensor) else fill(tensor, *args, **kwargs)
 
     return filled
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Put what ``change`` makes of an attribute in its place inside the block; one that is not there stays away."""
-    if not hasattr(owner, name):
-        yield
-        return
-    own = getattr(owner, name)
-    setattr(owner, name, change(own))
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
 
 
 @contextmanager
