@@ -98,3 +98,16 @@ def test_a_step_on_a_fake_module_takes_real_tensors_too() -> None:
 
     assert isinstance(output, FakeTensor)
     assert output.shape == (3, 5)
+
+
+def test_what_a_forward_leaves_in_attributes_goes_and_what_was_there_comes_back() -> None:
+    module = nn.utils.spectral_norm(nn.Linear(4, 5))
+    weight, mode = module.weight, fake_mode()
+    module.register_forward_hook(lambda module, _, output: setattr(module, "last", output))
+
+    with faked(module, mode), mode:
+        module(torch.empty(2, 4))
+        assert isinstance(module.weight, FakeTensor)
+
+    assert module.weight is weight
+    assert not hasattr(module, "last")

@@ -55,7 +55,7 @@ ALLOWED = {
     "conversion": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "mistakes", "machine", "converted"},
     "integrations": SETUP | {"nn", "schemes", "meters", "inspection", "conversion"},
     # both
-    "learning": SETUP | {"nn", "schemes", "workloads", "meters", "bench", "machine", "runs", "render"},
+    "learning": SETUP | {"nn", "schemes", "workloads", "meters", "inspection", "bench", "machine", "runs", "render"},
     "kernelbench": WORDS | {"tables", "machine", "ops", "codecs", "nn"},
     "experiment": WORDS
     | {"recipe", "store", "tables", "render", "machine", "runner", "schemes", "workloads", "meters"},

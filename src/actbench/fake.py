@@ -15,8 +15,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.errors import UntraceableError
+from actbench.errors import ModelError, UntraceableError
 
 
 def fake_mode() -> FakeTensorMode:
@@ -28,12 +29,44 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+_aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    overload.default
+    for overload in (
+        _aten.mm,
+        _aten.addmm,
+        _aten.bmm,
+        _aten.baddbmm,
+        _aten.mv,
+        _aten.addmv,
+        _aten.dot,
+        _aten.convolution,
+    )
+)
+"""Operators that take tensors of one type, which their fake forms do not look at."""
+
+
+class _OneType(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses products of tensors of two types, as operators on real tensors do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PRODUCTS:
+            found = list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if isinstance(x, Tensor)))
+            if len(found) > 1:
+                raise ModelError(
+                    f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; "
+                    "cast one of them, make batches of the type that the weights have, or name one by --dtype or "
+                    "--autocast"
+                )
+        return func(*args, **(kwargs or {}))
+
+
 _REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it without an example batch"
 
 
 @contextmanager
 def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[None]:
-    """Say in one way that a model cannot run without values.
+    """Say in one way that a model cannot run without values, and refuse products that no real step would compute.
 
     Args:
         model: What runs inside.
@@ -41,9 +74,11 @@ def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[Non
 
     Raises:
         UntraceableError: What ran inside needs the values of tensors, or an operator that has no fake form.
+        ModelError: A product of tensors of two types.
     """
     try:
-        yield
+        with _OneType():  # type: ignore[no-untyped-call]
+            yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise UntraceableError(
             f"{model} looks at the values of tensors, which fake tensors do not have "
@@ -81,16 +116,22 @@ def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[nn.Module]:
     """Make a module fake, as :func:`to_fake` does, and give it its very own tensors back at the end.
 
-    The tensors come back after an exception too, and no gradient or buffer update of the fake time reaches them.
+    The tensors come back after an exception too, and no gradient or buffer update of the fake time reaches them. What
+    a forward pass left in other attributes of a module is taken away again where it is fake.
     """
     tables = _tables(module)
     kept = [dict(table) for table in tables]
+    attributes = [(vars(part), dict(vars(part))) for part in module.modules()]
     try:
         yield to_fake(module, mode)
     finally:
         for table, own in zip(tables, kept, strict=True):
             table.clear()
             table.update(own)
+        for found, before in attributes:
+            for name in [name for name, value in found.items() if isinstance(value, FakeTensor)]:
+                del found[name]
+                found.update({name: before[name]} if name in before else {})
 
 
 def _tables(module: nn.Module) -> list[dict[str, Any]]:

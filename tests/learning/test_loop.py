@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.errors import StoreError, UsageError
+from actbench.errors import IdleError, StoreError, UsageError
 from actbench.learning.checkpoint import FILE_NAME, CheckpointFolder
 from actbench.learning.loop import TrainingLoop
 from actbench.runs.records import Trained, TrainingCase
@@ -68,6 +68,12 @@ def test_a_scheme_that_is_exact_gives_the_exact_curve() -> None:
     assert checkpointed.sites == 1
     assert exact.final == checkpointed.final
     assert exact.metric == "loss"
+
+
+@pytest.mark.parametrize("scheme", ["randomized,dim=512", "fewbit:3+randomized,dim=512"])
+def test_a_part_of_a_scheme_that_does_nothing_is_refused_before_the_first_step(scheme: str) -> None:
+    with pytest.raises(IdleError, match=r"^randomized:0.2,dim=512 does nothing in a training step"):
+        TrainingLoop(case(TEXT, scheme=scheme))  # 16 times 32 rows
 
 
 def test_schemes_of_a_seed_start_alike_and_other_seeds_do_not() -> None:

@@ -30,6 +30,17 @@ class Recomputed(Residual):
         return checkpoint(super().forward, x, use_reentrant=False)
 
 
+class Attention(nn.Module):
+    """Three layers that read one input, beside which a backward pass needs their outputs."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.q, self.k, self.v = (sketched(nn.Linear(8, 8), Sketching("rows_distinct", 0.25), table) for _ in "qkv")
+
+    def forward(self, x):
+        return self.q(x) * self.k(x) * self.v(x)
+
+
 def model(block, act):
     table, kinds = SharingTable(), cycle(("rows_distinct", "wta", "gaussian"))
 
@@ -96,6 +107,19 @@ def test_each_sketch_is_drawn_once_in_a_step_and_saves_what_it_does_uncompiled(t
 
     assert saved_bytes(run, x) <= uncompiled
     assert len(drawn) == len({seed.item() for seed in drawn}) == 5
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_layers_that_read_one_input_save_one_sketch_of_it_as_uncompiled(backend, drawn):
+    table = SharingTable()
+    plain, x = nn.Sequential(Attention(table), Attention(table)), torch.randn(64, 8)
+    uncompiled = saved_bytes(plain, x)
+    run = compiled(plain, backend)
+    saved_bytes(run, x)
+    drawn.clear()
+
+    assert saved_bytes(run, x) <= uncompiled
+    assert len(drawn) == len({seed.item() for seed in drawn}) == 2
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.5])

@@ -77,6 +77,7 @@ def test_the_operators_are_well_formed(dtype, count):
     x, bits = torch.randn(count).to(dtype), widths(3, 2)
     codes, meta = ops.groupquant_encode(x, 3, 256, SEED, True)
     torch.library.opcheck(ops.groupquant_encode.default, (x, 3, 256, SEED, True))
+    torch.library.opcheck(ops.groupquant_encode_.default, (codes, meta, x, 3, 256, SEED, True))
     torch.library.opcheck(ops.groupquant_decode.default, (codes, meta, 3, 256, 0, count, dtype))
     torch.library.opcheck(ops.groupquant_decode_.default, (torch.empty_like(x), codes, meta, 3, 256, 0))
     torch.library.opcheck(ops.groupquant_words.default, (x[None], 256))
@@ -108,6 +109,9 @@ def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
         (groupquant.encode, (rows, 2, 256, SEED), "must have 1 dimensions"),
         (groupquant.encode, (x.int(), 2, 256, SEED), "int32"),
         (groupquant.encode, (x, 2, 256, torch.tensor([1])), "0-d int64"),
+        (groupquant.encode_, (codes, meta[:1], x, 2, 256, SEED), "do not take 75 bytes of codes and 1 words"),
+        (groupquant.encode_, (codes[1:], meta, x, 2, 256, SEED), "do not take 74 bytes of codes"),
+        (groupquant.encode_, (codes, meta.long(), x, 2, 256, SEED), "meta must be a contiguous torch.int32"),
         (groupquant.decode, (codes, meta, 2, 256, 1, 300, torch.float32), "elements 1 to 301 are not in 75 bytes"),
         (groupquant.decode, (codes, meta[:1], 2, 256, 0, 300, torch.float32), "in 1 groups of 256"),
         (groupquant.decode, (codes, meta, 2, 256, -1, 3, torch.float32), "elements -1 to 2"),

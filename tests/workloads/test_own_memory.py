@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actbench import bench, workloads
-from actbench.errors import UntraceableError
+from actbench.errors import ModelError, UntraceableError
 from actbench.records import Case
 
 LARGE = """
@@ -50,6 +50,33 @@ LOOKS = """
             x = torch.randn(n, 256)
             return {"x": x / x.max().item()}
         return nn.Linear(256, 256), make_batch, lambda model, batch: model(batch["x"]).sum()
+"""
+MIXED = """
+    import numpy
+    import torch
+    from torch import nn
+    def array(*shape):
+        return torch.from_numpy(numpy.zeros(shape, numpy.float32))
+    def batch(n):
+        return {"x": torch.randn(n, 256)}
+    def loss(model, batch):
+        return model(batch["x"]).sum()
+    def data():
+        model = nn.Linear(256, 256)
+        model.weight.data = array(256, 256)
+        return model, batch, loss
+    def parameter():
+        model = nn.Linear(8, 8)
+        model.weight.data, model.bias = torch.zeros(256, 256), nn.Parameter(array(256))
+        return model, batch, loss
+    def values():
+        model = nn.Linear(256, 256)
+        model.weight.data.copy_(array(256, 256))
+        model.bias.data[:] = model.weight.data[0] + array(256)
+        return model, batch, loss
+    def types():
+        model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256).bfloat16())
+        return model, batch, loss
 """
 
 
@@ -92,3 +119,22 @@ def test_a_batch_before_there_is_a_model_builds_one_without_memory(tmp_path: Pat
     workload = workloads.load(Case(model=f"{written(tmp_path, LARGE)}:build", batch_size=2))
 
     assert workload.batch(2, seed=0)["x"].shape == (2, 8192)
+
+
+@pytest.mark.parametrize("function", ["data", "parameter", "values"])
+def test_real_tensors_may_be_mixed_with_fake_ones_while_building(tmp_path: Path, function: str) -> None:
+    case = Case(model=f"{written(tmp_path, MIXED)}:{function}", batch_size=2)
+
+    simulated = bench.measure(case)
+    assert simulated.weights_bytes == 256 * 257 * 4
+    assert simulated.peak_bytes > 4 * simulated.weights_bytes
+
+
+@pytest.mark.parametrize("meter", ["simulated", "cpu"])
+def test_products_of_two_types_are_refused_as_in_a_real_step(tmp_path: Path, meter: str) -> None:
+    case = Case(model=f"{written(tmp_path, MIXED)}:types", batch_size=2, meter=meter, gradient_quality=False)
+
+    with pytest.raises(ModelError, match=r"addmm.*bfloat16 and float32.*refuses.*--autocast"):
+        bench.measure(case)
+    autocast = case.model_copy(update={"autocast": "bfloat16", "min_steps": 1, "min_seconds": 0.0})
+    assert bench.measure(autocast).weights_bytes == 256 * 257 * 6

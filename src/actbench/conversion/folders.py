@@ -100,13 +100,18 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     if not files:
         raise ModelError(f"{folder} holds no {SINGLE}; convert the model again")
     if saved.kind != "huggingface":
+        tensors = read_tensors(files)
         if model is None:
             case = saved.case(_spec_of(folder, saved))
             model = _built(case, saved, workloads.load(case))
-        _fill(model, read_tensors(files), folder)
+            if saved.dtype is None:
+                _take(model, tensors)
+        _fill(model, tensors, folder)
     elif model is None:
         case = saved.case(str(folder.resolve()), trust_remote_code=trust_remote_code)
         model = _built(case, saved, _workload(folder.resolve(), case, saved))
+        if saved.dtype is None:
+            _take(model, read_tensors(files))
     converted = convert(model.eval(), scheme)
     setup = TrainingSetup(converted, sites=saved.sites, unreached=saved.unreached)
     return mark(setup, scheme) if saved.sites else converted
@@ -140,11 +145,19 @@ def _described(
     )
 
 
-def _dtype(model: nn.Module) -> str:
-    found = next((str(p.dtype).removeprefix("torch.") for p in model.parameters()), "float32")
-    if found not in get_args(FloatType):
-        raise ConversionError(f"this model is {found}; a saved one is one of {', '.join(get_args(FloatType))}")
-    return found
+def _dtype(model: nn.Module) -> str | None:
+    """Return the type of a model's parameters, or None where there are several.
+
+    Raises:
+        ConversionError: The type is none that actbench builds models in.
+    """
+    found = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()} or {"float32"}
+    if len(found) > 1:
+        return None
+    (dtype,) = found
+    if dtype not in get_args(FloatType):
+        raise ConversionError(f"this model is {dtype}; a saved one is one of {', '.join(get_args(FloatType))}")
+    return dtype
 
 
 def _kind(model: nn.Module, case: Case | None) -> str:
@@ -200,6 +213,14 @@ def _spec_of(folder: Path, saved: SavedModel) -> str:
         f"{folder}: {spec or 'the model'} is not built from what a folder says; build the unconverted model "
         "yourself and give it: load_converted(folder, model=...)"
     )
+
+
+def _take(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Give parameters and buffers the values of tensors by their names, in the types that these have."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        saved = tensors.get(name)
+        if saved is not None and saved.shape == own.shape and saved.dtype != own.dtype:
+            own.data = saved.to(own.device)
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:

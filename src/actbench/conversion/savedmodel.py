@@ -27,6 +27,7 @@ class SavedModel(Data):
             module that the reader has to bring.
         architecture: Name of the model's class.
         model: The model specification it was built from, where there was one.
+        dtype: The type of its parameters; None for several types, which are those of the tensors in the folder.
         scheme: Specification of the scheme that was applied.
         weights_origin: Where the weights came from before they were saved.
     """
@@ -37,7 +38,7 @@ class SavedModel(Data):
     model: str | None = None
     task: Task = "auto"
     attention: Attention = "sdpa"
-    dtype: FloatType = "float32"
+    dtype: FloatType | None = "float32"
     sequence_length: int | None = Field(default=None, gt=0)
     image_size: int | None = Field(default=None, gt=0)
     scheme: str

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from actbench.inspection.ledger import itemize
-from actbench.inspection.sites import Trace, inspect, trace
+from actbench.inspection.sites import Trace, inspect, refuse_idle, trace
 
-__all__ = ["Trace", "inspect", "itemize", "trace"]
+__all__ = ["Trace", "inspect", "itemize", "refuse_idle", "trace"]

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 
 from actbench import meters, schemes, workloads
+from actbench.learning.acting import check_acts
 from actbench.learning.checkpoint import CheckpointFolder, Progress
 from actbench.learning.evaluation import evaluated, evaluating, scores_of
 from actbench.learning.feeding import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
@@ -58,7 +59,8 @@ class TrainingLoop:
         self._evaluations: list[Evaluation] = []
         self._diverged_at: int | None = None
         self._resumed_at: list[int] = []
-        self._warnings = (*self._workload.warnings, *self._setup.warnings)
+        unknown = check_acts(self._setup, self._meter, self._batch(0)) if self._setup.parts else ()
+        self._warnings = (*self._workload.warnings, *self._setup.warnings, *unknown)
         torch.manual_seed(seed_of(case.seed, team.rank))  # after the scheme, on which dropout must not depend
 
     @functools.cached_property

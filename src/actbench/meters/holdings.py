@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from actbench.training import HoldsGradients, TrainStep
@@ -16,6 +17,19 @@ from actbench.training import HoldsGradients, TrainStep
 def weights(module: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of a module."""
     return [*module.parameters(), *module.buffers()]
+
+
+def made_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the fake tensors that modules hold as plain attributes: what their own code made, and holds until later.
+
+    Such are the weight that ``torch.nn.utils.spectral_norm`` and ``weight_norm`` compute, and a last output that is
+    looked at afterwards.
+    """
+    found: list[Tensor] = []
+    for part in module.modules():
+        own = {name: value for name, value in vars(part).items() if name not in ("_parameters", "_buffers")}
+        found += [tensor for tensor in tensors_in(own) if isinstance(tensor, FakeTensor)]
+    return found
 
 
 def types(module: nn.Module) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -65,7 +66,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator and enter what it returns."""
         self._settle()
         result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0:
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
             self._sum = weakref.ref(result.untyped_storage())
             return result
         self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
@@ -76,8 +77,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _settle(self) -> None:
         """Enter the sum of two gradients, once what it was made of is gone if nobody else holds it.
 
-        Autograd adds a gradient into the one that is there, where it alone holds that one; under a mode for operators
-        such as this it makes a new one and lets the old one go.
+        Autograd adds a gradient into the one that is there, where it alone holds that one and its memory; under a mode
+        for operators such as this it makes a new one and lets the old one go.
         """
         storage = None if self._sum is None else self._sum()
         self._sum = None
@@ -133,3 +134,12 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_bytes -= amount
         if amount:
             self.events.append((name, 0))
+
+
+def _can_be_added_to(gradient: Any) -> bool:
+    """Return whether autograd would add to a gradient in place, if nobody else held it.
+
+    A view holds what it is a view of, and with it the memory a second time: such is the gradient of a linear layer's
+    weight, and of what was broadcast.
+    """
+    return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)

@@ -36,6 +36,18 @@ def check_encode(x: Tensor, bits: int, group_size: int, seed: Tensor) -> None:
     _check_seed(seed)
 
 
+def check_encode_to(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
+) -> None:
+    """Raise a ValueError unless these are arguments of ``groupquant_encode_``."""
+    check_encode(x, bits, group_size, seed)
+    _check_vector(codes, torch.uint8, x.device, "codes")
+    _check_vector(meta, torch.int32, x.device, "meta")
+    if (codes.numel(), meta.numel()) != (bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)):
+        found = f"{codes.numel()} bytes of codes and {meta.numel()} words"
+        raise ValueError(f"{x.numel()} elements of {bits} bits in groups of {group_size} do not take {found}")
+
+
 def check_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
     """Raise a ValueError unless these are arguments of ``groupquant_decode_``."""
     check_bits(bits)

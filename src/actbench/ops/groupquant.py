@@ -4,8 +4,7 @@ Elements keep their order: a vector's codes are one stream as in :mod:`actbench.
 any number of them costs, and any part can be decoded alone. Each group costs one 32-bit word more, its smallest and
 largest value as bfloat16. What a code means is in :mod:`actbench.ops.groups`, which is also the reference.
 
-The operators are ``actbench::groupquant_encode``, ``_decode``, ``_decode_``, ``_encode_rows``, ``_decode_rows`` and
-``_words``; the functions below are how to call them.
+The operators are ``actbench::groupquant_encode`` and so on, and ``_words``; the functions below are how to call them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,14 @@ from torch import Tensor
 from actbench.ops import bitpack, groups
 from actbench.ops.cpu import groupquant as cpu
 from actbench.ops.cuda import groupquant as cuda
-from actbench.ops.grouparguments import check_decode, check_decode_rows, check_encode, check_encode_rows, check_groups
+from actbench.ops.grouparguments import (
+    check_decode,
+    check_decode_rows,
+    check_encode,
+    check_encode_rows,
+    check_encode_to,
+    check_groups,
+)
 from actbench.ops.library import define, direct
 
 
@@ -31,18 +37,27 @@ def _kernels(tensor: Tensor) -> ModuleType:
     return cuda if tensor.is_cuda else cpu
 
 
-def _encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    check_encode(x, bits, group_size, seed)
+def _encode_to(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
+) -> None:
+    check_encode_to(codes, meta, x, bits, group_size, seed, stochastic)
     if x.dtype == torch.float64:
-        return groups.encode(x, bits, group_size, seed, stochastic)
-    made: tuple[Tensor, Tensor] = _kernels(x).encode(x, bits, group_size, int(seed.item()), stochastic)
-    return made
+        for out, found in zip((codes, meta), groups.encode(x, bits, group_size, seed, stochastic), strict=True):
+            out.copy_(found)
+    else:
+        _kernels(x).encode(codes, meta, x, bits, group_size, int(seed.item()), stochastic)
 
 
 def _encode_fake(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
     check_encode(x, bits, group_size, seed)
-    codes = x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
-    return codes, x.new_empty(-(-x.numel() // group_size), dtype=torch.int32)
+    codes = torch.empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8, device=x.device)
+    return codes, torch.empty(-(-x.numel() // group_size), dtype=torch.int32, device=x.device)
+
+
+def _encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    codes, meta = _encode_fake(x, bits, group_size, seed, stochastic)
+    _encode_to(codes, meta, x, bits, group_size, seed, stochastic)
+    return codes, meta
 
 
 def _decode_to(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
@@ -114,6 +129,12 @@ define(
     _encode_fake,
 )
 define(
+    "groupquant_encode_(Tensor(a!) codes, Tensor(b!) meta, Tensor x, int bits, int group_size, Tensor seed,"
+    " bool stochastic) -> ()",
+    _encode_to,
+    check_encode_to,
+)
+define(
     "groupquant_decode(Tensor codes, Tensor meta, int bits, int group_size, SymInt start, SymInt count,"
     " ScalarType dtype) -> Tensor",
     _decode,
@@ -162,6 +183,19 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
         return _encode(x, bits, group_size, seed, stochastic)
     made: tuple[Tensor, Tensor] = _ops.groupquant_encode.default(x, bits, group_size, seed, stochastic)
     return made
+
+
+def encode_(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True
+) -> None:
+    """Encode a vector over contiguous ones of the sizes that :func:`encode` gives, which may be parts of larger ones.
+
+    Arguments, and what is raised, as :func:`encode`.
+    """
+    if direct(x):
+        _encode_to(codes, meta, x, bits, group_size, seed, stochastic)
+    else:
+        _ops.groupquant_encode_.default(codes, meta, x, bits, group_size, seed, stochastic)
 
 
 def decode(

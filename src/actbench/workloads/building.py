@@ -14,11 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from actbench.workloads.replacing import replaced
+
 LARGEST_REAL_BYTES = 64 * 1024
 """Bytes of the largest tensor that is made for real: a thousand of them are still no memory to speak of."""
+
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -49,6 +54,26 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
 
 
+class RealDataBecomesFake(TorchFunctionMode):
+    """Let a fake tensor be given a real one as its ``data``, an array of numpy's say, by making that one fake.
+
+    What is set is no operator: torch would put real memory behind a tensor that stays fake.
+
+    Args:
+        mode: Of the fake tensors.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run ``func``, on a fake tensor if it sets the data of one."""
+        if func == _SET_DATA and isinstance(args[0], FakeTensor) and not isinstance(args[1], FakeTensor):
+            args = args[0], self._mode.from_tensor(args[1])
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def without_memory(mode: FakeTensorMode) -> Iterator[None]:
     """Make large tensors fake ones of ``mode`` inside the block, and let models be built as if they were real.
@@ -56,11 +81,12 @@ def without_memory(mode: FakeTensorMode) -> Iterator[None]:
     Threads other than this one allocate as ever, so transformers is asked to load in this one.
     """
     with ExitStack() as stack:
-        stack.enter_context(_replaced(torch.utils, "swap_tensors", _swap_fake))
-        stack.enter_context(_replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
+        stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
+        stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         stack.enter_context(mode)
         stack.enter_context(LargeAreFake())  # type: ignore[no-untyped-call]
+        stack.enter_context(RealDataBecomesFake(mode))
         yield
 
 
@@ -115,20 +141,6 @@ def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return tensor if isinstance(tensor, FakeTensor) else fill(tensor, *args, **kwargs)
 
     return filled
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Put what ``change`` makes of an attribute in its place inside the block; one that is not there stays away."""
-    if not hasattr(owner, name):
-        yield
-        return
-    own = getattr(owner, name)
-    setattr(owner, name, change(own))
-    try:
-        yield
-    finally:
-        setattr(owner, name, own)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from actbench.workloads import ownoptimizer
 from actbench.workloads.building import without_memory
 from actbench.workloads.construct import seeded
 from actbench.workloads.optimizers import make_optimizer
+from actbench.workloads.sequences import full_rows
 from actbench.workloads.userfile import UserFile
 
 CONTRACT = (
@@ -167,7 +168,8 @@ class FunctionWorkload:
 
         def checked(module: nn.Module, batch: Batch) -> Tensor:
             try:
-                value: Any = loss(module, batch)
+                with full_rows(batch):
+                    value: Any = loss(module, batch)
             except KeyError as error:
                 if not _lacks(batch, error) or not self._file.raised(error):
                     raise

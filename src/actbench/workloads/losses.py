@@ -18,7 +18,7 @@ from actbench.fake import shapes_only
 from actbench.records import Task
 from actbench.training import Batch, Loss
 from actbench.workloads.assumed import ForCtc, ForDetection
-from actbench.workloads.sequences import one_a_row
+from actbench.workloads.sequences import full_rows
 from actbench.workloads.steady import chances, steady
 
 # Tasks whose losses ask about values that the batches made here are known to have.
@@ -46,7 +46,7 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         with ExitStack() as stack:
-            stack.enter_context(one_a_row())
+            stack.enter_context(full_rows(batch))
             if left_out:
                 stack.enter_context(steady(module))
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(dict(batch))):

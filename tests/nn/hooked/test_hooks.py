@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from actbench.nn.hooked import HookedForward
+from actbench.fake import fake_mode, faked
+from actbench.nn.hooked import HookedForward, hooks
 from actbench.nn.hooked.hooks import Held
 from actbench.nn.keeping.around import Repeated
 from actbench.nn.keeping.forms import Flags
@@ -254,21 +254,32 @@ def test_small_and_whole_number_tensors_are_left(hook, packed):
     assert all(isinstance(held, StaysHere) for held in found.of(32))
 
 
-def test_on_a_device_no_value_is_looked_at_after_the_first_step(hook):
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.others = nn.Linear(64, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+class Shared(nn.Module):
+    """A layer whose output three others read, among them one that may be told to make it infinite."""
 
-        def forward(self, x):
-            x = self.first(x)
-            return sum(layer(x) for layer in self.others)
+    def __init__(self):
+        super().__init__()
+        self.first, self.others = nn.Linear(64, 64), nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.factor = 1.0
 
-    with FakeTensorMode(), torch.device("cuda"):
-        model = hook(Shared())
-        for _ in range(2):
-            model(torch.empty(8, 64))
-    places = list(HookedForward.of(model).hooks.places)
+    def forward(self, x):
+        x = self.first(x) * self.factor
+        return sum(layer(x) for layer in self.others)
 
-    assert [place.owner for place in places] == [None, places[0], places[0]]
-    assert not any(place.guarded for place in places)
+
+def test_on_a_device_values_are_looked_at_in_the_first_real_step_alone(hook, packed, monkeypatch):
+    monkeypatch.setattr(hooks, "is_elsewhere", lambda tensor: True)
+    model, mode = hook(Shared()), fake_mode()
+    with faked(model, mode), mode:
+        model(torch.empty(8, 64))
+    model.factor = torch.inf
+    found = packed(model)
+    model(torch.randn(8, 64))
+    assert all(isinstance(held, StaysHere) for held in found.of(8, 64))
+
+    model.factor = 1.0
+    for guarded in (True, False):
+        model(torch.randn(8, 64))
+        places = list(HookedForward.of(model).hooks.places)
+        assert [place.owner for place in places] == [None, places[0], places[0]]
+        assert places[0].guarded == guarded

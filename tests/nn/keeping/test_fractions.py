@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from actbench.meters.ledger import Ledger
 from actbench.nn.keeping import Keeper, Place, fractions
 from actbench.nn.keeping.grouping import in_groups
 from actbench.ops import groupquant
@@ -51,6 +52,14 @@ def test_the_mean_of_many_draws_is_the_tensor_and_bits_changed_meanwhile_are_rea
     assert (mean - x).abs().mean() < 0.03
     assert 2.4 < bits < 2.6
     assert torch.equal(first.form.rows(later[0].parts, 3, 8), later[0].form.restore(later[0].parts)[3:8])
+
+
+def test_no_codes_are_there_but_those_that_are_kept():
+    x = torch.randn(100 * GROUP)
+    with Ledger() as ledger:
+        codes, words = fractions.encode(x, 2.5, GROUP, True)
+
+    assert ledger.peak_bytes == x.nbytes + codes.nbytes + words.nbytes + 8  # and a seed
 
 
 @pytest.mark.parametrize("row", [0, 100])

@@ -3,7 +3,8 @@
 A compiler that sees two operators, one that draws a seed and one that makes a sketch by it, may keep the sketch of the
 forward pass and draw again in the backward pass, where the new seed makes another matrix S: the estimate is then noise.
 The tag ``nondeterministic_seeded`` does not prevent it. One operator that gives both gives them of one draw, in
-whichever pass it runs.
+whichever pass it runs. It has not that tag, so that a compiler may make one of two sketches of one input, as layers do
+that are not compiled.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actbench.codecs.sketch.sketching import Kind, compress, key_like
-from actbench.ops.library import EVERYWHERE, RANDOM, define, traced
+from actbench.ops.library import EVERYWHERE, HOST_NUMBER, define, traced
 from actbench.ops.seeds import fresh_seed
 
 
@@ -29,7 +30,7 @@ define(
     "fresh_sketch(Tensor matrix, SymInt size, str kind, ScalarType dtype) -> (Tensor sketch, Tensor key)",
     {EVERYWHERE: _make},
     _fake,
-    tags=RANDOM,
+    tags=HOST_NUMBER,
 )
 
 

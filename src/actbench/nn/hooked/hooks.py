@@ -25,6 +25,7 @@ from actbench.nn.hooked.statistics import statistic
 from actbench.nn.intercepted import Intercepted, Rules
 from actbench.nn.keeping import Form, Keeper, Kept, Parts, Place, history
 from actbench.nn.keeping.forms import AsItIs
+from actbench.nn.keeping.transfer import is_elsewhere
 from actbench.nn.offloaded import StaysHere, own_tensors
 from actbench.nn.wrapped import given_by_others
 
@@ -160,8 +161,8 @@ class Hooks:
         """Return a tensor as the keeper keeps it; truth values take one bit and no share of the others'."""
         place = Place("truth values", 1) if tensor.dtype == torch.bool else self.places.place(tensor)
         place.row = told().row
-        is_new = not place.elements  # on a device, to look at a tensor's values is to wait for them
-        place.guarded = is_new or self.probing or not tensor.is_cuda or may_be_infinite(tensor)
+        # On a device, to look at a tensor's values is to wait for them.
+        place.guarded = not (place.was_finite and is_elsewhere(tensor)) or self.probing or may_be_infinite(tensor)
         kept = self.keeper.keep(tensor, place)
         return Held(kept, place.owner or place)
 

@@ -52,9 +52,16 @@ def encode(flat: Tensor, bits: float, group_size: int, stochastic: bool) -> tupl
     width, wider = division(flat.numel(), bits, group_size)
     if not wider:
         return groupquant.encode(flat, width, group_size, fresh_seed(), stochastic)
-    front = groupquant.encode(flat[:wider], width + 1, group_size, fresh_seed(), stochastic)
-    rest = groupquant.encode(flat[wider:], width, group_size, fresh_seed(), stochastic)
-    return torch.cat([front[0], rest[0]]), torch.cat([front[1], rest[1]])
+    front, split = wider * (width + 1) // 8, wider // group_size
+    # Written to their places: if they were joined afterwards, both parts and the whole would be there at once.
+    codes = flat.new_empty(front + bitpack.packed_bytes(flat.numel() - wider, width), dtype=torch.uint8)
+    words = flat.new_empty(-(-flat.numel() // group_size), dtype=torch.int32)
+    for part in (
+        (codes[:front], words[:split], flat[:wider], width + 1),
+        (codes[front:], words[split:], flat[wider:], width),
+    ):
+        groupquant.encode_(*part, group_size, fresh_seed(), stochastic)
+    return codes, words
 
 
 def decode(

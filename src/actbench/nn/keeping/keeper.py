@@ -132,10 +132,12 @@ class Keeper:
             savedtensors.acted(self)
             return kept._replace(form=kept.form.seen_as(x))
         kept = self._packed(x, flat, place)
-        lost = self._lost(x, kept) if place.guarded and not isinstance(x, FakeTensor) else None
-        if lost is not None:
-            place.elements = 0
-            return self._left(x, lost)
+        if place.guarded and not isinstance(x, FakeTensor):  # a fake one says nothing of those that come
+            lost = self._lost(x, kept)
+            place.was_finite = lost is None
+            if lost is not None:
+                place.elements = 0
+                return self._left(x, lost)
         kept = self._moved(x, kept)
         savedtensors.packed(x, *kept.parts, by=self)
         if self.share:

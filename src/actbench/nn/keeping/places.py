@@ -29,6 +29,7 @@ class Place:
         inside: Share of these elements that lie in the tensor and not in zeros around it.
         row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
         guarded: Whether the tensor is looked at for values that would be lost, and then kept as it is.
+        was_finite: Whether a tensor was looked at, in this run, and no value would have been lost.
         watched: Whether this step's ranges and gradients are to be noted.
         ranges: Sum over the groups of their squared ranges, float32: 0-d, or (rows,) with ``per_sample``; on the
             tensor's device. None before the watched forward.
@@ -47,6 +48,7 @@ class Place:
     inside: float = 1.0
     row: int = 0
     guarded: bool = False
+    was_finite: bool = False
     watched: bool = False
     ranges: Tensor | None = None
     gradients: Tensor | None = None
@@ -102,7 +104,15 @@ class Place:
             self.history.adapt(state["history"])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "watched": False, "ranges": None, "gradients": None, "elements": 0, "owner": None}
+        return {
+            **vars(self),
+            "was_finite": False,
+            "watched": False,
+            "ranges": None,
+            "gradients": None,
+            "elements": 0,
+            "owner": None,
+        }
 
 
 def _squared_norms(grad: Tensor, by_row: bool) -> Tensor:

@@ -22,22 +22,20 @@ from actbench.ops.groups import NAN_WORD
 _MOST = 1024  # elements of the largest group
 
 
-def encode(x: Tensor, bits: int, group_size: int, seed: int, stochastic: bool) -> tuple[Tensor, Tensor]:
+def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int, stochastic: bool) -> None:
     """Encode a vector.
 
     Args:
+        codes: uint8 ``(ceil(n * bits / 8),)``, to be written.
+        meta: int32 ``(ceil(n / group_size),)``, to be written.
         x: (n,) float32, float16 or bfloat16, contiguous.
         bits: 1 to 8.
         group_size: A multiple of 32, at most 1024.
         seed: Of the noise.
         stochastic: False for the nearest code.
-
-    Returns:
-        uint8 ``(ceil(n * bits / 8),)`` and int32 ``(ceil(n / group_size),)``.
     """
-    codes = torch.empty((x.numel() * bits + 7) // 8, dtype=torch.uint8, device=CPU)
     target = bits, 0, 0, codes.data_ptr(), codes.numel(), np.uint64(noise.mixed(seed)), stochastic
-    return codes, _encoded(x[None], group_size, *target)
+    _write(meta, x[None], group_size, *target)
 
 
 def encode_rows(
@@ -71,10 +69,15 @@ def _encoded(x: Tensor, group_size: int, *target: int | np.uint64) -> Tensor:
     """Return the words of rows, and write their codes where ``target``, the kernel's last arguments, says."""
     rows, columns = x.shape
     meta = torch.empty(rows * -(-columns // group_size), dtype=torch.int32, device=CPU)
+    _write(meta, x, group_size, *target)
+    return meta
+
+
+def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -> None:
+    rows, columns = x.shape
     units = -(-meta.numel() // _per_unit(group_size))
     place = rows, columns, group_size, _per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
     _encode(units * BLOCK, meta.data_ptr(), *place, *target)
-    return meta
 
 
 def _per_unit(group_size: int) -> int:

@@ -9,28 +9,24 @@ from torch import Tensor
 from actbench.ops import noise, rawkernel
 
 
-def encode(x: Tensor, bits: int, group_size: int, seed: int, stochastic: bool) -> tuple[Tensor, Tensor]:
+def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int, stochastic: bool) -> None:
     """Encode a vector.
 
     Args:
+        codes: uint8 ``(ceil(n * bits / 8),)``, to be written.
+        meta: int32 ``(ceil(n / group_size),)``, to be written.
         x: (n,) float32, float16 or bfloat16, contiguous.
         bits: 1 to 8.
         group_size: A multiple of 32, at most 1024.
         seed: Of the noise.
         stochastic: False for the nearest code.
 
-    Returns:
-        uint8 ``(ceil(n * bits / 8),)`` and int32 ``(ceil(n / group_size),)``.
-
     Raises:
         KernelError: The kernel cannot be compiled or launched.
     """
-    count, size = x.numel(), (x.numel() * bits + 7) // 8
-    codes, meta = _outputs(x, size, -(-count // group_size))
-    counts = np.int64(count), np.int64(size), np.int32(group_size), np.int32(bits)
+    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits)
     arguments = x, codes, meta, *counts, np.uint64(noise.mixed(seed)), np.uint32(stochastic)
-    _launch("encode", x.dtype, group_size, _threads(1, count, group_size), arguments)
-    return codes, meta
+    _launch("encode", x.dtype, group_size, _threads(1, x.numel(), group_size), arguments)
 
 
 def encode_rows(
