@@ -55,6 +55,21 @@ def test_no_event_is_lost_in_a_long_run() -> None:
     assert trace.live_bytes("end") == sum(tensor.numel() * FLOAT for tensor in kept)
 
 
+def test_a_tensor_at_the_address_of_one_that_outlived_an_earlier_trace_is_not_taken_for_it() -> None:
+    with AllocationTrace():
+        outlived = [torch.empty(1000) for _ in range(200)]
+    addresses = {tensor.data_ptr() for tensor in outlived}
+    outlived.clear()
+    later = [torch.empty(1000) for _ in range(200)]
+    assert addresses & {tensor.data_ptr() for tensor in later}
+
+    with AllocationTrace() as trace:
+        later.clear()
+        trace.mark("end")
+
+    assert trace.live_bytes("end") == 0
+
+
 def test_an_error_inside_comes_out_as_it_is() -> None:
     with pytest.raises(ZeroDivisionError), AllocationTrace():
         _ = 1 / 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -50,14 +51,31 @@ class AllocationTrace:
         return max(self._curve[self._marks[first] : self._marks[last] + 1])
 
     def _draw_curve(self) -> None:
-        """Add up the events in the order of their times; ``_curve[i]`` is what is alive after the i-th."""
-        assert self._profile.kineto_results is not None
-        events: list[Any] = self._profile.kineto_results.events()
+        """Add up the events in the order of their times; ``_curve[i]`` is what is alive after the i-th.
+
+        A free counts only if its allocation was seen. The profiler reports others too: it remembers the address of
+        whatever outlived an earlier trace, and takes the free of a later tensor at that address for its free.
+        """
+        alive: dict[int, int] = {}
         live = 0
         self._curve.append(live)
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            if event.name() == "[memory]":
-                live += event.nbytes()
+        for event in sorted(self._events(), key=lambda event: event.start_time_ns):
+            if event.name == "[memory]":
+                change = event.extra_fields
+                if change.alloc_size > 0:
+                    alive[change.ptr] = change.alloc_size
+                    live += change.alloc_size
+                else:
+                    live -= alive.pop(change.ptr, 0)
                 self._curve.append(live)
-            elif event.name().startswith(_MARK):
-                self._marks[event.name().removeprefix(_MARK)] = len(self._curve) - 1
+            elif event.name.startswith(_MARK):
+                self._marks[event.name.removeprefix(_MARK)] = len(self._curve) - 1
+
+    def _events(self) -> Iterator[Any]:
+        """Yield the profiler's events, outer ones before what they hold."""
+        assert self._profile.kineto_results is not None
+        waiting: list[Any] = list(self._profile.kineto_results.experimental_event_tree())
+        while waiting:
+            event = waiting.pop()
+            waiting += event.children
+            yield event
