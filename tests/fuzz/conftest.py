@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,9 @@ _NUMBERS = [0, 1, -1, 8, 2**63, 2**64, 10**400, 0.5, 1e308, 1e-320, float("inf")
 _TEXTS = ["", "8", "8-512*2", "fewbit:3", "gcn", "resnet50", "16GiB", "=1+1", "\x1b[31m", "\u202e", "a" * 1000, "~x"]
 
 _scalars = st.sampled_from(_NUMBERS) | st.sampled_from(_TEXTS) | st.text(max_size=6) | st.integers() | st.floats()
-_values = st.recursive(_scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+_values = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner)
+)
 
 
 @st.composite
@@ -44,6 +45,7 @@ def _changed(draw: Any, document: Any) -> Any:
             place[draw(st.text(max_size=5))] = draw(_values)
     return document
 
+
 @pytest.fixture(params=[DEFAULT_EXAMPLES, pytest.param(SLOW_EXAMPLES, marks=pytest.mark.slow)])
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     """Return what calls a check with so many examples of a strategy.
@@ -53,7 +55,7 @@ def fuzz(request: pytest.FixtureRequest) -> Fuzz:
 
     def run(strategy: st.SearchStrategy[Any], check: Callable[[Any], object]) -> None:
         chosen = settings(
-            max_examples=int(os.environ.get('FZ', request.param)),
+            max_examples=request.param,
             derandomize=True,
             deadline=None,
             database=None,

