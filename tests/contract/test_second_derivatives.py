@@ -21,7 +21,13 @@ EXAMPLES = {
     "randomized": "randomized:0.5",
 }
 SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
-VARIANTS = ["checkpoint,blocks=Sequential", "encode:int:6,on=maps", "smaq,on=activations/maps", "randomized:0.5,sketch=wta", "actnn+gact"]
+VARIANTS = [
+    "checkpoint,blocks=Sequential",
+    "encode:int:6,on=maps",
+    "smaq,on=activations/maps",
+    "randomized:0.5,sketch=wta",
+    "actnn+gact",
+]
 NETWORKS = ["chain", "linear", "activation", "norm", "transformer", "convolutions", "pooled"]
 STAY_EXACT = (EXAMPLES["checkpoint"], "checkpoint,blocks=Sequential", "offload")
 ACTIVATIONS = {"invact": nn.GELU, "resilu2": nn.SiLU, "regelu2": nn.GELU}
