@@ -10,10 +10,6 @@ from typing import Any, Final, Literal
 
 DTYPE: Final[Literal["float32"]] = "float32"
 OPTIMIZER: Final[Literal["adamw"]] = "adamw"
-COUNT_LIMIT: Final = 2**63
-"""What is counted, in bytes too, and what seeds generators, stays below: torch counts in signed 64 bits."""
-LONGEST_SECONDS: Final = 1e7
-"""Seconds that anything may be asked to take: 115 days."""
 
 _FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 _PLACE = re.compile(r"hf:.*|[.~].*|[^@]*[/\\].*", re.DOTALL)

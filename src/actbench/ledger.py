@@ -5,7 +5,8 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
-from actbench.records import Data, NonNegativeInt
+from actbench.counts import NonNegativeInt
+from actbench.records import Data
 
 OUTSIDE = "<outside>"
 """The module of what the loss function keeps after the model has returned."""

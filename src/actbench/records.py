@@ -11,14 +11,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from actbench.defaults import COUNT_LIMIT, with_dtype, with_optimizer
+from actbench.counts import COUNT_LIMIT, NonNegativeInt, PositiveInt, SignedInt
+from actbench.defaults import with_dtype, with_optimizer
 
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # Literal takes true for 1
-
-NonNegativeInt = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
-PositiveInt = Annotated[int, Field(gt=0, lt=COUNT_LIMIT)]
-SignedInt = Annotated[int, Field(gt=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 
 Task = Literal[
     "auto",
@@ -188,7 +185,6 @@ class Measurement(Data):
         timing_round: What the group of cases that took turns with this one is called; None in older records.
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
-        gradient_cosine: Cosine between the two gradients.
         sketch_variance_predicted: Variance of the sketched weights' gradient over its exact squared length, by formula.
         sketch_variance_observed: The same as seen over a few sketches.
         quantization_variance_observed: The same of rounding and the gradient of all parameters, over a few draws.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from actbench.defaults import COUNT_LIMIT
+from actbench.counts import COUNT_LIMIT
 from actbench.errors import SpecError
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from actbench.defaults import COUNT_LIMIT
+from actbench.counts import COUNT_LIMIT
 from actbench.errors import UsageError
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3

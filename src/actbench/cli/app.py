@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from actbench.defaults import COUNT_LIMIT, LONGEST_SECONDS
+from actbench.counts import COUNT_LIMIT, LONGEST_SECONDS
 from actbench.errors import shortened
 from actbench.records import Attention, FloatType, Optimizer, Task, WeightsChoice
 

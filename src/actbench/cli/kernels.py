@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import CsvOption, JsonOption, MarkdownOption, OutputOption, app, option
 from actbench.cli.printing import command_line, export_table, remark, show
-from actbench.defaults import LONGEST_SECONDS
+from actbench.counts import LONGEST_SECONDS
 from actbench.paths import check_makeable
 
 if TYPE_CHECKING:

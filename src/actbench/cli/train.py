@@ -20,7 +20,7 @@ from actbench.cli.app import (
 )
 from actbench.cli.flags import ExportFlags, expanded, schemes_from
 from actbench.cli.printing import command_line, export_table, remark, show
-from actbench.defaults import LONGEST_SECONDS
+from actbench.counts import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from actbench import runs

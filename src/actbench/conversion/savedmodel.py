@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
+from actbench.counts import PositiveInt
 from actbench.errors import ModelError
 from actbench.reading import read_bytes
-from actbench.records import Attention, Case, Data, FloatType, PositiveInt, Site, Task, Unreached, Versions
+from actbench.records import Attention, Case, Data, FloatType, Site, Task, Unreached, Versions
 
 FILE_NAME = "actbench.json"
 SCHEMA_VERSION = 1

@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from actbench.records import Data, FloatType, Machine, NonNegativeInt, PositiveInt, Versions
+from actbench.counts import NonNegativeInt, PositiveInt
+from actbench.records import Data, FloatType, Machine, Versions
 
 SCHEMA_VERSION: Final = 1
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from actbench.defaults import COUNT_LIMIT
+from actbench.counts import COUNT_LIMIT
 from actbench.errors import UsageError
 
 MOST_BATCH_SIZES = 1000

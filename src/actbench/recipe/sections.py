@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from actbench import spec
-from actbench.defaults import COUNT_LIMIT, LONGEST_SECONDS
+from actbench.counts import COUNT_LIMIT, LONGEST_SECONDS
 from actbench.errors import SpecError, UsageError
 from actbench.recipe.axes import Axis, BatchSizes, Count
 from actbench.records import Attention, Case, Data, FloatType, MeterName, Optimizer, Published, Task, WeightsChoice

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from actbench.defaults import COUNT_LIMIT, with_dtype
+from actbench.counts import COUNT_LIMIT, NonNegativeInt, PositiveInt, SignedInt
+from actbench.defaults import with_dtype
 from actbench.records import (
     Attention,
     Built,
@@ -15,10 +16,7 @@ from actbench.records import (
     Failure,
     FloatType,
     Machine,
-    NonNegativeInt,
-    PositiveInt,
     Published,
-    SignedInt,
     Task,
     Versions,
     WeightsChoice,

@@ -21,7 +21,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from actbench.defaults import COUNT_LIMIT, is_function
+from actbench.counts import COUNT_LIMIT
+from actbench.defaults import is_function
 from actbench.errors import ModelError
 from actbench.paths import from_home
 from actbench.workloads import hub, presets
