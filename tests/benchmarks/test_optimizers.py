@@ -23,6 +23,7 @@ def script():
     return module
 
 
+@pytest.mark.slow
 def test_rows_are_written_with_the_bytes_of_the_state(script, monkeypatch, capsys, tmp_path: Path) -> None:
     options = ["--layers", "0", "--words", "100", "--rounds", "2", "--only", "smaq", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["optimizers.py", *options])

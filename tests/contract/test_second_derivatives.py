@@ -28,7 +28,7 @@ VARIANTS = [
     "randomized:0.5,sketch=wta",
     "actnn+gact",
 ]
-NETWORKS = ["chain", "linear", "activation", "norm", "transformer", "convolutions", "pooled"]
+NETWORKS = ["chain", "linear", "activation", "norm", "convolutions", "pooled"]
 STAY_EXACT = (EXAMPLES["checkpoint"], "checkpoint,blocks=Sequential", "offload")
 ACTIVATIONS = {"invact": nn.GELU, "resilu2": nn.SiLU, "regelu2": nn.GELU}
 
@@ -51,7 +51,7 @@ def penalty(model: nn.Module, x: Tensor, of_parameters: bool, power: int) -> lis
     return list(torch.autograd.grad(squares, sources, allow_unused=True)) if squares.requires_grad else []
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [*NETWORKS, pytest.param("transformer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("spec", SPECS + VARIANTS)
 def test_a_gradient_penalty_is_right_or_raises(spec: str, network: str, networks: dict) -> None:  # type: ignore[type-arg]
     kind = networks[network]
