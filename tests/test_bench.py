@@ -214,7 +214,9 @@ def test_bits_reach_the_judged_step_however_late_the_device_is(monkeypatch: pyte
     assert late.activation_bytes == in_time.activation_bytes
 
 
-@pytest.mark.parametrize("scheme", ["encode:int:4,on=weights", "smaq,on=weights+fewbit:3"])
+@pytest.mark.parametrize(
+    "scheme", ["encode:int:4,on=weights", pytest.param("smaq,on=weights+fewbit:3", marks=pytest.mark.slow)]
+)
 def test_weights_in_a_format_are_judged_as_a_step_leaves_them(scheme: str) -> None:
     fields = {**MODELS["vit"], "meter": "cpu", "gradient_quality": True}
     session = bench.Session(case(scheme, **fields))

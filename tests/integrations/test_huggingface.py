@@ -97,7 +97,10 @@ class Reporter(transformers.TrainerCallback):
         self.seen.append(dict(logs))
 
 
-@pytest.mark.parametrize("spec", ["fewbit:3", "gact:L2", "actnn:L3", "randomized:0.5"])
+@pytest.mark.parametrize(
+    "spec",
+    ["gact:L2", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("fewbit:3", "actnn:L3", "randomized:0.5"))],
+)
 def test_training_learns_logs_the_bytes_of_the_ledger_and_leaves_a_plain_model(
     spec: str, tmp_path: Path, is_plain: Plain
 ) -> None:
@@ -142,7 +145,9 @@ def test_evaluation_in_the_middle_keeps_nothing_and_logs_nothing(tmp_path: Path)
     assert run.evaluate()["eval_loss"] == pytest.approx(evaluations[-1]["eval_loss"], abs=1e-6)
 
 
-@pytest.mark.parametrize("spec", ["fewbit:3", "actnn:L3", "gact:L2"])
+@pytest.mark.parametrize(
+    "spec", ["gact:L2", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("fewbit:3", "actnn:L3"))]
+)
 def test_a_checkpoint_loads_into_the_plain_model_and_a_run_goes_on_from_it(spec: str, tmp_path: Path) -> None:
     model = roberta()
     run = trainer(model, tmp_path, ActbenchCallback(spec), max_steps=4, save_strategy="steps", save_steps=2)

@@ -132,7 +132,10 @@ def kept_bytes(model: nn.Module, rows: int = BATCH) -> int:
     return trace(setup, make_batch).total_bytes - log_probabilities - total_weight - loss
 
 
-@pytest.mark.parametrize("spec", ["fewbit:3", "gact:L2", "actnn:L3", "randomized:0.5"])
+@pytest.mark.parametrize(
+    "spec",
+    ["actnn:L3", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("fewbit:3", "gact:L2", "randomized:0.5"))],
+)
 def test_fitting_learns_logs_the_bytes_of_the_ledger_and_leaves_a_plain_module(
     spec: str, tmp_path: Path, is_plain: Plain
 ) -> None:
@@ -183,7 +186,9 @@ def test_validation_in_the_middle_keeps_and_logs_nothing(tmp_path: Path, is_plai
     assert is_plain(module)
 
 
-@pytest.mark.parametrize("spec", ["fewbit:3", "gact:L2", "actnn:L3"])
+@pytest.mark.parametrize(
+    "spec", ["actnn:L3", *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("fewbit:3", "gact:L2"))]
+)
 def test_a_checkpoint_loads_into_the_plain_module_and_a_run_goes_on_from_it(spec: str, tmp_path: Path) -> None:
     module = Classifier()
     saving = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=2, save_top_k=-1)

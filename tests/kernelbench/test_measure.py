@@ -14,6 +14,7 @@ def plan(*operators, bits=(3,), dtypes=("float32",), device="cpu"):
     return Plan(device, operators or OPERATORS, (Size(16, 129),), dtypes, bits, seconds=0.0, compiled=False)
 
 
+@pytest.mark.slow
 def test_every_operator_is_measured_and_its_bytes_are_counted():
     report = measure.run(plan(), "actbench kernels")
     count = 16 * 129

@@ -98,7 +98,7 @@ FOUR_EPOCHS = case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,u
         (case(steps=12, evaluate_every=4), 7),
         pytest.param(case(steps=12, scheme=WATCHED), 7, marks=pytest.mark.slow),  # ranges are not gathered yet
         pytest.param(case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=pytest.mark.slow),
-        (case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7),
+        pytest.param(case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7, marks=pytest.mark.slow),
         pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=pytest.mark.slow),
         pytest.param(case(steps=12, scheme=WATCHED), 6, marks=pytest.mark.slow),  # between two watched steps
         pytest.param(FOUR_EPOCHS, 7, marks=pytest.mark.slow),  # the fourth epoch

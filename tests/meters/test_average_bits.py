@@ -15,11 +15,10 @@ from actbench.meters.cpu import CpuMeter
 from actbench.meters.simulated import SimulatedMeter
 from actbench.training import TrainingSetup, TrainStep
 
-AVERAGES = [
+QUICK = ["actnn:L3,bits=2.5", "gact:L2,probes=8,bits=1.4"]
+SLOW = [
     "actnn:L3,per_sample=false,bits=1.9",
-    "actnn:L3,bits=2.5",
     "actnn:L3,per_layer=false,bits=2.5",
-    "gact:L2,probes=8,bits=1.4",
     "gact:L2,probes=8,bits=2.5",
     "gact:L2,probes=8,bits=3.4",
 ]
@@ -57,7 +56,7 @@ def activation_bytes(meter, build, spec: str) -> int:
 
 
 @pytest.mark.parametrize("build", [layers, pytest.param(attention, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("spec", AVERAGES)
+@pytest.mark.parametrize("spec", [*QUICK, *(pytest.param(spec, marks=pytest.mark.slow) for spec in SLOW)])
 def test_measured_over_simulated_is_one(spec, build) -> None:
     simulated = activation_bytes(SimulatedMeter(profiles.get("cpu")), build, spec)
 

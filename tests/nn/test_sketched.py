@@ -87,7 +87,9 @@ def test_the_weight_gradient_is_unbiased(make, kind):
     check_unbiased(exact, layer, layer)
 
 
-@pytest.mark.parametrize("kind", ["gaussian", "hadamard", "rows", "wta"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian", "rows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hadamard", "wta"))]
+)
 def test_the_weight_gradient_is_unbiased_when_the_recomputation_draws_another_seed(kind):
     """A key on ctx would be the first forward's beside the recomputation's sketch: that estimate's mean is another."""
     exact, layer = pair(sketching=Sketching(kind, dim=4))

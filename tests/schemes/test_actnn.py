@@ -130,7 +130,10 @@ def test_converting_twice_or_nothing_is_an_error():
         convert(nn.Sequential(nn.Tanh()))
 
 
-@pytest.mark.parametrize(("model", "megabytes"), [("resnet50", 85.31), ("resnet152", 176.83)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("model", "megabytes"), [("resnet50", 85.31), pytest.param("resnet152", 176.83, marks=SLOW)])
 def test_the_exact_model_keeps_what_the_closed_form_says(model, megabytes, read, count):
     elements, reading = count(model), read(model, "exact")
     distinct = sum(elements[kind] for kind in ("BatchNorm2d in", "ReLU out", "MaxPool2d out", "Linear in"))
@@ -140,7 +143,6 @@ def test_the_exact_model_keeps_what_the_closed_form_says(model, megabytes, read,
     assert reading.activation_bytes / 8 == pytest.approx(closed_form, rel=0.005)
 
 
-SLOW = pytest.mark.slow
 PUBLISHED = {
     ("resnet50", 2): 7.19e6,
     ("resnet50", 4): 12.63e6,

@@ -106,7 +106,10 @@ def test_two_sentences_are_told_apart_and_cut_to_their_length(write: Write, toke
     assert int(found.train.beside["attention_mask"][2].sum()) == 9  # 5 and 5 words, cut
 
 
-@pytest.mark.parametrize(("name", "metric"), SCORES.items())
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [pytest.param(*pair, marks=() if pair[0] == "stsb" else pytest.mark.slow) for pair in SCORES.items()],
+)
 def test_models_are_trained_and_scored_as_each_task_says(write: Write, tokenizer: Path, name: str, metric: str) -> None:
     write(name)
     run = case(name, tokenizer, steps=30, learning_rate=1e-2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -71,6 +72,7 @@ def tokens(length, rows=4):
     return torch.randint(50, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
+@pytest.mark.slow
 def test_fifty_lengths_have_no_more_places_than_two(hook):
     model, counts = hook(Sentences(), bits=4), []
     places = HookedForward.of(model).hooks.places
