@@ -27,6 +27,8 @@ LONGEST_WORD = 400
 LONGEST_TEXT = 4000
 """Characters of a message."""
 
+_NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "bad_alloc")
+
 
 class ActbenchError(Exception):
     """Base of every error that actbench raises on purpose; shown to the user without a traceback."""
@@ -90,7 +92,7 @@ class OutOfMemoryError(MeasurementError):
 
 
 def shortened(text: str) -> str:
-    """Return a text fit to be shown, whatever it repeats: of words and texts that are too long the two ends."""
+    """Return a text fit to be shown, whatever it repeats: of a word or text that is too long both ends are kept."""
     return _ends(re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _ends(word[0], LONGEST_WORD), text), LONGEST_TEXT)
 
 
@@ -100,9 +102,18 @@ def told(error: BaseException) -> str:
         message = str(error).strip()
     except BaseException as other:  # a class of someone else's may do anything there
         message = f"its message cannot be read ({type(other).__name__})"
-    # A lone surrogate cannot be written to a file of UTF-8.
-    message = message.encode("utf-8", "backslashreplace").decode()
-    return shortened(f"{type(error).__name__}: {message}".removesuffix(": "))
+    return shortened(encodable(f"{type(error).__name__}: {message}".removesuffix(": ")))
+
+
+def encodable(text: str) -> str:
+    """Return a text that can be written as UTF-8: lone surrogates become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that there is not enough memory; torch has several for it, and C++ has its own."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == OutOfMemoryError.__name__
+    return known or any(words in told(error) for words in _NO_MEMORY)
 
 
 def _ends(text: str, most: int) -> str:

@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
-from actbench.errors import ActbenchError, CodeError, OutOfMemoryError, told
+from actbench.errors import ActbenchError, CodeError, OutOfMemoryError, is_out_of_memory, told
 
 _PACKAGES = {"site-packages", "dist-packages"}  # of whichever environment: one may stand on another
 
@@ -39,11 +37,6 @@ def boundary(doing: str, kind: type[ActbenchError] = CodeError) -> Iterator[None
     except BaseException as error:
         message = f"{doing}: {told(error)}{place_of(error)}"
         raise (OutOfMemoryError if is_out_of_memory(error) else kind)(message) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that there is not enough memory; torch has several for it."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in told(error)
 
 
 def place_of(error: BaseException) -> str:

@@ -35,6 +35,19 @@ def rude(text: str) -> str:
     raise RudeError
 
 
+def from_itself(text: str) -> str:
+    error = KeyError(text)
+    raise error from error
+
+
+def undecodable(text: str) -> str:
+    raise ConversionError("\udcff" + text)
+
+
+def undecodable_answer(text: str) -> str:
+    return "\udcff" + text
+
+
 def vanish(text: str) -> str:
     os._exit(int(text))
 

@@ -32,10 +32,19 @@ def test_an_error_of_ours_comes_back_as_it_was_with_where_it_arose(tasks):
     assert "in refuse" in "".join(refused.value.__notes__)
 
 
+def test_a_message_that_is_no_utf_8_comes_back_with_escapes(tasks):
+    with pytest.raises(ConversionError) as refused:
+        call(tasks, "undecodable", "x")
+
+    assert str(refused.value) == r"\udcffx"
+
+
 ENDS = {
     "break_down": ("x", {}, "doing it failed: KeyError: 'x'"),
     "leave": ("0", {}, "doing it failed: SystemExit: 0"),
-    "rude": ("", {}, "doing it failed: RudeError: it has no message"),
+    "rude": ("", {}, "doing it failed: RudeError: its message cannot be read"),
+    "from_itself": ("x", {}, "doing it failed: KeyError: 'x'"),
+    "undecodable_answer": ("x", {}, "doing it failed: PydanticSerializationError"),
     "vanish": ("0", {}, "doing it: its process ended by itself with exit code 0"),
     "hoard": (str(2**36), {"memory_bytes": 256 * MIB}, "more memory than the 256.00 MiB .* --memory-limit"),
     "hoard_in_torch": ("7", {}, "more memory than the"),

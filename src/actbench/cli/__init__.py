@@ -48,8 +48,10 @@ def _give_compilers_a_cache() -> None:
     Where the cache cannot be written, torch's own choice stands.
     """
     folder = platformdirs.user_cache_path("actbench") / "inductor"
+    if not folder.is_absolute():
+        return
     there = next(place for place in (folder, *folder.parents) if os.path.exists(place))
-    if folder.is_absolute() and os.access(there, os.W_OK | os.X_OK):
+    if os.access(there, os.W_OK | os.X_OK):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 

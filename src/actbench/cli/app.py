@@ -11,7 +11,7 @@ import typer
 import typer.core
 
 from actbench.counts import COUNT_LIMIT, LONGEST_SECONDS
-from actbench.errors import shortened
+from actbench.errors import encodable, shortened
 from actbench.records import Attention, FloatType, Optimizer, Task, WeightsChoice
 
 # What click, or the copy of it that newer versions of typer carry, calls a usage error.
@@ -62,9 +62,11 @@ echo = typer.echo
 
 
 def named(text: str) -> str:
-    """Return what names something, which is never nothing."""
+    """Return what names something, which is never nothing and can be written down."""
     if not text.strip():
         raise typer.BadParameter("it is empty; leave it out, or name something")
+    if encodable(text) != text:
+        raise typer.BadParameter(f"{encodable(text)!r} is not UTF-8, which results are written in; rename it")
     return text
 
 

@@ -22,6 +22,7 @@ from actbench.cli.app import (
 )
 from actbench.cli.flags import SchemeFlags, expanded, schemes_from
 from actbench.cli.printing import export_table, remark, show
+from actbench.counts import LONGEST_SECONDS
 from actbench.errors import UsageError
 from actbench.units import format_bytes, format_seconds, parse_bytes
 
@@ -46,7 +47,10 @@ def convert(
     weights: WeightsOption = None,
     seed: SeedOption = None,
     trust_remote_code: TrustOption = False,
-    timeout: Annotated[float, option("--timeout", "Seconds after which converting is stopped.", min=1)] = 1800.0,
+    timeout: Annotated[
+        float,
+        option("--timeout", "Seconds that converting, with downloads, may take.", min=1, max=LONGEST_SECONDS),
+    ] = 1800.0,
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that converting may take (default: all that is free).")
     ] = None,
@@ -96,9 +100,13 @@ def convert(
     )
     request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
     with schemes_from(flags.scheme_flags), Tasks("actbench.conversion.isolated", PRELOAD) as tasks:
-        answer = tasks.call(
-            "convert", request, doing=f"converting {model!r}", timeout_seconds=timeout, memory_bytes=memory_bytes
-        )
+        try:
+            answer = tasks.call(
+                "convert", request, doing=f"converting {model!r}", timeout_seconds=timeout, memory_bytes=memory_bytes
+            )
+        finally:
+            if tasks.said:
+                remark(tasks.said)
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
     sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)

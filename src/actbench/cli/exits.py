@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 FAILED = 2
@@ -26,8 +26,10 @@ def noticed() -> Iterator[None]:
         caller = sys._getframe(1)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
+            with suppress(Exception):  # it may be closed
+                stream.flush()
+        with suppress(Exception):
+            print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
         own(FAILED)
 
     setattr(os, "_exit", leave)  # noqa: B010  (type checkers know that it is no ordinary function)

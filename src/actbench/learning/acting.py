@@ -8,7 +8,8 @@ from torch import Tensor
 from torch._guards import active_fake_mode
 from torch.utils._pytree import tree_map
 
-from actbench.errors import UntraceableError
+from actbench.errors import ModelError, UntraceableError
+from actbench.foreign import boundary
 from actbench.inspection import refuse_idle, trace
 from actbench.meters import Meter
 from actbench.training import Batch, TrainingSetup
@@ -23,16 +24,16 @@ def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, .
         batch: The first of the run.
 
     Returns:
-        A warning where nobody can tell, since the model looks at values.
+        A warning where nobody can tell, since the model does not run on fake tensors.
 
     Raises:
         ConversionError: Nothing that a part converted runs.
         IdleError: It runs, and changes nothing of what the step keeps.
     """
     try:
-        with meter.operators():
+        with meter.operators(), boundary("it cannot be run on fake tensors", UntraceableError):
             seen = trace(setup, lambda: {name: tree_map(_fake, value) for name, value in batch.items()})
-    except UntraceableError as error:
+    except (UntraceableError, ModelError) as error:  # what is wrong with the model is for a real step to say
         return (f"whether each part of the scheme acts is unknown: {error}",)
     for part in setup.parts:
         refuse_idle(part, seen)

@@ -74,8 +74,8 @@ class AllocationTrace:
     def _events(self) -> Iterator[Any]:
         """Yield the profiler's events, outer ones before what they hold."""
         assert self._profile.kineto_results is not None
-        waiting: list[Any] = list(self._profile.kineto_results.experimental_event_tree())
+        waiting: list[Any] = list(reversed(self._profile.kineto_results.experimental_event_tree()))
         while waiting:
             event = waiting.pop()
-            waiting += event.children
+            waiting += reversed(event.children)
             yield event

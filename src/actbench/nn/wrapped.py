@@ -144,7 +144,7 @@ def unbind_entries(model: nn.Module) -> None:
 
 
 def _checkpointed() -> bool:
-    """Return whether what is saved now goes to torch's non-re-entrant checkpointing, which saves it not, or again."""
+    """Return whether torch's non-re-entrant checkpointing takes what is saved now; its second run saves it again."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 

@@ -39,9 +39,10 @@ def kill_children(spared: Container[int] = ()) -> int:
         spared: Ids of children that live on.
     """
     killed = 0
-    with suppress(psutil.Error, OSError):
+    with suppress(psutil.Error):
         for child in psutil.Process().children():  # type: ignore[no-untyped-call]
             if child.pid not in spared:
-                os.kill(child.pid, signal.SIGKILL)
-                killed += 1
+                with suppress(OSError):
+                    os.kill(child.pid, signal.SIGKILL)
+                    killed += 1
     return killed

@@ -18,6 +18,7 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import IO, Literal, Self
 
+from actbench.counts import LONGEST_SECONDS
 from actbench.errors import MeasurementError
 from actbench.runner.forkserver import FORK, READY, STOP
 from actbench.runner.frames import TOKEN_BYTES, Frames, GarbledError
@@ -33,6 +34,7 @@ main(sys.argv[2:])
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 _NOISE_BYTES = 2000
 _ENDING_SECONDS = 5.0
+_STOPPING_SECONDS = 30.0  # it may be in the middle of writing a large file
 _KILLING_SECONDS = 60.0  # a process with much memory takes its time to give it back
 _STARTING_SECONDS = 600.0
 
@@ -79,6 +81,7 @@ class Process:
             NoAnswerError: There was none in time.
             GarbledError: Something else than an answer came, or no answer can come any more.
         """
+        timeout_seconds = None if timeout_seconds is None else min(timeout_seconds, LONGEST_SECONDS)
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with suppress(BrokenPipeError, ConnectionResetError):  # what is sent to a process that is gone is noticed below
             try:
@@ -110,12 +113,19 @@ class Process:
             code = int(self._leash.recv(16))
         except (ValueError, ConnectionResetError):
             code = None
-        return ProcessDiedError(code, _last(self._noise))
+        return ProcessDiedError(code, self.said)
+
+    @property
+    def said(self) -> str:
+        """The last of what it wrote to its standard output and error."""
+        return _last(self._noise)
 
     def stop(self) -> None:
         """Ask the process to stop what it does, clean up and end; it is killed if it does not."""
         with suppress(OSError):
             self._leash.send(STOP)
+        self._rouse()
+        wait([self._leash], _STOPPING_SECONDS)
         self.end()
 
     def end(self) -> None:
@@ -178,7 +188,7 @@ class ForkServer:
         if not ready:
             said = _last(self._noise)
             self.close()
-            raise MeasurementError(f"the process that starts all others ended at once:\n{said}")
+            raise MeasurementError(f"the process that starts all others cannot be started:\n{said}")
 
     def fork(self) -> Process:
         """Start a process.
@@ -197,7 +207,9 @@ class ForkServer:
                     descriptors = [connection.fileno(), held.fileno(), noise.fileno()]
                     socket.send_fds(self._control, [FORK, token], descriptors)
             except OSError:
-                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
+                for ours_alone in (ours, leash, noise):
+                    ours_alone.close()
+                raise MeasurementError("the process that starts all others is gone; run the command again") from None
             return Process(Frames(ours, token), leash, noise, self._rouse)
 
     def close(self) -> None:

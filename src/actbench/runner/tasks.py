@@ -25,12 +25,16 @@ class Tasks:
         module: Name of the module; its functions take a text and return one.
         preload: Names of modules to import before.
 
+    Attributes:
+        said: The end of what the last call that was answered printed.
+
     Raises:
         MeasurementError: The processes cannot be started at all.
     """
 
     def __init__(self, module: str, preload: Sequence[str] = ()) -> None:
         self._server = ForkServer(module, preload, kind="task")
+        self.said = ""
 
     def call(
         self,
@@ -63,6 +67,7 @@ class Tasks:
         except BaseException:
             process.stop()
             raise
+        self.said = process.said
         process.end()
         if answer.raised is not None:
             raise _error(answer.raised, doing, memory)

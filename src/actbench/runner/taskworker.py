@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
 from types import ModuleType
 
 from actbench import errors
 from actbench.records import Data
 from actbench.runner import worker
 from actbench.runner.frames import Frames
-
-_NO_MEMORY = ("can't allocate memory", "bad_alloc")  # as torch says it of a processor, and C++
 
 
 class Asked(Data):
@@ -51,29 +48,27 @@ def work(frames: Frames, module: ModuleType) -> None:
     worker.volunteer_for_the_oom_killer()
     worker.limit_memory(asked.memory_bytes)
     try:
-        answer = Answer(text=getattr(module, asked.function)(asked.text))
+        answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
     except BaseException as error:  # whatever a model does, SystemExit too, is an answer
-        answer = Answer(raised=_raised(error))
-    frames.send(answer.model_dump_json().encode())
+        answer = Answer(raised=_raised(error)).model_dump_json()
+    frames.send(answer.encode())
 
 
 def _raised(error: BaseException) -> Raised:
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), None)
     return Raised(
         kind=kind,
-        message=str(error) if kind else errors.told(error),
-        trace="".join(traceback.format_exception(error)),
-        out_of_memory=any(_is_out_of_memory(cause) for cause in _causes(error)),
+        message=errors.encodable(str(error)) if kind else errors.told(error),
+        trace=errors.encodable("".join(traceback.format_exception(error))),
+        out_of_memory=any(map(errors.is_out_of_memory, _causes(error))),
     )
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or seen.__context__
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    known = isinstance(error, MemoryError | errors.OutOfMemoryError)
-    return known or any(words in errors.told(error) for words in _NO_MEMORY)
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and what it came from, each once: foreign code may raise an error from itself."""
+    found: dict[int, BaseException] = {}
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in found:
+        found[id(cause)] = cause
+        cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
+    return list(found.values())

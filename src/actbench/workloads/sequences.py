@@ -24,8 +24,8 @@ _ASK_FOR_PADDING = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa
 def full_rows(batch: Mapping[str, Any]) -> Iterator[None]:
     """Let models take each row of a fake batch for one sequence that is not padded, inside the block.
 
-    What the batch itself gives is not known to be so: of its own positions a row may hold several sequences, and of its
-    own masks some may mask, and there the masks are built.
+    A batch that gives positions may hold several sequences in a row, and a mask that it gives may mask something: for
+    such a batch the masks are built.
 
     Args:
         batch: What the model is about to be called with, by name.

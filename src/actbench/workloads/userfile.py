@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, told
-from actbench.foreign import is_out_of_memory
+from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
 
 T = TypeVar("T")
 _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
