@@ -23,6 +23,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_model_of_more_layers_than_fit_ends_in_words(tmp_path):
     ended = convert("tiny-bert@num_hidden_layers=100000000", *SMALL, "--memory-limit", "150MiB")
 

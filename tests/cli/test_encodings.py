@@ -33,6 +33,7 @@ def test_what_is_stored_needs_no_word_about_simulation(cli):
     assert "Simulated" not in ended.out
 
 
+@pytest.mark.slow
 def test_by_default_there_is_one_of_each(cli, tmp_path):
     ended = cli("encodings", "--elements", "64", "--seed", "3", "--export-json", tmp_path / "all.json")
 

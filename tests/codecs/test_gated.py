@@ -15,7 +15,9 @@ def error(function, first, last, left, right):
     return float((x * GATES[function](x) - approximation).square().sum() * 2e-4)
 
 
-@pytest.mark.parametrize("function", GATES)
+@pytest.mark.parametrize(
+    "function", [pytest.param(name, marks=() if name == "silu" else pytest.mark.slow) for name in GATES]
+)
 def test_three_relus_are_the_nearest(function):
     found = mixture(function)
     best = (found.levels[1], found.levels[1], found.borders[0], found.borders[2])

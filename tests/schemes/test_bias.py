@@ -49,7 +49,7 @@ LONG = pytest.mark.slow
     [
         pytest.param("actnn:L2", marks=LONG),
         pytest.param("actnn:L3,bits=2,group_size=64", marks=LONG),
-        "gact:L1.2",
+        pytest.param("gact:L1.2", marks=LONG),
         pytest.param("gact:L2.1", marks=LONG),
     ],
 )

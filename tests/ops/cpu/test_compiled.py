@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import numba
+import pytest
 
 
 def test_importing_starts_no_thread_pool_and_leaves_numba_alone():
@@ -15,6 +16,7 @@ def test_importing_starts_no_thread_pool_and_leaves_numba_alone():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "not started\n"
 
 
+@pytest.mark.slow
 def test_a_read_only_home_costs_the_cache_and_nothing_else(tmp_path):
     code = (
         "import pathlib, torch\n"
