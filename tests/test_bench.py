@@ -132,6 +132,7 @@ def test_gradients_are_judged_once_bits_are_shared_out(monkeypatch: pytest.Monke
     assert shared_out < 0.9 * at_first
 
 
+@pytest.mark.slow
 def test_a_sketch_says_how_its_variance_compares_with_the_formula() -> None:
     fields = {**MODELS["gpt2"], "meter": "cpu", "gradient_quality": True}
     sketched = bench.Session(case("randomized:0.2,sketch=rows_distinct+checkpoint", **fields)).memory()

@@ -32,7 +32,11 @@ for encoding in ("smaq", "int:6", "smaq,block=512", None):
 
 
 @pytest.mark.parametrize(
-    "code", [STEPPED, *map(TRAINED.format, ("actnn:L3", "fewbit"))], ids=["step", "actnn", "fewbit"]
+    "code",
+    [
+        pytest.param(STEPPED, id="step"),
+        *(pytest.param(TRAINED.format(spec), id=spec, marks=pytest.mark.slow) for spec in ("actnn:L3", "fewbit")),
+    ],
 )
 def test_it_moves_nothing_of_ours(code: str) -> None:
     """In a process of its own: a kernel that is given memory of another device would end this one."""

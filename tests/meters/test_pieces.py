@@ -21,6 +21,7 @@ def peak(scheme: str, meter: str) -> int:
     return Session(case).memory().peak_bytes
 
 
+@pytest.mark.slow
 def test_pieces_lower_the_peak_as_simulated() -> None:
     simulated, measured = (
         {scheme: peak(scheme, meter) for scheme in ("actnn:L3", "actnn:L3,chunk=4")} for meter in ("simulated", "cpu")

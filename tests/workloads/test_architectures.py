@@ -107,6 +107,7 @@ def test_a_whisper_is_measured_with_its_encoder(write_config: Write) -> None:
     assert decoder.built.model_class == "WhisperForCausalLM"
 
 
+@pytest.mark.slow
 def test_a_detection_is_simulated_with_the_bytes_it_takes(write_config: Write) -> None:
     case = Case(model=str(write_config("YolosForObjectDetection")), batch_size=2, min_steps=1, min_seconds=0)
     real = measure(case.model_copy(update={"meter": "cpu", "warmup_steps": 0}))
