@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/actbench sweep --output demo-results
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow

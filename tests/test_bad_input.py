@@ -206,6 +206,7 @@ def test_two_exports_onto_one_file_are_refused(cli: Any, tmp_path: Path, make_re
     assert not target.exists()
 
 
+@pytest.mark.slow
 def test_a_pickle_in_place_of_a_model_folder_is_refused(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -240,6 +241,7 @@ def test_a_model_folder_that_is_taken_is_not_overwritten(cli: Any, tmp_path: Pat
     assert (folder / "thesis.txt").read_text() == "years of work"
 
 
+@pytest.mark.slow
 def test_a_scheme_that_finds_nothing_is_refused(cli: Any) -> None:
     refused(cli, "convert", "resnet18", "-s", "fewbit:3,functions=gelu", "--dry-run", naming="ReLU")
 

@@ -34,14 +34,14 @@ def script() -> Any:
 @pytest.mark.parametrize(
     ("norm", "shape", "scheme", "bits"),
     [
-        (nn.LayerNorm(32), (2048, 32), "actnn:L2,bits=1", 1),
+        pytest.param(nn.LayerNorm(32), (2048, 32), "actnn:L2,bits=1", 1, marks=pytest.mark.slow),
         (nn.LayerNorm(32), (2048, 32), "actnn:L2,bits=2", 2),
-        (nn.LayerNorm(32), (8192, 32), "actnn:L2,bits=4", 4),
+        pytest.param(nn.LayerNorm(32), (8192, 32), "actnn:L2,bits=4", 4, marks=pytest.mark.slow),
         (nn.LayerNorm(256), (2048, 256), "actnn:L2,bits=2", 2),
-        (nn.LayerNorm(768), (1024, 768), "gact:L1.2", 2),
+        pytest.param(nn.LayerNorm(768), (1024, 768), "gact:L1.2", 2, marks=pytest.mark.slow),
         (nn.RMSNorm(64), (2048, 64), "gact:L1.2", 2),
         (nn.GroupNorm(2, 8), (1024, 8, 4, 4), "actnn:L2,bits=2", 2),
-        (nn.GroupNorm(2, 8), (1024, 8, 4, 4), "gact:L1.2", 2),
+        pytest.param(nn.GroupNorm(2, 8), (1024, 8, 4, 4), "gact:L1.2", 2, marks=pytest.mark.slow),
     ],
 )
 def test_the_gradient_of_the_input_loses_the_variance_of_an_element_over_the_width(

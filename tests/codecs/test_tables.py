@@ -88,7 +88,7 @@ def test_the_conditions_of_an_optimum_hold_and_more_bits_are_better(function):
     assert all(more < fewer / 1.9 for fewer, more in itertools.pairwise(errors))
 
 
-@pytest.mark.parametrize("weight", ["uniform", "normal"])
+@pytest.mark.parametrize("weight", ["uniform", pytest.param("normal", marks=pytest.mark.slow)])
 def test_eight_bits(weight):
     assert tables.solve("gelu", 8, weight).error < tables.solve("gelu", 6, weight).error / 10
 

@@ -139,7 +139,9 @@ def check_network(spec: str, backend: str, network: Any, needs_gradient: bool) -
             step(run, x, torch.zeros(1), [], create_graph=True)[0].square().sum().backward()
 
 
-@pytest.mark.parametrize("spec", COMPILE.values())
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=() if spec == "fewbit:3" else pytest.mark.slow) for spec in COMPILE.values()]
+)
 def test_a_chain_has_its_gradients_on_aot_eager(spec: str, networks: dict[str, Any]) -> None:
     check_network(spec, "aot_eager", networks["chain"], needs_gradient=True)
 

@@ -163,6 +163,7 @@ def test_a_checkpoint_loads_into_the_plain_model_and_a_run_goes_on_from_it(spec:
         assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in again.state_dict().items())
 
 
+@pytest.mark.slow
 def test_after_an_exception_nothing_is_left_by_a_with_block(tmp_path: Path, is_plain: Plain) -> None:
     model = roberta()
     run = trainer(model, tmp_path, Failing())

@@ -52,6 +52,7 @@ def test_every_operator_is_measured_and_its_bytes_are_counted():
     assert KernelReport.model_validate_json(report.model_dump_json()) == report
 
 
+@pytest.mark.slow
 def test_types_and_bits_multiply_only_what_has_them():
     report = measure.run(
         plan("relu_mask", "pack_codes", "stepwise_encode", bits=(2, 3), dtypes=("float32", "float16")), ""

@@ -46,8 +46,7 @@ MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 160}
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
 QUICK = {"stepwise", "mask", "sketch", "groupquant", "smaq", "smaqstep"}
 SOME = [(s, m, a) for s, m, a in EVERYTHING if (a == 90 and s in QUICK) or m.get("BITS", m.get("TILES", 3)) == 3]
-SOME += [(s, m, a) for s in ("groupquant", "smaq") for m in MACROS[s][2:4] for a in (75, 120)]
-SOME += [("smaqstep", MACROS["smaqstep"][0], a) for a in (75, 120)]
+SOME += [(s, m, a) for s in ("groupquant", "smaq") for m in MACROS[s][2:3] for a in (75, 120)]
 CUPY_ADDS = "-ftz=true"  # after ours, and the last one counts
 
 

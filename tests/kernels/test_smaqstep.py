@@ -50,7 +50,9 @@ def fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fixed_seeds")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [DTYPES[0], *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:])], ids=str
+)
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.3, 0.9)])
 def test_adam_is_the_reference(

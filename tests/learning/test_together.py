@@ -14,7 +14,7 @@ from actbench.learning.team import Team
 from actbench.runs.launch import Launch
 from actbench.runs.records import Trained, TrainingCase
 
-pytestmark = pytest.mark.xdist_group("together")  # one worker runs the pair of processes, for all tests of it
+pytestmark = pytest.mark.slow
 
 TEXT: dict[str, Any] = {
     "model": "tiny-gpt2@vocab_size=28,n_embd=16,n_layer=1",

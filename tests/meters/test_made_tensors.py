@@ -43,7 +43,9 @@ MODELS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=() if name == "spectral_norm" else pytest.mark.slow) for name in MODELS]
+)
 def test_bytes_are_those_of_the_allocator(model: str, step_of) -> None:
     def reading(meter, module: nn.Module, rows: int) -> MemoryReading:
         return meter.memory(step_of(meter, module, lambda: {"x": torch.randn(rows, WIDTH)}))

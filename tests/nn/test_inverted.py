@@ -124,7 +124,7 @@ def test_a_change_in_place_that_cannot_be_foreseen_is_an_error_that_names_it():
 
 @pytest.mark.parametrize("rows", [2, 16, pytest.param(512, marks=pytest.mark.slow), 4096])
 @pytest.mark.parametrize("layers", [pytest.param(1, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_the_peak_of_a_model_of_any_size_does_not_rise(dtype, layers, rows):
     parts = [part for _ in range(layers) for part in (nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))]
     exact = nn.Sequential(*parts).to(dtype)

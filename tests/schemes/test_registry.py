@@ -18,8 +18,8 @@ from actbench.schemes.structures import STRUCTURES
 _structures = st.lists(st.sampled_from(STRUCTURES), min_size=1, unique=True).map(tuple)
 _outliers = st.integers(0, 256).map(lambda count: count / 256)
 _schemes = st.one_of(
-    st.builds(FewBit, bits=st.integers(1, 8), weight=st.just("normal"), scale=st.floats(0, 1e308, exclude_min=True)),
-    st.builds(Randomized, ratio=st.floats(0, 1, exclude_min=True), sketch=st.sampled_from(["dct", "wta"])),
+    st.builds(FewBit, bits=st.integers(1, 8), weight=st.just("normal"), scale=st.floats(1e-30, 1e30)),
+    st.builds(Randomized, ratio=st.floats(1e-30, 1), sketch=st.sampled_from(["dct", "wta"])),
     st.builds(ActNN, bits=st.floats(1, 8), per_layer=st.none() | st.booleans(), swap=st.none() | st.booleans()),
     st.builds(Checkpoint, every=st.integers(1, 99), blocks=st.sampled_from([(), ("Block",), ("Block", "Head")])),
     st.builds(Smaq, on=_structures, outliers=_outliers, rounding=st.sampled_from(["nearest", "stochastic"])),

@@ -260,7 +260,16 @@ def test_an_optimizer_without_a_packed_twin_is_refused():
         setup.make_optimizer(setup.module)
 
 
-@pytest.mark.parametrize("text", ["smaq", f"smaq,on={ALL}", "encode:fp8:e4m3", "encode:s2fp8", "encode:smaq_simulated"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"smaq,on={ALL}",
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in ("smaq", "encode:fp8:e4m3", "encode:s2fp8", "encode:smaq_simulated")
+        ),
+    ],
+)
 def test_a_simulated_device_runs_it(text, read):
     exact, found = read(SMALL, "exact"), read(SMALL, text)
 

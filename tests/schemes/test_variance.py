@@ -78,10 +78,12 @@ def test_bits_that_layers_share_out_leave_less_than_half_of_what_even_ones_leave
     assert variance_of(shared_out) < variance_of(uniform) / 2
 
 
+@pytest.mark.slow
 def test_layers_that_need_the_same_bits_keep_them(in_equal_layers):
     assert in_equal_layers("actnn:L3") < 1.1 * in_equal_layers("actnn:L2,bits=2")
 
 
+@pytest.mark.slow
 def test_samples_share_out_by_their_gradients_and_hardly_by_their_ranges_alone(in_equal_layers):
     even, by_range = in_equal_layers("actnn:L2,bits=2"), in_equal_layers("actnn:L3,per_layer=false")
 

@@ -18,7 +18,7 @@ from actbench.errors import UsageError
         "smaq,outliers=0.125,block=128",
         "smaq,outliers=0.16796875",
         "smaq_simulated,main_threshold=1e-07,outlier_threshold=2",
-        "smaq_simulated,main_threshold=0.30000000000000004,outlier_threshold=inf",
+        "smaq_simulated,main_threshold=0.30000000000000004,outlier_threshold=1e16",
     ],
 )
 def test_a_specification_reads_back(spec):
@@ -39,7 +39,7 @@ def _smaq(draw):
 
 @st.composite
 def _simulated(draw):
-    main, outlier = sorted(draw(st.lists(st.floats(0, exclude_min=True), min_size=2, max_size=2, unique=True)))
+    main, outlier = sorted(draw(st.lists(st.floats(1e-30, 1e30), min_size=2, max_size=2, unique=True)))
     return SmaqSimulated(main_threshold=main, outlier_threshold=outlier, clamp=draw(st.booleans()))
 
 
