@@ -231,6 +231,7 @@ def test_a_file_without_the_function_is_refused(cli: Any, tmp_path: Path) -> Non
     refused(cli, "measure", "mine.py:build", naming="build")
 
 
+@pytest.mark.slow
 def test_a_model_folder_that_is_taken_is_not_overwritten(cli: Any, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()

@@ -100,7 +100,9 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=pytest.mark.slow if name == "adamw" else ()) for name in OPTIMIZERS]
+)
 @pytest.mark.parametrize(
     "model", [pytest.param(name, marks=pytest.mark.slow if name in LONG else []) for name in MODELS]
 )

@@ -32,7 +32,9 @@ def step_of(meter, make_optimizer) -> TrainStep:
 
 
 @pytest.mark.parametrize("kind", ["cpu", "simulated cpu", "simulated cuda"])
-@pytest.mark.parametrize("encoding", ["smaq", "int:6", "bf16"])
+@pytest.mark.parametrize(
+    "encoding", ["smaq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int:6", "bf16"))]
+)
 def test_meters_see_the_bytes_of_the_formula(kind: str, encoding: str) -> None:
     meter = {
         "cpu": lambda: CpuMeter(GIB),

@@ -80,7 +80,9 @@ def test_the_meters_measure_it(name: str, meter: str) -> None:
 
 
 @names
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"autocast": "bfloat16"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow), {"autocast": "bfloat16"}], ids=str
+)
 def test_half_types_train(name: str, options: dict[str, str]) -> None:
     losses = []
     for chosen in (options, {}):
