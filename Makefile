@@ -18,7 +18,7 @@ demo: $(READY)
 	$(BIN)/actbench sweep --output demo-results
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(READY)
 	$(BIN)/python -m pytest -m slow

@@ -100,7 +100,16 @@ def refused(cli: Any, *arguments: object, naming: str) -> str:
     return ended.err
 
 
-@pytest.mark.parametrize(("arguments", "naming"), WRONG_FLAGS.values(), ids=WRONG_FLAGS)
+LONG = {"bits of the short form", "schemes that exclude each other, to convert"}  # they start a process that converts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "naming"),
+    [
+        pytest.param(*pair, id=name, marks=pytest.mark.slow if name in LONG else ())
+        for name, pair in WRONG_FLAGS.items()
+    ],
+)
 def test_a_wrong_flag_is_named(cli: Any, tmp_path: Path, arguments: list[str], naming: str) -> None:
     refused(cli, *arguments, naming=naming)
 

@@ -174,6 +174,7 @@ def test_after_an_exception_nothing_is_left_by_a_with_block(tmp_path: Path, is_p
     assert not any(isinstance(callback, ActbenchCallback) for callback in run.callback_handler.callbacks)
 
 
+@pytest.mark.slow
 def test_after_an_exception_the_next_run_begins_anew(tmp_path: Path, is_plain: Plain) -> None:
     model = roberta()
     callback, failing = ActbenchCallback("gact:L1"), Failing()

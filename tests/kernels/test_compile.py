@@ -139,7 +139,14 @@ def test_no_instruction_flushes_subnormal_numbers(stem, macros) -> None:
     assert not re.findall(r"^\s*fma\..*$", ptx, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("scalar", "vectors"), [("Float32", 2), ("Float16", 1), ("BFloat16", 1)])
+@pytest.mark.parametrize(
+    ("scalar", "vectors"),
+    [
+        ("Float32", 2),
+        pytest.param("Float16", 1, marks=pytest.mark.slow),
+        pytest.param("BFloat16", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_eight_elements_are_moved_as_vectors_of_16_bytes(scalar: str, vectors: int) -> None:
     """A lane loads or stores eight elements in one or two accesses, and its warp's codes in one; nothing twice."""
     one_pass = [vectors, vectors + 1]  # loads of x; stores of the output and the codes

@@ -26,6 +26,7 @@ def trained(**fields: Any) -> Trained:
     return loop.result()
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_learns_the_same_and_keeps_less() -> None:
     whole, parts = trained(), trained(gradient_accumulation=4)
     quarter = trained(batch_size=2)
@@ -61,6 +62,7 @@ def test_a_step_whose_gradient_is_no_number_is_left_out_in_float16() -> None:
     assert next(iter(loop)) == pytest.approx(trained(steps=1).losses[0], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_float16_learns_what_float32_learns() -> None:
     assert trained(autocast="float16", max_grad_norm=1.0).losses == pytest.approx(
         trained(max_grad_norm=1.0).losses, rel=1e-3

@@ -55,7 +55,9 @@ def test_the_size_of_a_sketch(sketching, rows, expected):
     assert sketching.size(rows) == expected
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("hadamard", "dft") else ()) for kind in KINDS]
+)
 def test_the_estimate_of_a_product_is_unbiased(kind):
     """Entry by entry, and along the product itself, where a scale 1.5 times too large would be seen."""
     x, y = matrices()
