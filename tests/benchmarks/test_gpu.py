@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
-@pytest.fixture(scope="module")
-def gpu():
-    spec = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_missing_package_is_named_with_the_command(gpu, monkeypatch, capsys, tmp_path):
+def test_a_missing_package_is_named_with_the_command(script, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["gpu.py", str(tmp_path)])
-    monkeypatch.setitem(gpu.NEEDED, "no_such_package", "no-such-package")
+    monkeypatch.setitem(script.NEEDED, "no_such_package", "no-such-package")
 
-    assert gpu.main() == 2
+    assert script.main() == 2
     err = capsys.readouterr().err
     assert "lacks" in err
     assert f"{sys.executable} -m pip install" in err
     assert "no-such-package" in err
 
 
-def test_what_is_needed_is_what_the_package_declares(gpu):
+def test_what_is_needed_is_what_the_package_declares(script):
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {text.split(">")[0].split("[")[0] for text in project["dependencies"]}
 
-    assert declared | {"cupy-cuda13x", "pytest"} == set(gpu.NEEDED.values())
+    assert declared | {"cupy-cuda13x", "pytest"} == set(script.NEEDED.values())
 
 
-def test_the_layout_works_without_an_installation(gpu, tmp_path):
-    gpu.lay_out(tmp_path)
+def test_the_layout_works_without_an_installation(script, tmp_path):
+    script.lay_out(tmp_path)
     code = (
         "import actbench, actbench.recipe; from actbench.ops import rawkernel;"
         "print(actbench.__file__, 'quickstart' in actbench.recipe.names(), len(rawkernel.source('mask')))"
@@ -60,23 +47,23 @@ def test_the_layout_works_without_an_installation(gpu, tmp_path):
     assert int(length) > 0
 
 
-def test_every_step_fits_and_is_logged(gpu, tmp_path):
-    step = gpu.Step("one", ("-c", "print('said'); raise SystemExit(3)"), 60)
+def test_every_step_fits_and_is_logged(script, tmp_path):
+    step = script.Step("one", ("-c", "print('said'); raise SystemExit(3)"), 60)
 
-    ended, seconds = gpu.run(step, 60, dict(os.environ), tmp_path / "one.log")
+    ended, seconds = script.run(step, 60, dict(os.environ), tmp_path / "one.log")
 
     assert ended == "failed with status 3"
     assert 0 < seconds < 60
     assert (tmp_path / "one.log").read_text() == "said\n"
 
 
-def test_a_step_that_takes_too_long_is_stopped(gpu, tmp_path):
-    step = gpu.Step("slow", ("-c", "import time; time.sleep(60)"), 60)
-    assert gpu.run(step, 0.3, dict(os.environ), tmp_path / "slow.log")[0].startswith("stopped after")
+def test_a_step_that_takes_too_long_is_stopped(script, tmp_path):
+    step = script.Step("slow", ("-c", "import time; time.sleep(60)"), 60)
+    assert script.run(step, 0.3, dict(os.environ), tmp_path / "slow.log")[0].startswith("stopped after")
 
 
-def test_the_steps_are_those_of_the_target_in_order(gpu, tmp_path):
-    found = gpu.steps(tmp_path)
+def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
+    found = script.steps(tmp_path)
 
     assert [step.name for step in found] == [
         "tests",

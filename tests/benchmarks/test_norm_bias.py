@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,7 @@ from torch import Tensor, nn
 import actbench
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "norm_bias.py"
 DRAWS = 64
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("norm_bias_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize(
