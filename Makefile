@@ -1,5 +1,6 @@
 # make demo   creates .venv, installs, runs the quickstart sweep and leaves its tables in demo-results/
-# make test   the same environment, the full test suite
+# make test   the same environment, all tests but the slow ones and those of a GPU
+# make slow   the slow tests
 # make gpu    no environment: $(PYTHON) as it is, on a machine with a GPU; records go to $(RESULTS)
 PYTHON ?= python3
 RESULTS ?= gpu-results
@@ -21,7 +22,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
 gpu:
 	$(PYTHON) benchmarks/gpu.py $(RESULTS)
@@ -34,7 +35,7 @@ types: $(READY)
 
 # every table under results/, anew from its records
 tables: $(READY)
-	$(BIN)/python -c "from pathlib import Path; from actbench.experiment import render_again; print(*render_again(Path('results')), sep='\n')"
+	$(BIN)/python -c "from pathlib import Path; from actbench.experiments.sweep import render_again; print(*render_again(Path('results')), sep='\n')"
 
 clean:
 	rm -rf $(VENV) build dist demo-results src/*.egg-info

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import actbench
-from actbench.ops import groups
+from actbench.ops.groupquant import reference as groups
 
 ELEMENTS = 2**20
 GROUP = 256

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from actbench import optim
-from actbench.meters import holdings
+from actbench.measuring.meters import footprint
 
 WIDTH, HIDDEN = 768, 3072
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -120,10 +120,10 @@ def _row(name: str, optimizer: torch.optim.Optimizer, seconds: list[float], coun
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Return the bytes of all state, also of tensors that are made of others, as torchao's are."""
     plain: list[torch.Tensor] = []
-    for tensor in holdings.optimizer_state(optimizer):
+    for tensor in footprint.optimizer_state(optimizer):
         parts: Any = getattr(tensor, "tensor_attrs", None)
         plain += [getattr(tensor, part) for part in parts] if parts else [tensor]
-    return holdings.stored_bytes(plain)
+    return footprint.stored_bytes(plain)
 
 
 def table(rows: list[Row]) -> str:

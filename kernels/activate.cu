@@ -1,11 +1,11 @@
-// An activation and the codes of its input; the twin of actbench/ops/activate.py. Compiled for one -DSCALAR (Float32,
+// An activation and the codes of its input; the twin of actbench/ops/activate. Compiled for one -DSCALAR (Float32,
 // Float16, BFloat16) and one -DBITS (1 to 8). Read x, write y and codes: each byte moves once.
 #include "common.cuh"
 #include "search.cuh"
 
 // The functions are written as torch's CUDA kernels write them, in float32 and in the same order, so that the bits
 // agree; a sum of a product is left to be fused, as there. What may be subnormal goes through instructions by name.
-// Where they do not agree on some device, ops/cuda/activate.py finds out and takes torch's own.
+// Where they do not agree on some device, ops/activate finds out and takes torch's own.
 
 struct Gelu {
     static __device__ __forceinline__ float of(float x) {

@@ -1,4 +1,4 @@
-// Codes of -DBITS bits (1 to 8) as one little-endian stream; the twin of actbench/ops/bitpack.py.
+// Codes of -DBITS bits (1 to 8) as one little-endian stream; the twin of actbench/ops/bitpack.
 #include "common.cuh"
 
 // Eight bytes, one code in each; what lies past the end is zero.

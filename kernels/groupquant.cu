@@ -1,4 +1,4 @@
-// Codes of 1 to 8 bits in groups with two bounds each; the twin of actbench/ops/groupquant.py. Compiled for one -DSCALAR
+// Codes of 1 to 8 bits in groups with two bounds each; the twin of actbench/ops/groupquant. Compiled for one -DSCALAR
 // (Float32, Float16, BFloat16) and one -DTILES: 1 for groups of at most 256, which stay in registers, 4 for larger ones,
 // whose second reading is from the cache. Rows of their own widths come with these and with the running sum of them.
 #include "common.cuh"

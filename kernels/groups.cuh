@@ -1,4 +1,4 @@
-// Groups of elements and their two bounds; what is computed is in actbench/ops/groups.py. After common.cuh.
+// Groups of elements and their two bounds; what is computed is in actbench/ops/groupquant/reference.py. After common.cuh.
 //
 // A warp works on one group, eight neighbours a lane, in tiles of 256. Groups of 32, 64 and 128 are several to a tile.
 

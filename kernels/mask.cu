@@ -1,4 +1,4 @@
-// ReLU and its derivative as one bit an element; the twin of actbench/ops/mask.py. Compiled for one -DSCALAR (Float32,
+// ReLU and its derivative as one bit an element; the twin of actbench/ops/mask. Compiled for one -DSCALAR (Float32,
 // Float16, BFloat16).
 #include "common.cuh"
 

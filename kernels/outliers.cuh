@@ -1,4 +1,4 @@
-// A block's elements, their mean, and which of them are outliers; what is computed is in actbench/ops/smaqblocks.py. After
+// A block's elements, their mean, and which of them are outliers; what is computed is in actbench/ops/smaq/reference.py. After
 // groups.cuh, for one SCALAR and one number of TILES, all of which stay in registers. Distances from the mean are compared
 // as the bits of their floats, called keys, which are in the same order.
 

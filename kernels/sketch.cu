@@ -1,4 +1,4 @@
-// Entries of random matrices; the twin of actbench/ops/sketch.py. Compiled for one -DSCALAR (Float32, Float16,
+// Entries of random matrices; the twin of actbench/ops/sketch. Compiled for one -DSCALAR (Float32, Float16,
 // BFloat16). Entry i of `out` is random number `first + i` of the state, so any part can be made alone.
 #include "common.cuh"
 

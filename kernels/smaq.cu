@@ -1,4 +1,4 @@
-// SmaQ blocks; the twin of actbench/ops/smaq.py, where smaqformat.py says how they lie and smaqblocks.py what a code is.
+// SmaQ blocks; the twin of actbench/ops/smaq, where format.py says how they lie and reference.py what a code is.
 // Compiled for one -DSCALAR (Float32, Float16, BFloat16) and one -DTILES: 1 for blocks of at most 256 elements, 4 for
 // larger ones. A warp works on one block, which stays in registers; its bytes pass through shared memory.
 #include "common.cuh"

@@ -1,5 +1,5 @@
-// A step of an optimizer whose state is SmaQ blocks; the twin of actbench/ops/smaqstep.py, and what is computed is in
-// actbench/ops/steprules.py. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, and
+// A step of an optimizer whose state is SmaQ blocks; the twin of actbench/ops/smaqstep, and what is computed is in
+// actbench/ops/smaqstep/rules.py. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, and
 // -DTILES=1: blocks have at most 256 elements. A warp works on one block: it is read, stepped and written again at once.
 #include "common.cuh"
 #include "groups.cuh"

@@ -1,4 +1,4 @@
-// Few-bit derivatives; the twin of actbench/ops/stepwise.py. Compiled for one -DSCALAR (Float32, Float16, BFloat16)
+// Few-bit derivatives; the twin of actbench/ops/stepwise. Compiled for one -DSCALAR (Float32, Float16, BFloat16)
 // and one -DBITS (1 to 8). Read x, write codes; read codes and gradient, write gradient: each byte moves once.
 #include "common.cuh"
 #include "search.cuh"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import runner
-from actbench.records import Record
-from actbench.store import Store
+from actbench.experiments.runner import runner
+from actbench.results.measured import MeasuredRecord
+from actbench.results.store import Store
 
 RECIPE = """
 title = "t"
@@ -163,7 +163,7 @@ BROKEN_RESULTS = {
 def test_a_broken_results_file_is_refused_and_left_alone(
     cli: Any,
     tmp_path: Path,
-    make_record: Callable[..., Record],
+    make_record: Callable[..., MeasuredRecord],
     break_it: Callable[[list[str]], list[str]],
     verb: str,
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_broken_results_file_is_refused_and_left_alone(
 
 def test_a_second_sweep_on_one_file_is_refused(cli: Any, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
-    with Store.open_for_sweep(file):
+    with Store.opened(file, MeasuredRecord):
         refused(cli, "sweep", "tiny-roberta", "-o", file, naming="another actbench process")
 
 
@@ -199,14 +199,18 @@ def test_an_output_below_a_file_is_refused(cli: Any, tmp_path: Path) -> None:
     refused(cli, "sweep", "tiny-roberta", "-o", tmp_path / "taken" / "here", naming="taken")
 
 
-def test_an_export_onto_a_folder_is_refused(cli: Any, tmp_path: Path, make_record: Callable[..., Record]) -> None:
+def test_an_export_onto_a_folder_is_refused(
+    cli: Any, tmp_path: Path, make_record: Callable[..., MeasuredRecord]
+) -> None:
     file = tmp_path / "results.jsonl"
     file.write_text(make_record().model_dump_json() + "\n")
 
     refused(cli, "report", file, "--export-csv", tmp_path, naming="folder")
 
 
-def test_two_exports_onto_one_file_are_refused(cli: Any, tmp_path: Path, make_record: Callable[..., Record]) -> None:
+def test_two_exports_onto_one_file_are_refused(
+    cli: Any, tmp_path: Path, make_record: Callable[..., MeasuredRecord]
+) -> None:
     file, target = tmp_path / "results.jsonl", tmp_path / "table"
     file.write_text(make_record().model_dump_json() + "\n")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from actbench import bench
-from actbench.learning import comparison
-from actbench.records import Failure
+from actbench.measuring import bench
+from actbench.results.records import Failure
+from actbench.training import comparison
 
 BERT = {
     "model_type": "bert",
@@ -173,15 +173,30 @@ def test_what_a_model_raises_before_training_is_one_message(cli: Any, monkeypatc
     cli.refused("train", "digits", "-s", "exact", "--steps", "1", naming="cannot be trained: Leave: at the first look")
 
 
-@pytest.mark.parametrize("place", ["build", "batch", "loss"])
-def test_an_end_in_the_middle_is_noticed(cli: Any, tmp_path: Path, monkeypatch: Any, place: str) -> None:
+def test_an_end_in_the_middle_is_noticed(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ends: list[int] = []
     monkeypatch.setattr(os, "_exit", lambda status: ends.append(status) or sys.exit("stands for the end"))
-    parts = dict.fromkeys(("build", "batch", "loss"), "pass") | {place: "os._exit(0)"}
-    (tmp_path / "own.py").write_text(FILE.format(**parts))
+    monkeypatch.setattr(comparison.TrainingLoop, "check", lambda *_: os._exit(0))
 
-    ended = cli("measure", "own.py:build", "--ledger")
+    ended = cli("train", "digits", "-s", "exact", "--steps", "1")
 
     assert set(ends) == {2}
-    assert "own.py:" in ended.err
+    assert f"{__file__}:" in ended.err
     assert "called os._exit(0)" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("statement", "seconds", "naming"),
+    [
+        ("print('now'); os._exit(0)", 60, "its process ended by itself with exit code 0"),
+        ("import time; time.sleep(60)", 2, "took longer than --timeout 2 s and was stopped"),
+    ],
+)
+def test_a_listing_whose_model_ends_its_process_or_hangs_is_one_message(
+    cli: Any, tmp_path: Path, statement: str, seconds: int, naming: str
+) -> None:
+    (tmp_path / "own.py").write_text(FILE.format(build="pass", batch="pass", loss=statement))
+
+    message = cli.refused("measure", "own.py:build", "--ledger", "--timeout", seconds, naming=naming)
+
+    assert "listing what 'own.py:build' keeps for backward" in message

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from actbench import experiment
 from actbench.errors import RecipeError, SpecError, StoreError, UsageError
-from actbench.learning import comparison
-from actbench.recipe import Recipe
-from actbench.records import Record
-from actbench.runs import TrainingRecipe
+from actbench.experiments import sweep
+from actbench.experiments.recipes import Recipe
+from actbench.experiments.recipes.runs import TrainingRecipe
+from actbench.results.measured import MeasuredRecord
+from actbench.results.store import store
 from actbench.schemes import build
-from actbench.store import store
+from actbench.training import comparison
 from actbench.units import parse_bytes
 from actbench.workloads import names
 
@@ -60,7 +60,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "4000")
-    monkeypatch.setattr(experiment.runner, "run", work)
+    monkeypatch.setattr(sweep.runner, "run", work)
     monkeypatch.setattr(comparison.TrainingLoop, "_advance", work)
 
 
@@ -79,6 +79,7 @@ def test_a_number_that_is_none_is_refused(cli: Any, tmp_path: Path, arguments: l
     assert list(tmp_path.rglob("*")) == []
 
 
+@pytest.mark.usefixtures("tasks_here")
 @pytest.mark.parametrize("value", [str(2**63 - 1), "0"])
 def test_the_ends_of_what_seeds_may_be_are_used(cli: Any, value: str) -> None:
     assert cli("measure", "tiny-bert", "--ledger", "--seed", value).status == 0
@@ -171,7 +172,7 @@ def test_a_number_of_a_training_recipe_that_is_none_is_refused(tmp_path: Path, k
 @pytest.mark.parametrize("field", ["peak_bytes", "weights_bytes", "activation_bytes", "batch_size", "seed", "cores"])
 @pytest.mark.parametrize("value", [str(2**64), f"-{2**64}", DIGITS, MORE_DIGITS])
 def test_a_row_with_a_number_that_counts_nothing_is_refused_with_its_place(
-    cli: Any, tmp_path: Path, make_record: Callable[..., Record], field: str, value: str
+    cli: Any, tmp_path: Path, make_record: Callable[..., MeasuredRecord], field: str, value: str
 ) -> None:
     line = re.sub(rf'"{field}":\d+', f'"{field}":{value}', make_record().model_dump_json(), count=1)
     (tmp_path / "x.jsonl").write_text(line + "\n")

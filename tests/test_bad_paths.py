@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from actbench import experiment
 from actbench.conversion.workload import convert_workload
 from actbench.errors import StoreError
-from actbench.learning import comparison
-from actbench.records import Case, Record
+from actbench.experiments import sweep
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Case
+from actbench.training import comparison
 
 TOO_LONG = "a" * 256
 MODELS = {
@@ -74,7 +75,7 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setattr(experiment.runner, "run", work)
+    monkeypatch.setattr(sweep.runner, "run", work)
     monkeypatch.setattr(comparison.TrainingLoop, "_advance", work)
 
 
@@ -165,7 +166,7 @@ def test_a_model_folder_of_a_long_name_is_refused_before_the_model_is_built(tmp_
 
 
 def test_results_that_cannot_be_written_are_refused_before_the_first_case(
-    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_record: Callable[..., Record]
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_record: Callable[..., MeasuredRecord]
 ) -> None:
     file, opened = tmp_path / "x.jsonl", os.open
     file.write_text(make_record().model_dump_json() + "\n")
@@ -181,7 +182,7 @@ def test_results_that_cannot_be_written_are_refused_before_the_first_case(
 
 
 def test_a_file_name_as_long_as_names_may_be_is_exported_to(
-    cli: Any, tmp_path: Path, make_record: Callable[..., Record]
+    cli: Any, tmp_path: Path, make_record: Callable[..., MeasuredRecord]
 ) -> None:
     (tmp_path / "x.jsonl").write_text(make_record().model_dump_json() + "\n")
     target = tmp_path / ("a" * 255)

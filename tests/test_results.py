@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from actbench import experiment, recipe, store
+from actbench.experiments import recipes, sweep
+from actbench.experiments.recipes import runs
+from actbench.results import store
+from actbench.results.kernels import KernelReport, report_table
+from actbench.results.render import markdown
+from actbench.results.runs import TrainingRun
+from actbench.training.comparison import TRAINED
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(file for file in (ROOT / "results").rglob("*.jsonl") if not file.name.endswith(".runs.jsonl"))
+RUNS = sorted((ROOT / "results").rglob("*.runs.jsonl"))
 README = (ROOT / "README.md").read_text()
 SHOWN = re.findall(r"<!-- (results/[\w-]+) -->\n((?:\|.*\n)+)", README)
 
@@ -20,8 +27,23 @@ def test_committed_tables_are_rendered_from_their_records(file: Path) -> None:
     found = store.read(file)
 
     assert found.notice is None
-    for suffix, text in experiment.texts(found.records, recipe.load(file.parent.name).title).items():
+    for suffix, text in sweep.MEASURED.texts(found.records, recipes.load(file.parent.name).title).items():
         assert file.with_suffix(suffix).read_text() == text
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_committed_tables_of_training_runs_are_rendered_from_their_records(file: Path) -> None:
+    found = store.read(file, TrainingRun)
+
+    for suffix, text in TRAINED.texts(found.records, runs.load(file.parent.name).title).items():
+        assert file.with_suffix(suffix).read_text() == text
+
+
+def test_the_committed_table_of_operators_is_rendered_from_its_report() -> None:
+    for file in (ROOT / "results" / "kernels").glob("*.json"):
+        report = KernelReport.model_validate_json(file.read_text())
+
+        assert file.with_suffix(".md").read_text() == markdown(report_table(report))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

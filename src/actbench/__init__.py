@@ -13,7 +13,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actbench.bench import measure
     from actbench.codecs.own import own_activation
     from actbench.codecs.tables import table
     from actbench.conversion import Conversion, conversion_of, convert
@@ -31,14 +30,15 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from actbench.nn.keeping.history import samples
-    from actbench.records import Case
+    from actbench.measuring.bench import measure
+    from actbench.nn.saved.samplegradients import samples
+    from actbench.results.records import Case
 
     __version__: str
 
 _HOMES = {
     "ActbenchError": "errors",
-    "Case": "records",
+    "Case": "results.records",
     "Controller": "conversion.controller",
     "Conversion": "conversion",
     "ConversionError": "errors",
@@ -53,9 +53,9 @@ _HOMES = {
     "conversion_of": "conversion",
     "convert": "conversion",
     "load_converted": "conversion.folders",
-    "measure": "bench",
+    "measure": "measuring.bench",
     "own_activation": "codecs.own",
-    "samples": "nn.keeping.history",
+    "samples": "nn.saved.samplegradients",
     "save_converted": "conversion.folders",
     "table": "codecs.tables",
 }

@@ -27,7 +27,7 @@ LONGEST_WORD = 400
 LONGEST_TEXT = 4000
 """Characters of a message."""
 
-_NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "bad_alloc")
+_NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "bad_alloc", "CUDA error: out of memory")
 
 
 class ActbenchError(Exception):

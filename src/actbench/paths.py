@@ -1,15 +1,18 @@
-"""Paths that a user names: those of a home, and whether something can be made where they lead."""
+"""Paths that a user names, and files that anyone may have written."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 import tempfile
 from pathlib import Path
 
 from actbench.errors import StoreError, UsageError
+from actbench.units import format_bytes
 
-LONGEST_NAME = 200
-"""Characters of a file name that is made of other names; file systems take 255 bytes, and suffixes are added."""
+_LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
 
 
 def from_home(text: str) -> Path:
@@ -22,6 +25,11 @@ def from_home(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(f"{text!r}: nobody here is called {text.split('/')[0]!r}; write ./{text} for a file") from None
+
+
+def file_name(text: str) -> str:
+    """Return a name made fit for a file or folder: no separators, no dots at the ends, and never empty."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:_LONGEST_NAME].strip("-.") or "unnamed"
 
 
 def check_makeable(path: Path) -> None:
@@ -45,3 +53,23 @@ def check_makeable(path: Path) -> None:
         raise StoreError(f"{path} cannot be written: {error.strerror}; name another place") from None
     except (RuntimeError, ValueError) as error:  # links that lead to each other; a zero byte
         raise StoreError(f"{path} cannot be written: {error}") from None
+
+
+def read_bytes(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a file.
+
+    Args:
+        path: A regular file, or a link to one.
+        most_bytes: What it may hold.
+
+    Raises:
+        OSError: It cannot be read, is no regular file (a pipe would wait for ever, a device never end), or is larger.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
+    return content

@@ -21,8 +21,8 @@ from typing import Any, TypeVar, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from actbench.counts import COUNT_LIMIT
 from actbench.errors import SpecError
+from actbench.units import COUNT_LIMIT
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")

@@ -1,4 +1,4 @@
-"""Bytes and seconds: read from what a person types, and written for a person to read.
+"""Bytes and seconds, read from what a person types and written for a person to read; types of fields that hold counts.
 
 Everything else in actbench holds bytes and seconds as plain numbers in base units.
 """
@@ -7,9 +7,21 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Annotated, Final
 
-from actbench.counts import COUNT_LIMIT
+from pydantic import Field
+
 from actbench.errors import UsageError
+
+COUNT_LIMIT: Final = 2**63
+"""What is counted, in bytes too, and what seeds generators, stays below: torch counts in signed 64 bits."""
+LONGEST_SECONDS: Final = 1e7
+"""Seconds that anything may be asked to take: 115 days."""
+
+NonNegativeInt = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
+PositiveInt = Annotated[int, Field(gt=0, lt=COUNT_LIMIT)]
+SignedInt = Annotated[int, Field(gt=-COUNT_LIMIT, lt=COUNT_LIMIT)]
+
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 

@@ -33,8 +33,8 @@ def test_what_is_needed_is_what_the_package_declares(script):
 def test_the_layout_works_without_an_installation(script, tmp_path):
     script.lay_out(tmp_path)
     code = (
-        "import actbench, actbench.recipe; from actbench.ops import rawkernel;"
-        "print(actbench.__file__, 'quickstart' in actbench.recipe.names(), len(rawkernel.source('mask')))"
+        "import actbench, actbench.experiments.recipes; from actbench.ops import rawkernel;"
+        "print(actbench.__file__, 'quickstart' in actbench.experiments.recipes.names(), len(rawkernel.source('mask')))"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(
@@ -75,4 +75,4 @@ def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
         "t4-largest",
     ]
     assert any("tests/kernels/test_stepwise.py" in argument for argument in found[0].command)
-    assert any("tests/meters/test_cuda.py" in argument for argument in found[0].command)
+    assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found[0].command)

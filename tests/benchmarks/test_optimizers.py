@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.ops import smaq
+from actbench.ops.smaq.format import SMAQ
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_rows_are_written_with_the_bytes_of_the_state(script, monkeypatch, capsy
     assert written["parameters"] == (100 + 514) * 768 + small
     (row,) = written["rows"]
     counters = 4 * 5
-    state = 2 * (smaq.packed_bytes(100 * 768) + smaq.packed_bytes(514 * 768) + 4 * small) + counters
+    state = 2 * (SMAQ.packed_bytes(100 * 768) + SMAQ.packed_bytes(514 * 768) + 4 * small) + counters
     assert row["state_bytes"] == state / written["parameters"]
     assert (tmp_path / "optimizers.md").read_text() in capsys.readouterr().out
 

@@ -42,12 +42,20 @@ def actbench(*arguments):
     return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=300)
 
 
-def test_measuring_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(witness, tmp_path, monkeypatch):
+MEASURE = ("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("models",), pytest.param(MEASURE, marks=pytest.mark.slow)], ids=lambda each: each[0]
+)
+def test_a_command_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(
+    witness, arguments, tmp_path, monkeypatch
+):
     temporary, before = tmp_path / "temporary", list(Path.cwd().iterdir())
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # which torch sets as soon as it is imported
-    ended = actbench("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
+    ended = actbench(*arguments)
 
     assert not witness.exists(), f"{witness.read_text()}.py ran: {ended.stderr}"
     assert ended.returncode == 0, ended.stderr
@@ -63,7 +71,6 @@ VERBS = {
     "convert": ("convert", "tiny-roberta", "-s", "fewbit:3"),
     "train": ("train", "digits", "--steps", "2", "--seeds", "1", "-o", "runs"),
     "schemes": ("schemes",),
-    "models": ("models",),
     "recipes": ("recipes",),
     "tables": ("tables", "gelu", "--bits", "3"),
     "encodings": ("encodings",),

@@ -5,9 +5,11 @@ import json
 
 import pytest
 
-from actbench import bench
-from actbench.ledger import SavedTensor
-from actbench.records import Case
+from actbench.measuring import bench
+from actbench.results.ledger import SavedTensor
+from actbench.results.records import Case
+
+pytestmark = pytest.mark.usefixtures("tasks_here")
 
 SIZES = ("-b", "2", "--sequence-length", "16")
 

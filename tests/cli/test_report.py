@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actbench.records import Record
+from actbench.results.measured import MeasuredRecord
 
-MakeRecord = Callable[..., Record]
+MakeRecord = Callable[..., MeasuredRecord]
 
 
-def written(file: Path, *records: Record) -> Path:
+def written(file: Path, *records: MeasuredRecord) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(record.model_dump_json() + "\n" for record in records))
     return file

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from actbench import schemes
-from actbench.cli.scheme import print_scheme
+from actbench.cli.listing import print_scheme
 from actbench.schemes import Scheme
 
 

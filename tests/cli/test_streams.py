@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from actbench import store
 from actbench.cli.streams import Tolerant
+from actbench.results import store
 
 COMMAND = Path(sys.executable).with_name("actbench")
 
@@ -21,7 +21,7 @@ def run(*arguments, **settings):
 
 def test_a_full_disk_behind_standard_output_is_one_message():
     with open("/dev/full", "w") as full:
-        ended = run("schemes", stdout=full)
+        ended = run("recipes", stdout=full)
 
     assert ended.returncode == 2
     assert ended.stderr == "actbench: standard output cannot be written: No space left on device\n"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from actbench.cli.flags import composed
+from actbench.cli.flags import SchemeFlags
 from actbench.codecs.tables import table
 from actbench.errors import UsageError
 
@@ -47,7 +47,8 @@ def test_what_is_wrong_is_refused(cli, arguments, names):
 
 
 def test_activation_bits_is_short_for_fewbit():
-    assert composed(None, None, None, "2") == ["fewbit:2"]
-    assert composed(["checkpoint"], None, "randomized:0.2", "2") == ["checkpoint+fewbit:2+randomized:0.2"]
+    assert SchemeFlags(activation_bits="2").schemes == ["fewbit:2"]
+    joined = SchemeFlags(scheme=["checkpoint"], linear="randomized:0.2", activation_bits="2")
+    assert joined.schemes == ["checkpoint+fewbit:2+randomized:0.2"]
     with pytest.raises(UsageError, match="give one of them"):
-        composed(None, "3", None, "2")
+        _ = SchemeFlags(gelu_bits="3", activation_bits="2").schemes

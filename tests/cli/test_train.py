@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.machine import machine
-from actbench.runs.records import Trained, TrainingRun
-from actbench.runs.store import RunStore, read
+from actbench.results.machine import machine
+from actbench.results.runs import Trained, TrainingRun
+from actbench.results.store import Store, read
 
 RECIPE = """
 title = "Which?"
@@ -44,7 +44,7 @@ def recipe(tmp_path: Path) -> Path:
 
 def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
     (file,) = folder.rglob("*.runs.jsonl")
-    return read(file)
+    return read(file, TrainingRun).records
 
 
 def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     assert ended.status == 0, ended.err
     assert "ResidualBlock" in ended.out
     assert "━━ exact" in ended.out
-    assert "2 trained now" in ended.err
-    assert "0 trained now, 2 taken" in again.err
+    assert "2 trained, 0 failed" in ended.err
+    assert "0 trained, 0 failed, 2 taken" in again.err
     exact, checkpointed = json.loads(files["json"].read_text())
     assert exact["outcome"]["losses"] == checkpointed["outcome"]["losses"]
     assert files["md"].read_text() == next((tmp_path / "out").rglob("*.md")).read_text()
@@ -121,11 +121,18 @@ def test_the_help_speaks_of_training(cli: Any) -> None:
 
 def test_two_processes_on_one_file_are_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:
     file = tmp_path / "kept.jsonl"
-    with RunStore.opened(file, machine()):
+    with Store.opened(file, TrainingRun, machine()):
         ended = cli("train", recipe, "-o", file)
 
     assert ended.status == 2
     assert "another actbench process" in ended.err
+
+
+def test_an_output_that_is_named_like_a_table_is_refused(cli: Any, recipe: Path, tmp_path: Path) -> None:
+    message = cli.refused("train", recipe, "-o", tmp_path / "table.md", naming="name a folder or a .jsonl file")
+
+    assert "table.md" in message
+    assert not (tmp_path / "table.md").exists()
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from actbench.runs.records import Trained, TrainingRun
-from actbench.runs.store import read
+from actbench.results.runs import Trained, TrainingRun
+from actbench.results.store import read
 
 RECIPE = """
 title = "Which?"
@@ -49,7 +49,7 @@ def launched(launcher: tuple[str, ...], recipe: Path, *flags: str) -> subprocess
 
 def runs_below(folder: Path) -> tuple[TrainingRun, ...]:
     (file,) = folder.rglob("*.runs.jsonl")
-    return read(file)
+    return read(file, TrainingRun).records
 
 
 @pytest.mark.slow
@@ -59,13 +59,13 @@ def test_accelerate_launch_trains_copies(recipe: Path) -> None:
 
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Which?") == 1
-    assert ended.stderr.count("3 trained now") == 1
+    assert ended.stderr.count("3 trained, 0 failed") == 1
     assert "2 processes (ddp)" in ended.stdout
     for run in runs_below(recipe.parent / "out"):
         assert (run.case.processes, run.case.strategy) == (2, "ddp")
         assert isinstance(run.outcome, Trained)
         assert len(run.outcome.rank_peak_bytes) == 2
-    assert "0 trained now, 3 taken" in launched((*ACCELERATE, "--multi_gpu"), recipe).stderr
+    assert "0 trained, 0 failed, 3 taken" in launched((*ACCELERATE, "--multi_gpu"), recipe).stderr
 
 
 @pytest.mark.slow

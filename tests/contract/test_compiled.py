@@ -20,10 +20,11 @@ from actbench import schemes
 from actbench.codecs.sketch import KINDS, Sketching
 from actbench.errors import ConversionError
 from actbench.nn.sketched import Sketched
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 REFUSE = {
     "actnn": "actnn",
+    "dropit": "dropit",
     "encode": "encode:int:6",
     "gact": "gact",
     "offload": "offload",
@@ -150,6 +151,7 @@ def test_a_transformer_has_its_gradients_on_aot_eager(networks: dict[str, Any]) 
     check_network("randomized:0.5", "aot_eager", networks["transformer"], needs_gradient=True)
 
 
+@pytest.mark.slow
 def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None:
     check_network("randomized:0.5,sketch=rows_distinct", "inductor", networks["chain"], needs_gradient=False)
 

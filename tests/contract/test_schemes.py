@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from actbench import conversion, inspection, schemes, workloads
+from actbench import conversion, schemes, workloads
 from actbench.errors import ConversionError, SpecError
-from actbench.records import Case
-from actbench.training import Batch, TrainingSetup, TrainStep
+from actbench.measuring import inspection
+from actbench.results.records import Case
+from actbench.setup import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}

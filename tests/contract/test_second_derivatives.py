@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from actbench import schemes
 from actbench.errors import ConversionError
-from actbench.nn import offloaded
-from actbench.training import TrainingSetup
+from actbench.nn.saved import packer
+from actbench.setup import TrainingSetup
 
 EXAMPLES = {
     "checkpoint": "checkpoint,blocks=Linear/Block",
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("seeded")
 
 @pytest.fixture(autouse=True)
 def _host_memory_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offloaded, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(packer, "is_elsewhere", lambda tensor: True)
 
 
 def penalty(model: nn.Module, x: Tensor, of_parameters: bool, power: int) -> list[Tensor | None]:

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench import schemes, workloads
 from actbench.ops import seeds
-from actbench.records import Case
-from actbench.training import Batch, TrainingSetup
+from actbench.results.records import Case
+from actbench.setup import Batch, TrainingSetup
 
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from actbench import convert
 from actbench.conversion import conversion_of
 from actbench.errors import ConversionError
-from actbench.nn.rebound import ReboundForward
+from actbench.nn.forwardwrapper import ReboundForward
 
 WIDTH, ROWS = 32, 64
 

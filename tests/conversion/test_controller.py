@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import actbench
 from actbench.conversion import conversion_of
 from actbench.errors import ConversionError, SpecError, UsageError
+from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
-from actbench.nn.rebound import ReboundForward
 
 
 class Block(nn.Sequential):
@@ -223,7 +223,7 @@ class Bits:
     def __call__(self) -> list[float]:
         hooked = HookedForward.of(self.model)
         assert hooked is not None
-        return [place.bits for place in hooked.hooks.places if place.elements]
+        return [place.bits for place in hooked.hooks.sites if place.elements]
 
 
 def test_iterate_shares_bits_out_by_ones_own_loss_when_it_is_due() -> None:
@@ -263,7 +263,7 @@ def test_iterate_gives_more_bits_to_what_matters_to_the_loss() -> None:
         controller.iterate(lambda: (model(batch()[:8]) * weights).mean())
         hooked = HookedForward.of(model)
         assert hooked is not None
-        bits = [place.bits for place in hooked.hooks.places if place.elements]
+        bits = [place.bits for place in hooked.hooks.sites if place.elements]
 
     assert len(bits) == 8
     assert bits[2] == 8

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import actbench
 from actbench.conversion import conversion_of, convert
 from actbench.errors import ConversionError, SpecError
-from actbench.records import Site
+from actbench.results.records import Site
 from actbench.schemes import Scheme
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 WIDTH, TOKENS, SAMPLES = 32, 16, 4
 SPEC = "fewbit:3+randomized:0.5"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from torch import nn
 
-from actbench.conversion import convert, folders, staging
+from actbench.conversion import convert, folders, savedmodel
 from actbench.conversion.folders import save_converted
 from actbench.errors import StoreError
 
@@ -78,7 +78,7 @@ def test_a_failing_last_rename_puts_the_old_folder_back(tmp_path: Path, monkeypa
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: DiskUsage(free=1024))
+    monkeypatch.setattr(savedmodel.shutil, "disk_usage", lambda _: DiskUsage(free=1024))
     with pytest.raises(StoreError, match=r"needs 4\.\d\d MiB and its disk has 1\.00 KiB free"):
         save_converted(convert(own(), "fewbit:3"), tmp_path / "a" / "model")
     assert not list(tmp_path.iterdir())
@@ -86,6 +86,6 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody may write to")
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(staging.shutil, "disk_usage", lambda _: DiskUsage(free=10**9))
+    monkeypatch.setattr(savedmodel.shutil, "disk_usage", lambda _: DiskUsage(free=10**9))
     with pytest.raises(StoreError, match="/proc/model cannot be written"):
         save_converted(convert(own(), "fewbit:3"), "/proc/model")

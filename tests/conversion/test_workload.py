@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
+from actbench.conversion import workload
 from actbench.conversion.folders import load_converted
 from actbench.conversion.workload import convert_workload
 from actbench.errors import ConversionError, ModelError, SpecError, StoreError
-from actbench.records import Case
+from actbench.results.converted import ConversionRequest
+from actbench.results.records import Case
 
 MODEL = "roberta-base@num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=99"
 SAMPLES, TOKENS = 2, 16
@@ -31,6 +34,21 @@ def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path: Path, monkeypat
     ]
     assert report.folder is None
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"),
+    [("hf:org/name", "org-name-fewbit-3"), ("torchvision:swin_t", "swin_t-fewbit-3"), ("swin_t", "swin_t-fewbit-3")],
+)
+def test_the_folder_is_called_after_the_model_and_the_scheme(monkeypatch, model: str, folder: str):
+    def written(_case: Case, found: Path, *, force: bool) -> None:
+        raise StoreError(f"{found} is there, {force}")
+
+    monkeypatch.setattr(workload, "convert_workload", written)
+    request = ConversionRequest(case(model, "fewbit:3"), output=None, dry_run=False, force=False)
+
+    with pytest.raises(StoreError, match=f"^{folder} is there, False$"):
+        workload.convert(TypeAdapter(ConversionRequest).dump_json(request).decode())
 
 
 def test_the_sites_account_for_what_the_conversion_saves():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 
 Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], object]], None]
 
-DEFAULT_EXAMPLES = 2_000
-SLOW_EXAMPLES = 100_000
+DEFAULT_EXAMPLES = 400
+SLOW_EXAMPLES = int(os.environ.get("ACTBENCH_FUZZ_EXAMPLES", "20_000"))
 
 _NUMBERS = [0, 1, -1, 8, 2**63, 2**64, 10**400, 0.5, 1e308, 1e-320, float("inf"), float("nan"), True, None]
 _TEXTS = ["", "8", "8-512*2", "fewbit:3", "gcn", "resnet50", "16GiB", "=1+1", "\x1b[31m", "\u202e", "a" * 1000, "~x"]
@@ -44,7 +45,7 @@ def _changed(draw: Any, document: Any) -> Any:
     return document
 
 
-@pytest.fixture(params=[DEFAULT_EXAMPLES, pytest.param(SLOW_EXAMPLES, marks=pytest.mark.slow)])
+@pytest.fixture(params=[DEFAULT_EXAMPLES, pytest.param(SLOW_EXAMPLES, marks=pytest.mark.slow)], ids=["few", "many"])
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
     """Return what calls a check with so many examples of a strategy.
 

@@ -4,10 +4,10 @@ import json
 
 from hypothesis import strategies as st
 
-from actbench import recipe
 from actbench.conversion import savedmodel
 from actbench.errors import ActbenchError
-from actbench.recipe import Recipe
+from actbench.experiments import recipes
+from actbench.experiments.recipes import Recipe
 
 
 def toml(value):
@@ -45,7 +45,7 @@ def test_recipes(fuzz, tmp_path, changed):
         text = "\n".join(f"{json.dumps(key)} = {toml(value)}" for key, value in document.items())
         path.write_text(text, encoding="utf-8", errors="replace")
         try:
-            found = recipe.load(path)
+            found = recipes.load(path)
         except ActbenchError:
             return
         assert isinstance(found, Recipe)
@@ -56,14 +56,14 @@ def test_recipes(fuzz, tmp_path, changed):
 
 def test_recipes_of_broken_text(fuzz, tmp_path):
     path = tmp_path / "recipe.toml"
-    sources = [recipe.source(name).encode() for name in recipe.names()]
+    sources = [recipes.source(name).encode() for name in recipes.names()]
 
     def check(example):
         source, start, length, junk = example
         start %= len(source)
         path.write_bytes(source[:start] + junk + source[start + length :])
         try:
-            recipe.load(path)
+            recipes.load(path)
         except ActbenchError:
             return
 

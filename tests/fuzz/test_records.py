@@ -5,9 +5,9 @@ import json
 
 from rich.console import Console
 
-from actbench import compare, render, store, tables
 from actbench.errors import ActbenchError
-from actbench.render import screen
+from actbench.results import compare, render, store, tables
+from actbench.results.render import screen
 
 FULL = {
     "peak_bytes": 1000,

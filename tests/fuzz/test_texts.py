@@ -5,7 +5,7 @@ import pytest
 from actbench import schemes
 from actbench.codecs import encodings
 from actbench.errors import ActbenchError
-from actbench.recipe import parse_batch_range
+from actbench.experiments.recipes import parse_batch_range
 from actbench.units import parse_bytes
 from actbench.workloads import names, presets
 

@@ -42,11 +42,10 @@ MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
 MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 160}
-# The full square is slow: by default all of it for one architecture, and of the others the ends and an odd width.
+# The full square is slow: by default each source for one architecture, and one with the limits of Turing.
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
-QUICK = {"stepwise", "mask", "sketch", "groupquant", "smaq", "smaqstep"}
-SOME = [(s, m, a) for s, m, a in EVERYTHING if (a == 90 and s in QUICK) or m.get("BITS", m.get("TILES", 3)) == 3]
-SOME += [(s, m, a) for s in ("groupquant", "smaq") for m in MACROS[s][2:3] for a in (75, 120)]
+FIRST = {stem: macros[0] for stem, macros in MACROS.items()}
+QUICK = [*((stem, macros, 90) for stem, macros in FIRST.items()), ("stepwise", FIRST["stepwise"], 75)]
 CUPY_ADDS = "-ftz=true"  # after ours, and the last one counts
 
 
@@ -102,13 +101,13 @@ def name(value: object) -> str:
     return "-".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
-@pytest.mark.parametrize(("stem", "macros", "architecture"), SOME, ids=name)
+@pytest.mark.parametrize(("stem", "macros", "architecture"), QUICK, ids=name)
 def test_a_kernel_compiles_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in SOME], ids=name)
+@pytest.mark.parametrize(("stem", "macros", "architecture"), [x for x in EVERYTHING if x not in QUICK], ids=name)
 def test_all_the_others_compile_without_spills_or_stack(stem, macros, architecture) -> None:
     check(stem, macros, architecture)
 
@@ -125,7 +124,11 @@ def test_stack_would_be_seen() -> None:
     assert needs(log)["greedy"][0] == 512 * 4
 
 
-EXACT = [(stem, macros) for stem in ("stepwise", "groupquant", "smaq", "smaqstep") for macros in MACROS[stem]]
+EXACT = [
+    pytest.param(stem, macros, marks=() if macros == FIRST[stem] else pytest.mark.slow)
+    for stem in ("stepwise", "groupquant", "smaq", "smaqstep")
+    for macros in MACROS[stem]
+]
 
 
 @pytest.mark.parametrize(("stem", "macros"), EXACT, ids=name)

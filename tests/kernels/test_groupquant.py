@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import groupquant, groups, noise
-from actbench.ops.cuda import groupquant as cuda
+from actbench.ops import groupquant, noise
+from actbench.ops.groupquant import cuda
+from actbench.ops.groupquant import reference as groups
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 5003)
@@ -74,7 +75,7 @@ def test_decode_is_the_reference(bits: int, dtype: torch.dtype, begin: int, devi
         there = placed(codes, device, begin), meta.to(device)
         for start, count in ((0, 5003), (0, 0), (5, 1), (8, 256), (255, 258), (5002, 1)):
             out = placed(torch.zeros(count, dtype=dtype), device, begin)
-            cuda.decode(*there, bits, group_size, start, out)
+            cuda.decode(out, *there, bits, group_size, start)
 
             expected = groups.decode(codes, meta, bits, group_size, start, count, dtype)
             assert np.array_equal(bits_of(out), bits_of(expected)), (group_size, start, count)
@@ -88,14 +89,17 @@ def test_rows_of_their_own_widths_are_the_reference(group_size: int, dtype: torc
         total, there = int(widths.sum()), widths.to(device)
         codes, meta = groups.encode_rows(x, widths, total, group_size, torch.tensor(SEED), True)
 
-        ours = cuda.encode_rows(placed(x, device, 1), there, codes.numel(), group_size, SEED, True)
+        ours = tuple(torch.empty_like(part, device=device) for part in (codes, meta))
+        cuda.encode_rows(*ours, placed(x, device, 1), there, total, group_size, SEED, True)
+        words = torch.empty(shape[0], -(-shape[1] // group_size), dtype=torch.int32, device=device)
+        cuda.words(words, x.to(device), group_size)
         assert same(ours, (codes, meta)), shape
-        assert torch.equal(cuda.words(x.to(device), group_size).cpu(), groups.words_of(x, group_size)), shape
+        assert torch.equal(words.cpu(), groups.words_of(x, group_size)), shape
         for first in {0, shape[0] // 2}:
             expected = torch.empty(shape[0] - first, shape[1], dtype=dtype)
-            groups.decode_rows(codes, meta, widths, group_size, first, expected)
+            groups.decode_rows(expected, codes, meta, widths, group_size, first)
             out = torch.empty_like(expected, device=device)
-            cuda.decode_rows(*ours, there, group_size, first, out)
+            cuda.decode_rows(out, *ours, there, group_size, first)
             assert np.array_equal(bits_of(out), bits_of(expected)), (shape, first)
 
 

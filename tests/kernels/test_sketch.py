@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from actbench.ops import sketch
-from actbench.ops.cuda import sketch as cuda
 
 CPU = torch.device("cpu")
 SHAPES = ((0, 0, 5), (0, 1, 1), (3, 1, 7), (1, 5, 63), (0, 1, 257), (7, 13, 331), (2**40, 2, 9))
@@ -19,15 +18,15 @@ def test_rows_are_the_reference(kind: str, dtype: torch.dtype, device: torch.dev
         for first_row, rows, dim in SHAPES:
             expected = sketch.reference(torch.tensor(seed), first_row, rows, dim, kind, dtype, CPU)
 
-            assert torch.equal(cuda.rows(seed, first_row, rows, dim, kind, dtype, device).cpu(), expected)
+            assert torch.equal(sketch.launch(seed, first_row, rows, dim, kind, dtype, device).cpu(), expected)
 
 
 @pytest.mark.parametrize("kind", sketch.KINDS)
 def test_a_part_is_the_part_of_the_whole(kind: str, device: torch.device) -> None:
-    whole = cuda.rows(11, 0, 9, 37, kind, torch.float32, device)
+    whole = sketch.launch(11, 0, 9, 37, kind, torch.float32, device)
 
     for first_row in range(9):
-        part = cuda.rows(11, first_row, 9 - first_row, 37, kind, torch.float32, device)
+        part = sketch.launch(11, first_row, 9 - first_row, 37, kind, torch.float32, device)
         assert torch.equal(part, whole[first_row:])
 
 

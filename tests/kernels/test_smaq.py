@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import noise, smaq, smaqblocks
-from actbench.ops.cuda import smaq as cuda
-from actbench.ops.smaqformat import Format
+from actbench.ops import noise, smaq
+from actbench.ops.smaq import cuda
+from actbench.ops.smaq import reference as smaqblocks
+from actbench.ops.smaq.format import SMAQ, Format
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 5003)
@@ -76,7 +77,7 @@ def test_decode_is_the_reference(dtype: torch.dtype, begin: int, device: torch.d
         there = placed(packed, device, begin)
         for first, count in ((0, 5003), (0, 0), (5, 1), (8, 256), (255, 258), (5002, 1)):
             out = placed(torch.zeros(count, dtype=dtype), device, begin)
-            cuda.decode(there, first, form, out)
+            cuda.decode_into(there, first, form, out)
 
             expected = smaqblocks.decode(packed, first, count, form, dtype)
             assert np.array_equal(bits_of(out), bits_of(expected)), (form, first, count)
@@ -112,7 +113,7 @@ def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
 
     packed = smaq.encode(x, seed)
 
-    assert packed.numel() == smaq.packed_bytes(count)
+    assert packed.numel() == SMAQ.packed_bytes(count)
     for start in (0, 2**31 - 2**12, 2**31 + 2**19):
         part, block = x[start : start + 2**13].cpu(), start // 256
         expected = smaqblocks.encode(part, block, USUAL, SEED, True)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import noise, smaqstep, steprules
-from actbench.ops.cuda import smaqstep as cuda
-from actbench.ops.smaqformat import Format
+from actbench.ops import noise, smaqstep
+from actbench.ops.smaq.format import Format
+from actbench.ops.smaqstep import cuda
+from actbench.ops.smaqstep import rules as steprules
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 USUAL = Format(6, 7, 64, 256)

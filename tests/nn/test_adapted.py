@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from actbench import schemes
-from actbench.learning.trees import put_together, take_apart
 from actbench.nn.adapted import adapt, adapted_states
-from actbench.nn.compressed.root import CompressedForward
+from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.hooked import HookedForward
-from actbench.nn.keeping.history import samples
-from actbench.training import TrainingSetup
+from actbench.nn.saved.samplegradients import samples
+from actbench.setup import TrainingSetup
+from actbench.training.checkpoint import put_together, take_apart
 
 
 def converted(spec, width=32):
@@ -32,7 +32,7 @@ def through_json(state):
 
 
 def bits(model):
-    return {layer.place.path: layer.place.bits for layer in model.modules() if hasattr(layer, "place")}
+    return {layer.site.path: layer.site.bits for layer in model.modules() if hasattr(layer, "site")}
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 3])
@@ -55,10 +55,10 @@ def test_actnn_goes_on_as_if_nothing_had_been(steps, keys):
     assert len(set(bits(model).values())) > 1
     left, right = (through_json(adapted_states(each)) for each in (model, other))
     table = "use_gradient" in keys
-    for path, place in left[":CompressedForward"]["places"].items():
+    for path, site in left[":CompressedForward"]["places"].items():
         found = right[":CompressedForward"]["places"][path]
-        torch.testing.assert_close(found, place, rtol=0, atol=0, equal_nan=True)
-        assert (place["history"] is not None) == table
+        torch.testing.assert_close(found, site, rtol=0, atol=0, equal_nan=True)
+        assert (site["history"] is not None) == table
 
 
 def test_gact_has_its_bits_and_counts_on():
@@ -69,8 +69,8 @@ def test_gact_has_its_bits_and_counts_on():
     one, two = (HookedForward.of(each) for each in (model, other))
 
     assert two.probing.passes == one.probing.passes == {"": 2}
-    assert {place.path: place.bits for place in two.hooks.places} == {p.path: p.bits for p in one.hooks.places}
-    assert len({place.bits for place in two.hooks.places}) > 1
+    assert {site.path: site.bits for site in two.hooks.sites} == {p.path: p.bits for p in one.hooks.sites}
+    assert len({site.bits for site in two.hooks.sites}) > 1
 
 
 def test_costs_on_their_way_to_the_host_arrive():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from actbench import schemes
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 LAYERS = [nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.ELU, nn.Mish, nn.SELU, nn.LeakyReLU]
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from actbench import schemes
 from actbench.errors import ConversionError
-from actbench.meters.allocations import AllocationTrace
+from actbench.measuring.meters.cpu import AllocationTrace
 from actbench.nn.inverted import InvertedActivation
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 LAYERS = {"gelu": nn.GELU(), "gelu_tanh": nn.GELU(approximate="tanh"), "silu": nn.SiLU()}
 

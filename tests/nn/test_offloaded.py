@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import fake, hostmemory
 from actbench.errors import ConversionError
 from actbench.nn import offloaded
-from actbench.nn.keeping import copies, transfer
 from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.saved import hostoffload, packer
+from actbench.ops import hostmemory
+from actbench.workloads import fake
 
 
 class Toy(nn.Module):
@@ -49,9 +50,9 @@ def equal(first, second):
 def moves(monkeypatch):
     """Let CPU tensors be moved as those of a device are; gives the list of what was moved."""
     found = []
-    move = copies.to_host
-    monkeypatch.setattr(offloaded, "is_elsewhere", lambda tensor: True)
-    monkeypatch.setattr(copies, "to_host", lambda tensor: found.append(tensor) or move(tensor))
+    move = hostoffload.to_host
+    monkeypatch.setattr(packer, "is_elsewhere", lambda tensor: True)
+    monkeypatch.setattr(hostoffload, "to_host", lambda tensor: found.append(tensor) or move(tensor))
     return found
 
 
@@ -82,7 +83,7 @@ def test_a_tensor_saved_twice_is_moved_once(moves):
     assert [t.untyped_storage() for t in moves].count(x.untyped_storage()) == 1
     loss.backward()
     assert (
-        len([1 for entries in converted.forward.wrapper._sharing._packed.values() for r in entries.values() if r()])
+        len([1 for entries in converted.forward.wrapper.packer.dedup._packed.values() for r in entries.values() if r()])
         == 0
     )
 
@@ -122,7 +123,7 @@ def test_a_tensor_changed_in_place_while_it_is_copied_is_an_error(moves, convert
 def test_copies_are_waited_for_one_tensor_later_and_fetched_one_ahead(moves, monkeypatch):
     log = []
 
-    class Noted(copies.AtOnce):
+    class Noted(hostoffload.AtOnce):
         def away(self, tensors):
             return self._noted("away", super().away(tensors))
 
@@ -132,7 +133,7 @@ def test_copies_are_waited_for_one_tensor_later_and_fetched_one_ahead(moves, mon
         def _noted(self, what, copied):
             number = int(copied.tensors[0].flatten()[0])
             log.append(f"{what} {number}")
-            return copies.Copied(copied.tensors, lambda: log.append(f"{what} {number} done"))
+            return hostoffload.Copied(copied.tensors, lambda: log.append(f"{what} {number} done"))
 
     class Products(nn.Module):
         def forward(self, w):
@@ -140,7 +141,7 @@ def test_copies_are_waited_for_one_tensor_later_and_fetched_one_ahead(moves, mon
                 w = w * torch.full((20, 20), number)
             return w
 
-    monkeypatch.setattr(transfer, "AtOnce", Noted)
+    monkeypatch.setattr(hostoffload, "AtOnce", Noted)
     w = torch.randn(20, 20, requires_grad=True)
     loss = offload(Products())(w).sum()
     assert log == ["away 1", "away 1 done", "away 2", "away 2 done", "away 3", "away 3 done"]
@@ -176,7 +177,7 @@ def test_a_parameter_changed_before_backward_is_noticed():
 
 
 def test_a_model_on_the_cpu_keeps_its_tensors_where_they_are(monkeypatch):
-    monkeypatch.setattr(copies, "to_host", lambda _: pytest.fail("moved"))
+    monkeypatch.setattr(hostoffload, "to_host", lambda _: pytest.fail("moved"))
     exact = model()
     x = torch.randn(64, 32)
 
@@ -185,8 +186,8 @@ def test_a_model_on_the_cpu_keeps_its_tensors_where_they_are(monkeypatch):
 
 def test_fake_tensors_leave_for_storages_that_are_marked(monkeypatch):
     made = []
-    move = copies.to_host
-    monkeypatch.setattr(copies, "to_host", lambda tensor: made.append(move(tensor)) or made[-1])
+    move = hostoffload.to_host
+    monkeypatch.setattr(hostoffload, "to_host", lambda tensor: made.append(move(tensor)) or made[-1])
     converted, mode = offload(model()), fake.fake_mode()
     with fake.faked(converted, mode), mode:
         x = torch.randn(64, 32)
@@ -209,8 +210,8 @@ def test_a_copy_moves_tensors_of_its_own():
     twin = copy.deepcopy(converted)
 
     assert twin.forward.module is twin
-    assert twin.forward.wrapper._sharing is not converted.forward.wrapper._sharing
-    assert twin.forward.wrapper._transfer is not converted.forward.wrapper._transfer
+    assert twin.forward.wrapper.packer.dedup is not converted.forward.wrapper.packer.dedup
+    assert twin.forward.wrapper.packer.placement is not converted.forward.wrapper.packer.placement
 
 
 def test_compiling_is_refused(monkeypatch):

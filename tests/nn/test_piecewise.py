@@ -6,7 +6,7 @@ from torch import nn
 
 from actbench import schemes
 from actbench.nn.stepwise import StepwiseActivation
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 NO_NUMBERS = [float("inf"), float("-inf"), float("nan")]

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
-from actbench import fake
-from actbench.meters.ledger import Ledger
+from actbench.measuring.meters.ledger import Ledger
 from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.hooks import Hooks
-from actbench.nn.keeping import Keeper
 from actbench.nn.recomputed import RecomputedForward
+from actbench.nn.saved import Identity, SavedTensors
 from actbench.units import KIB
+from actbench.workloads import fake
 
 WIDTH = 8
 
@@ -85,7 +85,7 @@ def recomputed(model, hooked=False):
     for block in model.blocks:
         RecomputedForward(block).bind()
     if hooked:  # everything is left as it is, so that gradients stay exact
-        HookedForward(model, Hooks(Keeper(compress=False), 8, {})).bind()
+        HookedForward(model, Hooks(SavedTensors(Identity()), 8, {})).bind()
     return model
 
 
@@ -188,11 +188,11 @@ def test_of_large_buffers_only_those_that_are_written_wait_for_backward(writes, 
     RecomputedForward(block).bind()
     if simulated:
         with fake.faked(block, mode), mode:
-            kept = live_bytes(block)
+            packed = live_bytes(block)
     else:
-        kept = live_bytes(block)
+        packed = live_bytes(block)
 
-    assert kept == 256 * KIB * writes
+    assert packed == 256 * KIB * writes
 
 
 def live_bytes(block):

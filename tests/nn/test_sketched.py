@@ -32,12 +32,17 @@ def gradients(layer, x, weights):
     return x.grad, layer.weight.grad, None if layer.bias is None else layer.bias.grad
 
 
-@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize("shape", [(6,), (10, 6), (2, 5, 6), (2, 3, 4, 6), (0, 6), (1, 6)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        *(("linear", shape, torch.float32) for shape in ((6,), (10, 6), (2, 5, 6), (2, 3, 4, 6), (0, 6), (1, 6))),
+        *(("linear", (10, 6), dtype) for dtype in (torch.float64, torch.bfloat16)),
+        *((name, (10, 6), torch.float32) for name in ("no bias", "conv1d")),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_forward_and_all_but_the_weight_gradient_are_exact(make, shape, dtype, kind):
-    exact, layer = (each.to(dtype) for each in pair(make, Sketching(kind, 0.5)))
+def test_forward_and_all_but_the_weight_gradient_are_exact(name, shape, dtype, kind):
+    exact, layer = (each.to(dtype) for each in pair(LAYERS[name], Sketching(kind, 0.5)))
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     weights = torch.randn(*shape[:-1], 4, dtype=dtype)
 
@@ -88,7 +93,7 @@ def test_the_weight_gradient_is_unbiased(make, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["gaussian", "rows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("hadamard", "wta"))]
+    "kind", ["rows", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gaussian", "hadamard", "wta"))]
 )
 def test_the_weight_gradient_is_unbiased_when_the_recomputation_draws_another_seed(kind):
     """A key on ctx would be the first forward's beside the recomputation's sketch: that estimate's mean is another."""

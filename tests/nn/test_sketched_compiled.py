@@ -9,7 +9,7 @@ from torch import nn
 from torch._functorch import config as partitioning
 from torch.utils.checkpoint import checkpoint
 
-from actbench.codecs.sketch import Sketching, fresh
+from actbench.codecs.sketch import Sketching, sketching
 from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import sketched
 
@@ -60,8 +60,8 @@ def _compiled_anew():
 @pytest.fixture
 def drawn(monkeypatch):
     """The seeds that are drawn."""
-    found, draw = [], fresh.fresh_seed
-    monkeypatch.setattr(fresh, "fresh_seed", lambda: found.append(draw()) or found[-1])
+    found, draw = [], sketching.fresh_seed
+    monkeypatch.setattr(sketching, "fresh_seed", lambda: found.append(draw()) or found[-1])
     return found
 
 

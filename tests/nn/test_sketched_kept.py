@@ -7,11 +7,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from actbench import fake
 from actbench.codecs.sketch import KINDS, Sketching
 from actbench.nn import sketched as module_under_test
 from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import sketched
+from actbench.workloads import fake
 
 HALF = Sketching(ratio=0.5)
 LAYERS = {

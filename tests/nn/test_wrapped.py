@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import actbench
-from actbench import inspection, schemes
+from actbench import schemes
 from actbench.errors import ConversionError
-from actbench.nn.compressed.root import CompressedForward
+from actbench.measuring import inspection
+from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
-from actbench.nn.rebound import ReboundForward
-from actbench.training import Batch, TrainingSetup
+from actbench.setup import Batch, TrainingSetup
 
 WORDS, WIDTH, ROWS, LENGTH, CHUNKS = 50, 64, 8, 16, 4
 
@@ -78,7 +79,7 @@ def with_checkpoints(model: Decoder, batch: Batch, reentrant: bool) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1), batch["y"].flatten())
 
 
-def kept(loss: Callable[..., Tensor], text: str = "exact") -> int:
+def packed(loss: Callable[..., Tensor], text: str = "exact") -> int:
     setup = schemes.build(text).apply(TrainingSetup(decoder(), loss=loss))
     return inspection.trace(setup, batch).total_bytes
 
@@ -105,10 +106,10 @@ WHOLE = itertools.product([*QUICK, "gact:L2", "encode:bf16,on=activations"], [ch
     [pytest.param(*pair, marks=() if pair[0] in QUICK and pair[1] is chunked else pytest.mark.slow) for pair in WHOLE],
 )
 def test_the_parts_that_a_loss_calls_keep_what_the_model_would(text: str, loss: Callable[..., Tensor]) -> None:
-    exact, saved = kept(loss), kept(whole) - kept(whole, text)
+    exact, saved = packed(loss), packed(whole) - packed(whole, text)
     model = actbench.convert(decoder(), text)
 
-    assert exact - kept(loss, text) > 0.9 * saved
+    assert exact - packed(loss, text) > 0.9 * saved
     assert distance(gradients(model, loss), gradients(decoder(), loss)) < 0.3
 
 
@@ -116,7 +117,7 @@ def test_the_parts_that_a_loss_calls_keep_what_the_model_would(text: str, loss: 
 def test_a_composition_keeps_less_than_its_other_part(text: str) -> None:
     other = next(part for part in text.split("+") if "gact" not in part)
 
-    assert kept(chunked, text) < 0.8 * kept(chunked, other)
+    assert packed(chunked, text) < 0.8 * packed(chunked, other)
 
 
 def test_a_block_that_the_loss_calls_is_packed_in_its_second_run_too() -> None:
@@ -145,7 +146,7 @@ def test_each_entry_has_its_own_bits_and_counts_its_own_passes() -> None:
     for _ in range(2):
         gradients(model, chunked)
     forward = HookedForward.of(model)
-    bits = [place.bits for place in forward.hooks.entries["model"]]
+    bits = [site.bits for site in forward.hooks.entries["model"]]
 
     assert forward.probing.passes == {"model": 2, "lm_head": 2 * CHUNKS}
     assert len(set(bits)) > 1
@@ -158,11 +159,11 @@ def test_a_controller_shares_bits_out_over_all_the_parts_of_a_loss() -> None:
     with actbench.Controller(model, "gact:L2.2") as controller:
         gradients(model, chunked)
         forward = HookedForward.of(model)
-        before = {place: place.bits for place in forward.hooks.all_places()}
-        for place in before:
-            place.bits = 3  # no width that is shared out
+        before = {site: site.bits for site in forward.hooks.all_sites()}
+        for site in before:
+            site.bits = 3  # no width that is shared out
         controller.iterate(lambda: chunked(model, batch()))
-        found = {place.bits for place in forward.hooks.all_places() if place.elements}
+        found = {site.bits for site in forward.hooks.all_sites() if site.elements}
         gradients(model, chunked)
 
     assert {3} != found
@@ -180,7 +181,7 @@ def test_layers_that_share_bits_out_do_it_once_a_step() -> None:
         gradients(model, chunked)
 
     assert len(begun) == 3
-    assert len({place.bits for place in allocation.places}) > 1
+    assert len({site.bits for site in allocation.sites}) > 1
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])

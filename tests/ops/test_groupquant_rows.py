@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.ops import groupquant, groups
+from actbench.ops import groupquant
 from actbench.ops.arguments import DTYPES
+from actbench.ops.groupquant import reference as groups
 
 ops = torch.ops.actbench
 SEED = torch.tensor(7)
@@ -29,7 +30,7 @@ def test_a_row_is_a_vector_that_begins_at_a_whole_byte(dtype, columns):
         assert not codes[begin + stream.numel() : begin + eights * width].any()
         assert torch.equal(meta.view(5, -1)[row], words)
         out = torch.empty(1, columns, dtype=dtype)
-        groupquant.decode_rows(codes, meta, bits, 96, row, out)
+        groupquant.decode_rows(out, codes, meta, bits, 96, row)
         assert torch.equal(out[0], groupquant.decode(stream, words, width, 96, 0, columns, dtype))
         begin += eights * width
 
@@ -47,7 +48,7 @@ def test_rows_that_do_not_fit_are_nan_and_the_others_are_not(bits):
     x = torch.randn(3, 300)
     codes, meta = groupquant.encode_rows(x, widths(*bits), 8, 256, SEED)
     out = torch.zeros(3, 300)
-    groupquant.decode_rows(codes, meta, widths(*bits), 256, 0, out)
+    groupquant.decode_rows(out, codes, meta, widths(*bits), 256, 0)
     _, fits = groups.fitting(widths(*bits), 300, 38 * 8)
 
     assert codes.numel() == 38 * 8
@@ -118,8 +119,8 @@ def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
         (groupquant.decode, (codes.int(), meta, 2, 256, 0, 3, torch.float32), "codes must be a contiguous torch.uint8"),
         (groupquant.encode_rows, (rows, widths(1), 1, 256, SEED), "2 rows need as many row_bits, found 1"),
         (groupquant.encode_rows, (rows, two.long(), 2, 256, SEED), "row_bits must be a contiguous torch.int32"),
-        (groupquant.decode_rows, (codes, meta, two, 256, 1, rows), "rows 1 to 3 of 2 are not there"),
-        (groupquant.decode_rows, (codes, meta, two, 64, 0, rows), "other groups than 2"),
+        (groupquant.decode_rows, (rows, codes, meta, two, 256, 1), "rows 1 to 3 of 2 are not there"),
+        (groupquant.decode_rows, (rows, codes, meta, two, 64, 0), "other groups than 2"),
     ]
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.no_grad():
         for function, arguments, message in calls:

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench import hostmemory
-from actbench.ops.host import from_host, to_host
+from actbench.ops import hostmemory
+from actbench.ops.hostmemory import from_host, to_host
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.ops import bitpack, groupquant, groups, onegroup
+from actbench.ops import bitpack, groupquant
+from actbench.ops.groupquant import reference
 
 SEED = torch.tensor(7)
 
@@ -19,7 +20,9 @@ def normal(count, dtype=torch.float32):
 def test_one_group_has_the_codes_of_group_quantization(bits, dtype, stochastic):
     x = normal(1000, dtype)
     for ours, theirs in zip(
-        onegroup.encode(x, bits, SEED, stochastic), groupquant.encode(x, bits, 1024, SEED, stochastic), strict=True
+        groupquant.encode_in_one(x, bits, SEED, stochastic),
+        groupquant.encode(x, bits, 1024, SEED, stochastic),
+        strict=True,
     ):
         assert torch.equal(ours, theirs)
 
@@ -28,23 +31,23 @@ def test_one_group_has_the_codes_of_group_quantization(bits, dtype, stochastic):
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_pieces_change_no_bytes_but_the_noise(bits, count, monkeypatch):
     x = normal(count)
-    whole = onegroup.encode(x, bits, SEED, stochastic=False)
-    monkeypatch.setattr(onegroup, "PIECE", 64)
-    codes, meta = onegroup.encode(x, bits, SEED, stochastic=False)
+    whole = groupquant.encode_in_one(x, bits, SEED, stochastic=False)
+    monkeypatch.setattr(reference, "PIECE", 64)
+    codes, meta = groupquant.encode_in_one(x, bits, SEED, stochastic=False)
 
     assert torch.equal(codes, whole[0])
     assert torch.equal(meta, whole[1])
     assert codes.nbytes == bitpack.packed_bytes(count, bits)
-    back = onegroup.decode(codes, meta, bits, 0, count, torch.float32)
+    back = groupquant.decode_in_one(codes, meta, bits, 0, count, torch.float32)
     for start, end in ((0, count), (count // 3, count), (count // 3, count // 2)):
-        part = onegroup.decode(codes, meta, bits, start, end - start, torch.float32)
+        part = groupquant.decode_in_one(codes, meta, bits, start, end - start, torch.float32)
         assert torch.equal(part, back[start:end])
 
 
 def test_pieces_have_noise_of_their_own(monkeypatch):
-    monkeypatch.setattr(onegroup, "PIECE", 64)
+    monkeypatch.setattr(reference, "PIECE", 64)
     x = torch.cat([torch.zeros(1), torch.full((126,), 0.5), torch.ones(1)])
-    codes, _ = onegroup.encode(x, 1, SEED)
+    codes, _ = groupquant.encode_in_one(x, 1, SEED)
     first, second = bitpack.unpack(codes, 1, 128).view(2, 64)
 
     assert not torch.equal(first[1:-1], second[1:-1])
@@ -54,10 +57,10 @@ def test_it_is_unbiased():
     x, runs = normal(500), 200
     total = torch.zeros(500, dtype=torch.float64)
     for seed in range(runs):
-        codes, meta = onegroup.encode(x, 2, torch.tensor(seed))
-        total += onegroup.decode(codes, meta, 2, 0, 500, torch.float64)
+        codes, meta = groupquant.encode_in_one(x, 2, torch.tensor(seed))
+        total += groupquant.decode_in_one(codes, meta, 2, 0, 500, torch.float64)
     step = float(groupquant.ranges(meta)) / 3
-    place = ((x.double() - float(groups.bounds_of(meta)[0])) / step) % 1
+    place = ((x.double() - float(reference.bounds_of(meta)[0])) / step) % 1
     inner = (place > 0.05) & (place < 0.95)  # where a code is as good as certain there is no noise to compare with
     z = ((total / runs - x) / (step * (place * (1 - place) / runs).sqrt()))[inner]
 
@@ -68,8 +71,8 @@ def test_it_is_unbiased():
 
 def test_fake_tensors_have_the_bytes_of_real_ones():
     with FakeTensorMode():
-        codes, meta = onegroup.encode(torch.randn(1001), 3, torch.tensor(0))
-        back = onegroup.decode(codes, meta, 3, 100, 10, torch.bfloat16)
+        codes, meta = groupquant.encode_in_one(torch.randn(1001), 3, torch.tensor(0))
+        back = groupquant.decode_in_one(codes, meta, 3, 100, 10, torch.bfloat16)
 
     assert (codes.nbytes, meta.nbytes) == ((1001 * 3 + 7) // 8, 4)
     assert (back.shape, back.dtype) == ((10,), torch.bfloat16)
@@ -78,4 +81,4 @@ def test_fake_tensors_have_the_bytes_of_real_ones():
 @pytest.mark.parametrize(("x", "bits"), [(torch.ones(4), 0), (torch.ones(4), 9), (torch.ones(2, 2), 2)])
 def test_wrong_arguments_are_refused(x, bits):
     with pytest.raises(ValueError, match=r"bits|vector"):
-        onegroup.encode(x, bits, SEED)
+        groupquant.encode_in_one(x, bits, SEED)

@@ -7,13 +7,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import BertConfig, BertModel
 
 from actbench import schemes
-from actbench.nn.compressed.root import CompressedForward
+from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.keeping import Keeper
 from actbench.nn.recomputed import RecomputedForward
+from actbench.nn.saved import GroupQuantization, SavedTensors
 from actbench.ops import seeds as seeds_under_test
 from actbench.ops.seeds import fresh_seed
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 WIDTH = 64
 
@@ -149,11 +149,11 @@ class Square(nn.Module):
 def test_the_mean_gradient_of_identical_blocks_is_the_exact_one():
     """With one seed for all blocks the errors of their equal inputs are equal, and their product has another mean."""
     x = torch.rand(64, 256, generator=torch.Generator().manual_seed(1)) + 1
-    model, keeper = nn.Sequential(*(nn.Sequential(Square(x)) for _ in range(3))), Keeper()
+    model, packer = nn.Sequential(*(nn.Sequential(Square(x)) for _ in range(3))), SavedTensors(GroupQuantization())
     for block in model:
-        HookedForward(block[0], Hooks(keeper, 1, {}, whole_model=False)).bind()
+        HookedForward(block[0], Hooks(packer, 1, {}, whole_model=False)).bind()
         RecomputedForward(block).bind()
-    CompressedForward(model, keeper, hooked=True).bind()
+    CompressedForward(model, packer, hooked=True).bind()
     found = []
     torch.manual_seed(0)
     for _ in range(20):

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.ops import bitpack, smaq, smaqblocks
+from actbench.ops import bitpack, smaq
 from actbench.ops.arguments import DTYPES
-from actbench.ops.smaqformat import Format, format_of
+from actbench.ops.smaq import reference as smaqblocks
+from actbench.ops.smaq.format import Format, format_of
 
 ops = torch.ops.actbench
 SEED = torch.tensor(7)
@@ -15,19 +16,14 @@ FORMS = (USUAL, Format(6, 8, 64, 256), Format(3, 8, 5, 64), Format(3, 3, 17, 96)
 FORMS += (Format(6, 7, 0, 256), Format(4, 6, 100, 288), Format(5, 7, 1024, 1024))
 
 
-def options(form):
-    share = form.outliers / form.block
-    return {"main_bits": form.main_bits, "outlier_bits": form.outlier_bits, "outliers": share, "block": form.block}
-
-
 def normal(count, dtype=torch.float32, seed=0):
     return torch.randn(count, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def whole(x, seed=SEED, stochastic=True, **form):
+def whole(x, seed=SEED, stochastic=True, form=USUAL):
     """Return x encoded and decoded in its own type, as float64."""
-    packed = smaq.encode(x, seed, stochastic=stochastic, **form)
-    return smaq.decode(packed, x.numel(), x.dtype, **form).double()
+    packed = smaq.encode(x, seed, stochastic=stochastic, form=form)
+    return smaq.decode(packed, x.numel(), x.dtype, form=form).double()
 
 
 def header_of(packed, block, form=USUAL):
@@ -45,15 +41,15 @@ def largest_error(x, packed, form=USUAL):
 @pytest.mark.parametrize(
     ("form", "bits", "decibels"),
     [
-        ({}, 6 + 1 / 4 + 64 / 256, 33.6),
-        ({"outlier_bits": 8}, 6 + 2 / 4 + 64 / 256, 34.2),
-        ({"outliers": 1 / 8}, 6 + 1 / 8 + 64 / 256, 31.1),
+        (USUAL, 6 + 1 / 4 + 64 / 256, 33.6),
+        (Format(6, 8, 64, 256), 6 + 2 / 4 + 64 / 256, 34.2),
+        (Format(6, 7, 32, 256), 6 + 1 / 8 + 64 / 256, 31.1),
     ],
 )
 def test_bits_and_errors_of_a_normal_sample_are_those_of_the_study(form, bits, decibels):
     x = normal(2**20)
-    packed = smaq.encode(x, SEED, stochastic=False, **form)
-    nearest, stochastic = (x - whole(x, stochastic=noisy, **form) for noisy in (False, True))
+    packed = smaq.encode(x, SEED, stochastic=False, form=form)
+    nearest, stochastic = (x - whole(x, stochastic=noisy, form=form) for noisy in (False, True))
 
     assert 8 * packed.numel() == bits * x.numel()
     ratio = x.double().square().sum() / nearest.square().sum()
@@ -72,10 +68,10 @@ def test_bytes_have_a_closed_form_and_each_size_is_one_room(form):
         rest = 8 + eights * form.main_bits + -(-(8 * eights * form.outliers // form.block) * extra // 8)
         expected = blocks * block_bytes + (rest if left else 0)
 
-        assert smaq.packed_bytes(count, **options(form)) == expected
-        assert smaq.encode(normal(count), SEED, **options(form)).shape == (expected,)
+        assert form.packed_bytes(count) == expected
+        assert smaq.encode(normal(count), SEED, form=form).shape == (expected,)
         assert form.room(expected) == blocks * form.block + 8 * eights
-        for wrong in range(expected + 1, smaq.packed_bytes(8 * -(-count // 8) + 1, **options(form))):
+        for wrong in range(expected + 1, form.packed_bytes(8 * -(-count // 8) + 1)):
             with pytest.raises(ValueError, match="not those of any number of elements"):
                 form.room(wrong)
 
@@ -86,19 +82,19 @@ def test_the_operators_are_the_reference(form, dtype):
     for count in (0, 1, 7, 257, 3001):
         x = (3 * normal(count, dtype) + 1).relu()
         for stochastic in (True, False):
-            packed = smaq.encode(x, SEED, stochastic=stochastic, **options(form))
+            packed = smaq.encode(x, SEED, stochastic=stochastic, form=form)
             assert torch.equal(packed, smaqblocks.encode(x, 0, form, 7, stochastic))
         for other in DTYPES:
             expected = smaqblocks.decode(packed, 0, count, form, other)
-            assert torch.equal(smaq.decode(packed, count, other, **options(form)), expected)
+            assert torch.equal(smaq.decode(packed, count, other, form=form), expected)
 
 
 def test_a_block_by_hand():
     x = torch.zeros(64)
     x[:4] = torch.tensor([1.0, -1.0, 8.0, -8.0])
     x[10], x[20] = 0.5, -0.5
-    form = {"main_bits": 4, "outlier_bits": 5, "outliers": 2 / 64, "block": 64}
-    packed = smaq.encode(x, SEED, stochastic=False, **form)
+    form = Format(4, 5, 2, 64)
+    packed = smaq.encode(x, SEED, stochastic=False, form=form)
     codes = [3] * 64  # no step from the mean: 0 is in the middle of -3 .. 3
     codes[:4] = [6, 0, 8 | 0, 8 | 0]  # 3 steps of 1/3 up and down, and two tags
     codes[10], codes[20] = 5, 2  # 1.5 steps, and -1.5: the nearest, and upwards where two are as near
@@ -108,7 +104,7 @@ def test_a_block_by_hand():
     expected += [low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)]
     expected += [0b10]  # the second outlier's sign; the first code is 0 and positive
     assert packed.tolist() == expected
-    assert smaq.decode(packed, 4, torch.float32, **form).tolist() == [1, -1, 8, -8]
+    assert smaq.decode(packed, 4, torch.float32, form=form).tolist() == [1, -1, 8, -8]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -116,9 +112,9 @@ def test_errors_are_at_most_a_step_and_nothing_is_clipped(dtype):
     x = (normal(5003, dtype=torch.float64) ** 3 + 2).to(dtype)
     for form in FORMS:
         for stochastic, most in ((True, 1), (False, 0.5)):
-            packed = smaq.encode(x, SEED, stochastic=stochastic, **options(form))
+            packed = smaq.encode(x, SEED, stochastic=stochastic, form=form)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
-            out = smaq.decode(packed, x.numel(), wide, **options(form)).double()
+            out = smaq.decode(packed, x.numel(), wide, form=form).double()
             # Three roundings in float32 of numbers below 128, and noise in steps of 2**-16.
             bound = most * largest_error(x, packed, form) * (1 + 2**-14) + 2**-16
             assert ((out - x.double()).abs() <= bound).all(), form
@@ -155,7 +151,7 @@ def test_the_mean_over_seeds_is_the_element(x):
 def test_exactly_so_many_are_outliers_and_among_equals_the_first(form):
     cases = [normal(256), torch.full((256,), 3.0), torch.tensor([1.0, -1.0]).repeat(128), normal(256).relu()]
     for x in (*cases, normal(200), torch.ones(3)):
-        packed = smaq.encode(x, SEED, **options(form))
+        packed = smaq.encode(x, SEED, form=form)
         codes = bitpack.unpack(packed[8 : form.rest_start(len(x))], 6, len(x))
         distance = (x - header_of(packed, 0)[0].float()).abs()
         order = distance.sort(descending=True, stable=True).indices
@@ -202,13 +198,13 @@ def test_constant_blocks_are_what_their_mean_is_as_bfloat16_and_nearly_all_that_
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", [USUAL, Format(4, 6, 100, 288)], ids=str)
 def test_any_part_is_the_part_of_the_whole(dtype, form):
-    packed = smaq.encode(normal(3001), SEED, **options(form))
-    everything = smaq.decode(packed, 3001, dtype, **options(form))
+    packed = smaq.encode(normal(3001), SEED, form=form)
+    everything = smaq.decode(packed, 3001, dtype, form=form)
     for start, count in ((0, 0), (3001, 0), (1, 1), (255, 2), (256, 256), (101, 2000), (3000, 1)):
         expected = everything[start : start + count]
-        assert torch.equal(smaq.decode(packed, count, dtype, start, **options(form)), expected)
+        assert torch.equal(smaq.decode(packed, count, dtype, start, form=form), expected)
         out = torch.empty(count + 1, dtype=dtype)[1:]
-        smaq.decode_(out, packed, start, **options(form))
+        smaq.decode_(out, packed, start, form=form)
         assert torch.equal(out, expected)
 
 
@@ -249,12 +245,12 @@ def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
     x, packed = torch.ones(300), torch.zeros(208 + 8 + 36 + 2, dtype=torch.uint8)
     encode, decode, into = smaq.encode, smaq.decode, smaq.encode_into
     calls = [
-        (encode, (x, SEED), {"main_bits": 2}, "main_bits must be from 3 to outlier_bits"),
-        (encode, (x, SEED), {"outlier_bits": 9}, "found 6 and 9"),
-        (encode, (x, SEED), {"outlier_bits": 5}, "found 6 and 5"),
-        (encode, (x, SEED), {"block": 32}, "multiple of 32 from 64 to 1024, found 32"),
-        (encode, (x, SEED), {"outliers": 0.3}, "whole number of each block of 256, found 76.8"),
-        (encode, (x, SEED), {"outliers": 1.5}, "from none to all of a block, found 384 of 256"),
+        (encode, (x, SEED), {"form": Format(2, 7, 64, 256)}, "main_bits must be from 3 to outlier_bits"),
+        (encode, (x, SEED), {"form": Format(6, 9, 64, 256)}, "found 6 and 9"),
+        (encode, (x, SEED), {"form": Format(6, 5, 64, 256)}, "found 6 and 5"),
+        (encode, (x, SEED), {"form": Format(6, 7, 8, 32)}, "multiple of 32 from 64 to 1024, found 32"),
+        (format_of, (6, 7, 0.3, 256), {}, "whole number of each block of 256, found 76.8"),
+        (encode, (x, SEED), {"form": Format(6, 7, 384, 256)}, "from none to all of a block, found 384 of 256"),
         (encode, (x.int(), SEED), {}, "int32"),
         (encode, (x, torch.tensor([1])), {}, "0-d int64"),
         (into, (packed, x, 1, SEED), {}, "bytes 208 to 462 of 254 are not there"),

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from actbench.ops import smaq, smaqstep, steprules
-from actbench.ops.smaqformat import Format
+from actbench.ops import smaq, smaqstep
+from actbench.ops.smaq.format import Format
+from actbench.ops.smaqstep import rules as steprules
 
 ops = torch.ops.actbench
 USUAL = Format(6, 7, 64, 256)
@@ -106,9 +107,7 @@ def test_a_coefficient_is_one_that_float32_holds():
 
 def test_zero_bytes_are_zeros():
     for form in FORMS:
-        share = form.outliers / form.block
-        named = {"main_bits": form.main_bits, "outlier_bits": form.outlier_bits, "block": form.block}
-        assert not smaq.decode(zeros(300, form), 300, torch.float32, outliers=share, **named).any()
+        assert not smaq.decode(zeros(300, form), 300, torch.float32, form=form).any()
 
 
 def test_what_is_stored_is_the_moments_in_the_mean_over_seeds():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from actbench.ops.arguments import DTYPES
-from actbench.ops.stepwise import decode_reference, encode_reference
+from actbench.ops.stepwise import decode_reference, encode, encode_reference
 
 ops = torch.ops.actbench
 BOUNDS = torch.tensor([-1.0, 0.0, 2.0])
@@ -13,15 +13,15 @@ def test_code_is_the_number_of_bounds_strictly_below():
     x = torch.tensor([-2.0, -1.0, -0.5, 0.0, 1e-30, 2.0, 3.0, float("inf"), float("-inf"), float("nan")])
     codes = [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
     expected = [sum(code << 2 * i for i, code in enumerate(codes[k : k + 4])) for k in (0, 4, 8)]
-    for encode in (encode_reference, ops.stepwise_encode):
-        assert encode(x, BOUNDS, 2, False).tolist() == expected
+    for encoding in (encode_reference, ops.stepwise_encode):
+        assert encoding(x, BOUNDS, 2, False).tolist() == expected
 
 
 def test_fold_encodes_the_absolute_value():
     x = torch.randn(100)
     bounds = torch.tensor([0.3, 0.7, 1.1])
-    for encode in (encode_reference, ops.stepwise_encode):
-        assert torch.equal(encode(x, bounds, 2, True), encode_reference(x.abs(), bounds, 2, False))
+    for encoding in (encode_reference, ops.stepwise_encode):
+        assert torch.equal(encoding(x, bounds, 2, True), encode_reference(x.abs(), bounds, 2, False))
     assert not torch.equal(encode_reference(x, bounds, 2, True), encode_reference(x, bounds, 2, False))
 
 
@@ -75,7 +75,7 @@ def test_bad_arguments_are_refused_on_every_path(arguments, message):
     with pytest.raises(ValueError, match=message):
         ops.stepwise_encode(*arguments)
     with pytest.raises(ValueError, match=message):
-        encode_reference(*arguments)
+        encode(*arguments)
     with pytest.raises(ValueError, match=message), torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
         ops.stepwise_encode(*arguments)
 

@@ -9,13 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import actbench.ops.activate
 import actbench.ops.groupquant
 import actbench.ops.mask
-import actbench.ops.onegroup
 import actbench.ops.smaq
 import actbench.ops.smaqstep
 import actbench.ops.stepwise  # noqa: F401  (operators are registered on import)
 from actbench.ops import smaq
 from actbench.ops.library import library
-from actbench.ops.steprules import SgdRule
+from actbench.ops.smaqstep.rules import SgdRule
 
 OPS = torch.ops.actbench
 SHAPE = (2, 3, 4, 5)

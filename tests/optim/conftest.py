@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.learning.data import text
+from actbench.training.data import text
 
 LENGTH, WIDTH, BATCH, STEPS = 48, 96, 16, 300
 

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from actbench import optim, workloads
-from actbench.meters import holdings, profiles
-from actbench.meters.cpu import CpuMeter
-from actbench.meters.simulated import SimulatedMeter
-from actbench.ops import smaq
-from actbench.records import Case
-from actbench.training import TrainingSetup, TrainStep
+from actbench.measuring.meters import footprint, profiles
+from actbench.measuring.meters.cpu import CpuMeter
+from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.ops.smaq.format import SMAQ
+from actbench.results.records import Case
+from actbench.setup import TrainingSetup, TrainStep
 
 WIDTH, HIDDEN = 128, 512
 MATRICES = 2 * WIDTH * HIDDEN
@@ -44,7 +44,7 @@ def test_meters_see_the_bytes_of_the_formula(kind: str, encoding: str) -> None:
     reading = meter.memory(step_of(meter, lambda m: optim.AdamW(m.parameters(), encoding=encoding)))
 
     half = MATRICES // 2
-    one = {"smaq": smaq.packed_bytes(half), "int:6": half * 6 // 8 + 4 * half // 64, "bf16": 2 * half}[encoding]
+    one = {"smaq": SMAQ.packed_bytes(half), "int:6": half * 6 // 8 + 4 * half // 64, "bf16": 2 * half}[encoding]
     counters = 0 if kind == "simulated cuda" else COUNTERS  # on the host beside a CUDA device
     assert reading.optimizer_bytes == 2 * (2 * one + BIASES * FLOAT) + counters
 
@@ -55,7 +55,7 @@ def test_the_peak_falls_by_what_the_state_takes_less_and_by_temporaries(meter) -
         return meter.memory(step_of(meter, make_optimizer)).peak_bytes
 
     exact = peak(lambda m: torch.optim.AdamW(m.parameters(), foreach=False))
-    saved = 2 * MATRICES * FLOAT - 2 * smaq.packed_bytes(MATRICES)
+    saved = 2 * MATRICES * FLOAT - 2 * SMAQ.packed_bytes(MATRICES)
     assert exact - peak(lambda m: optim.AdamW(m.parameters())) >= saved
 
 
@@ -71,9 +71,9 @@ def test_moments_of_roberta_base_take_at_most_1_7_bytes_a_parameter() -> None:
         for parameter in setup.module.parameters():
             parameter.grad = torch.empty_like(parameter)
         optimizer.step()
-        state = [tensor for tensor in holdings.optimizer_state(optimizer) if tensor.dim()]
+        state = [tensor for tensor in footprint.optimizer_state(optimizer) if tensor.dim()]
 
     small = sum(p.numel() for p in setup.module.parameters() if p.dim() < 2 or p.numel() < 4096)
     assert count > 124e6
-    assert holdings.stored_bytes(state) == 2 * (smaq.packed_bytes(count - small) + FLOAT * small)
-    assert holdings.stored_bytes(state) <= 1.7 * count
+    assert footprint.stored_bytes(state) == 2 * (SMAQ.packed_bytes(count - small) + FLOAT * small)
+    assert footprint.stored_bytes(state) <= 1.7 * count

@@ -8,7 +8,7 @@ from torch import nn
 
 from actbench import optim
 from actbench.errors import UsageError
-from actbench.ops import smaq
+from actbench.ops.smaq.format import SMAQ
 from actbench.optim.storage import storage_of
 
 ENCODINGS = ("smaq", "smaq,outlier_bits=8", "smaq,block=1024", "int:6", "int:8,group_size=256", "bf16", "fp8:e4m3")
@@ -161,7 +161,7 @@ def test_groups_closures_schedulers_and_versions() -> None:
     assert matrix._version > before
     int6 = optimizer.state[other]["packed_exp_avg"]
     assert int6.numel() == 64 * 64 * 6 // 8 + 4 * 64 * 64 // 64
-    assert optimizer.state[matrix]["packed_exp_avg"].numel() == smaq.packed_bytes(64 * 64)
+    assert optimizer.state[matrix]["packed_exp_avg"].numel() == SMAQ.packed_bytes(64 * 64)
 
 
 def test_a_change_of_a_parameter_is_seen_by_a_graph_that_has_saved_it() -> None:

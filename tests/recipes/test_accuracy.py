@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from actbench import runs
-from actbench.runs.records import Trained, TrainingRun
-from actbench.runs.store import read
+from actbench.experiments.recipes import runs
+from actbench.results.runs import Trained, TrainingRun
+from actbench.results.store import read
 
 FOLDER = Path(__file__).parents[2] / "results" / "accuracy"
 POINT = 0.01
@@ -21,7 +21,7 @@ def committed() -> tuple[TrainingRun, ...]:
     """Give the runs of one machine: that of the first file."""
     files = sorted(FOLDER.glob("*.runs.jsonl"))
     assert files, f"{FOLDER} holds no runs: 'actbench train accuracy' makes them"
-    return read(files[0])
+    return read(files[0], TrainingRun).records
 
 
 def scores(found: tuple[TrainingRun, ...], model: str, scheme: str) -> list[float]:

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from actbench import experiment, recipe, schemes, workloads
+from actbench import schemes, workloads
 from actbench.errors import ConversionError
-from actbench.records import Case
+from actbench.experiments import recipes, sweep
+from actbench.results.records import Case
 
 
-@pytest.mark.parametrize("name", recipe.names())
+@pytest.mark.parametrize("name", recipes.names())
 def test_a_shipped_recipe_names_only_what_exists(name: str) -> None:
-    planned = experiment.plan(recipe.load(name))
+    planned = sweep.plan(recipes.load(name))
 
     assert planned
-    assert recipe.load(name).title.endswith("?")
+    assert recipes.load(name).title.endswith("?")
     assert {entry.case.scheme for entry in planned} >= {"exact"}
 
 
@@ -37,7 +38,7 @@ def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> Non
     rows = schemes_by_model("agreement")
 
     assert rows == {model: set(schemes.names()) - missing for model, missing in NOTHING_TO_CONVERT.items()}
-    assert {entry.case.meter for entry in recipe.load("agreement").cases()} == {"simulated", "cpu"}
+    assert {entry.case.meter for entry in recipes.load("agreement").cases()} == {"simulated", "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_what_has_no_row_finds_nothing_to_convert(model: str, name: str) -> None
 
 def schemes_by_model(name: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for entry in recipe.load(name).cases():
+    for entry in recipes.load(name).cases():
         parts = {part.partition(":")[0].partition(",")[0] for part in entry.case.scheme.split("+")}
         found.setdefault(entry.case.model, set()).update(parts)
     return found

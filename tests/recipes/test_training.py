@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actbench import runs
-from actbench.learning import comparison
+from actbench.experiments.recipes import runs
+from actbench.training import comparison
 
 
 @pytest.mark.parametrize("name", runs.names())

@@ -8,12 +8,12 @@ import pytest
 from torch import Tensor, nn
 
 from actbench import schemes, workloads
-from actbench.fake import shapes_only
-from actbench.meters.base import MemoryReading
-from actbench.meters.profiles import get
-from actbench.meters.simulated import SimulatedMeter
-from actbench.records import Case
-from actbench.training import TrainStep
+from actbench.measuring.meters.base import MemoryReading
+from actbench.measuring.meters.profiles import get
+from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.results.records import Case
+from actbench.setup import TrainStep
+from actbench.workloads.fake import shapes_only
 
 Read = Callable[..., MemoryReading]
 Count = Callable[[str], Counter[str]]

@@ -6,9 +6,9 @@ from torch import nn
 
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.nn.compressed.root import CompressedForward
+from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.schemes.actnn import DEFAULTS, LEVELS
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 from actbench.units import GIB
 
 WORD = 4 / 256  # bytes an element of what a group of 256 has beside its codes
@@ -89,7 +89,7 @@ def test_every_level_says_what_stands_at_each_place():
 
 def test_a_norm_goes_with_the_layer_before_it_and_a_factor_is_a_quarter_of_the_fan_in():
     model = convert(small()).module
-    places = CompressedForward.of(model).allocation.places
+    places = CompressedForward.of(model).allocation.sites
 
     assert [place.path for place in places] == ["0", "4"]
     assert [place.factor for place in places] == [3 * 3 * 3 / 4, 8 * 6 * 6 / 4]
@@ -106,7 +106,7 @@ def test_an_input_of_several_layers_is_kept_once_unless_asked():
             x = x * 2  # what the model is called with is never packed
             return self.first(x) + self.second(x)
 
-    kept = {}
+    packed = {}
     for share in ("true", "false"):
         storages = {}
 
@@ -117,14 +117,14 @@ def test_an_input_of_several_layers_is_kept_once_unless_asked():
         model = convert(Two(), f"actnn:L2,share={share}").module
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             model(torch.randn(16, 64, requires_grad=True)).sum()
-        kept[share] = sorted(tensor.nbytes for tensor in storages.values() if not tensor.is_floating_point())
+        packed[share] = sorted(tensor.nbytes for tensor in storages.values() if not tensor.is_floating_point())
 
     codes, words = 16 * 64 * 4 // 8, 16 * 64 // 256 * 4
-    assert kept == {"true": [words, codes], "false": [words, words, codes, codes]}
+    assert packed == {"true": [words, codes], "false": [words, words, codes, codes]}
 
 
 def test_converting_twice_or_nothing_is_an_error():
-    with pytest.raises(ConversionError, match="compressed already"):
+    with pytest.raises(ConversionError, match="packs its saved tensors already"):
         convert(convert(small()).module)
     with pytest.raises(ConversionError, match=r"Sequential has no layer to convert; it holds .*Tanh"):
         convert(nn.Sequential(nn.Tanh()))

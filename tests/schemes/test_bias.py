@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from actbench import schemes
 from actbench.nn.compressed import compressed
-from actbench.nn.keeping import Keeper, Place
-from actbench.nn.keeping.allocation import variance
+from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.saved.bitallocation import variance
 from actbench.ops.seeds import diverge
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 DRAWS = 200
 FAR = 4.5
@@ -96,8 +96,8 @@ def test_to_the_nearest_code_the_gradient_is_biased() -> None:
 def test_the_variance_is_below_the_closed_form_and_near_it(layer: nn.Module, shape: tuple[int, ...], bits: int) -> None:
     """It takes each element halfway between two codes, a quarter of a step squared; anywhere there it is a sixth."""
     torch.manual_seed(0)
-    place = Place("", bits, watched=True, factor=layer.weight[0].numel() / 4)  # type: ignore[index, union-attr, operator]
-    few = compressed(layer, Keeper(group_size=32), place)
+    place = SiteState("", bits, watched=True, factor=layer.weight[0].numel() / 4)  # type: ignore[index, union-attr, operator]
+    few = compressed(layer, SavedTensors(GroupQuantization(32)), place)
     assert few is not None
     x = torch.randn(shape)
     dy = torch.randn(layer(x).shape)
@@ -120,12 +120,12 @@ def test_a_batch_norm_multiplies_two_decoded_values_and_is_biased_by_the_share_o
     """
     torch.manual_seed(0)
     exact = nn.BatchNorm2d(2)
-    few = compressed(copy.deepcopy(exact), keeper := Keeper(group_size=32), place := Place("", 2))
+    few = compressed(copy.deepcopy(exact), packer := SavedTensors(GroupQuantization(32)), place := SiteState("", 2))
     assert few is not None
     x, dy = torch.randn(4, 2, 3, 3, requires_grad=True), torch.randn(4, 2, 3, 3)
     (right,) = torch.autograd.grad(exact(x), x, dy)
     found = torch.stack([torch.autograd.grad(few(x), x, dy)[0] for _ in range(3000)])
-    decoded = torch.stack([keep.form.restore(keep.parts) for keep in (keeper.keep(x + 0, place) for _ in range(3000))])
+    decoded = torch.stack([keep.unpack() for keep in (packer.pack(x + 0, place) for _ in range(3000))])
     invstd = (x.var((0, 2, 3), unbiased=False, keepdim=True) + exact.eps).rsqrt()
     expected = -invstd * dy * (invstd**2 * decoded.var(0)) / 36
     bias, expected = found.mean(0) - right, expected.detach()

@@ -8,7 +8,7 @@ from torch import nn
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
 from actbench.schemes.checkpoint import Checkpoint
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 
 def convert(model, text="checkpoint"):

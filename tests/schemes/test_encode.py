@@ -6,8 +6,8 @@ import pytest
 
 from actbench import schemes, workloads
 from actbench.errors import SpecError
-from actbench.records import Case
-from actbench.training import TrainStep
+from actbench.results.records import Case
+from actbench.setup import TrainStep
 
 ALL = "weights/gradients/activations/maps/state"
 

@@ -8,7 +8,7 @@ from actbench.codecs.tables import table
 from actbench.errors import ConversionError, SpecError
 from actbench.nn.stepwise import StepwiseActivation
 from actbench.schemes.fewbit import FewBit
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 
 def guises():
@@ -33,7 +33,7 @@ def convert(model, spec="fewbit:3"):
 
 
 @pytest.mark.parametrize("guise", guises())
-@pytest.mark.parametrize("bits", [1, 3])
+@pytest.mark.parametrize("bits", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_every_guise_is_exact_forward_and_has_the_table_of_its_own_derivative(guise, bits):
     module, function = guises()[guise]
     model = nn.Sequential(module)
@@ -208,8 +208,17 @@ CONTINUOUS = {
 }
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("function", CONTINUOUS)
+QUICK = [*((function, 3) for function in CONTINUOUS), *(("tanh", bits) for bits in (1, 8))]  # folded onto |x|
+
+
+@pytest.mark.parametrize(
+    ("function", "bits"),
+    [
+        pytest.param(function, bits, marks=() if (function, bits) in QUICK else pytest.mark.slow)
+        for function in CONTINUOUS
+        for bits in range(1, 9)
+    ],
+)
 def test_the_gradient_of_every_function_is_that_of_its_table(function, bits):
     exact, parameters = CONTINUOUS[function]
     found = table(activation(function, **parameters), bits)
@@ -271,7 +280,7 @@ def test_what_cannot_be_converted_says_why():
 )
 def test_models_of_the_libraries(model, spec, count):
     from actbench import workloads
-    from actbench.records import Case
+    from actbench.results.records import Case
 
     workload = workloads.load(Case(model=model, batch_size=1, weights="random"))
     setup = schemes.build(spec).apply(workload.setup(materialize=False, seed=0))

@@ -7,7 +7,7 @@ from actbench import schemes
 from actbench.errors import ConversionError, SpecError
 from actbench.nn.hooked import HookedForward
 from actbench.schemes.gact import IN_THE_PAPER, LEVELS
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 WORD = 4 / 256  # bytes an element of what a group of 256 has beside its codes
 IMAGE = 3 * 224 * 224
@@ -50,12 +50,14 @@ def test_a_level_sets_what_it_sets_in_the_authors_code_and_nothing_else(level):
 def test_what_a_level_sets_reaches_what_packs(level):
     wanted = UNCHANGED | AUTHORS[level]
     forward = HookedForward.of(convert(small(), f"gact:{level}").module)
-    keeper = forward.hooks.keeper
+    packer = forward.hooks.packer
 
-    found = {"compress": keeper.compress, "swap": keeper.swap, "prefetch": keeper.transfer.prefetch}
+    host = packer.placement
+    found = {"compress": not packer.codec.exact, "swap": host is not None}
+    found["prefetch"] = host is not None and host.prefetch
     assert found == {key: wanted[key] for key in found}
     assert (forward.probing is not None) == (wanted["auto_prec"] and wanted["compress"])
-    assert forward.hooks.places.bits == wanted["bits"]
+    assert forward.hooks.sites.bits == wanted["bits"]
 
 
 def test_there_are_the_levels_of_the_authors_code_and_the_papers_names_stand_beside():
@@ -71,8 +73,8 @@ def test_small_codes_and_sharing_can_be_switched_off():
     assert nn.functional.relu in hooks_of("gact:L1").rules
     assert nn.functional.relu not in hooks_of("gact:L1,small_codes=false").rules
     assert nn.functional.relu not in hooks_of("gact:swap").rules
-    assert hooks_of("gact:L1").keeper.share
-    assert not hooks_of("gact:L1,share=false").keeper.share
+    assert hooks_of("gact:L1").packer.dedup is not None
+    assert hooks_of("gact:L1,share=false").packer.dedup is None
 
 
 def test_converting_twice_or_nothing_is_an_error():

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from actbench import fake, schemes
+from actbench import schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.meters.ledger import Ledger
-from actbench.training import TrainingSetup
+from actbench.measuring.meters.ledger import Ledger
+from actbench.setup import TrainingSetup
+from actbench.workloads import fake
 
 
 def convert(model, text="offload"):

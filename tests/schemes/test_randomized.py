@@ -8,7 +8,7 @@ from torch import nn
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
 from actbench.nn.sketched import Sketched
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 
 def convert(model, text="randomized:0.5"):

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn, optim
 
-from actbench import bench, inspection, schemes
+from actbench import schemes
 from actbench.errors import ConversionError, UsageError
-from actbench.gradients import gradients_of, relative_error_and_cosine
-from actbench.meters.cpu import CpuMeter
+from actbench.measuring import bench, inspection
+from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
+from actbench.measuring.meters.cpu import CpuMeter
 from actbench.nn.encoded import EncodedOutputs, StepByParameter
 from actbench.nn.hooked import HookedForward
 from actbench.optim import PackedOptimizer
-from actbench.records import Case
-from actbench.training import TrainingSetup, TrainStep
+from actbench.results.records import Case
+from actbench.setup import TrainingSetup, TrainStep
 
 ALL = "weights/gradients/activations/maps/state"
 SMALL = "resnet-cifar@depth=8,width=16"
@@ -87,8 +88,8 @@ def test_the_ledger_lists_the_bits_of_the_closed_form():
     packed = [entry for entry in inspection.itemize(applied("smaq"), make_batch).entries if entry.packed]
 
     assert {(math.prod(entry.shape), entry.bits) for entry in packed} == {(ROWS * WIDTH, BITS)}
-    kept = [entry.kept_bytes for entry in packed]  # of what a tanh and the layer behind it save, the second is 0
-    assert kept == [ROWS * WIDTH * BITS / 8, 0] * 2
+    packed = [entry.kept_bytes for entry in packed]  # of what a tanh and the layer behind it save, the second is 0
+    assert packed == [ROWS * WIDTH * BITS / 8, 0] * 2
 
 
 def test_state_takes_the_bytes_of_the_closed_form():

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from actbench import schemes
-from actbench.learning.loop import TrainingLoop
-from actbench.nn.keeping.history import samples
+from actbench.nn.saved.samplegradients import samples
 from actbench.nn.variance import rounding_variance
-from actbench.runs.records import TrainingCase
+from actbench.results.runs import TrainingCase
+from actbench.training.loop import TrainingLoop
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,7 @@ def test_samples_share_out_by_their_gradients_and_hardly_by_their_ranges_alone(i
     assert in_equal_layers("actnn:L3,use_gradient=true") < in_equal_layers("actnn:L3") / 2
 
 
+@pytest.mark.slow
 def test_four_bits_leave_a_25th_of_what_two_leave(variance_of):
     expected = (2**2 - 1) ** 2 / (2**4 - 1) ** 2
 

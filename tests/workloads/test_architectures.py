@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from actbench import workloads
-from actbench.bench import measure
 from actbench.errors import UntraceableError
-from actbench.fake import fake_mode, to_fake
-from actbench.records import Built, Case
+from actbench.measuring.bench import measure
+from actbench.results.records import Built, Case
+from actbench.workloads.fake import fake_mode, to_fake
 from actbench.workloads.huggingface import HuggingFaceWorkload
 
 # Of each class: its task, and what of its parameters no step reaches.

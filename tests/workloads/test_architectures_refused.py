@@ -10,7 +10,7 @@ import pytest
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.records import Case
+from actbench.results.records import Case
 from actbench.workloads.huggingface import HuggingFaceWorkload
 
 Write = Callable[..., Path]

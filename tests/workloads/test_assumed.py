@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.fake import fake_mode
-from actbench.workloads.assumed import ForCtc
+from actbench.workloads.fake import fake_mode
+from actbench.workloads.losses import ForCtc
 
 
 def kept_by_ctc(reduction: str) -> tuple[tuple[int, ...], tuple[int, ...], int]:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.fake import fake_mode
 from actbench.workloads.building import LARGEST_REAL_BYTES, without_memory
+from actbench.workloads.fake import fake_mode
 
 WIDE = 512  # a square of it is large, a row is small
 

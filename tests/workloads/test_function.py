@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from actbench import workloads
-from actbench.bench import Session
 from actbench.errors import ModelError
-from actbench.fake import fake_mode, to_fake
-from actbench.records import Case
+from actbench.measuring.bench import Session
+from actbench.results.records import Case
+from actbench.workloads.fake import fake_mode, to_fake
 
 GOOD = """
     import torch

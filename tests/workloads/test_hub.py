@@ -11,18 +11,18 @@ from huggingface_hub import errors
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.records import Case
-from actbench.workloads import hub
+from actbench.results.records import Case
+from actbench.workloads import folder
 
 
 @pytest.fixture(autouse=True)
 def _forget_answers() -> None:
-    hub.reachable.cache_clear()
+    folder.reachable.cache_clear()
 
 
 @pytest.fixture
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "cached", lambda repositories, *, weights: None)
+    monkeypatch.setattr(folder, "cached", lambda repositories, *, weights: None)
 
 
 def test_a_server_that_refuses_is_reachable_and_a_closed_port_is_not() -> None:
@@ -37,19 +37,19 @@ def test_a_server_that_refuses_is_reachable_and_a_closed_port_is_not() -> None:
 
         thread = threading.Thread(target=refuse)
         thread.start()
-        assert hub.reachable(address)
+        assert folder.reachable(address)
         thread.join()
 
-    assert not hub.reachable("http://127.0.0.1:9")
+    assert not folder.reachable("http://127.0.0.1:9")
 
 
 def test_a_name_lookup_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
-    monkeypatch.setattr(hub, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(folder, "PROBE_SECONDS", 0.05)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: released.wait(60) and [])
 
     start = time.perf_counter()
-    answered = hub.reachable("https://hub.invalid")
+    answered = folder.reachable("https://hub.invalid")
     waited = time.perf_counter() - start
     released.set()
 
@@ -59,8 +59,8 @@ def test_a_name_lookup_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("empty_cache")
 def test_without_an_answer_auto_takes_random_weights_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "offline", lambda: False)
-    monkeypatch.setattr(hub, "reachable", lambda url: False)
+    monkeypatch.setattr(folder, "offline", lambda: False)
+    monkeypatch.setattr(folder, "reachable", lambda url: False)
     workload = workloads.load(Case(model="distilbert-base-uncased", batch_size=1, weights="auto"))
 
     workload.setup(materialize=True, seed=0)
@@ -73,8 +73,8 @@ def test_without_an_answer_auto_takes_random_weights_and_says_so(monkeypatch: py
 
 @pytest.mark.usefixtures("empty_cache")
 def test_pretrained_is_an_error_when_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "offline", lambda: False)
-    monkeypatch.setattr(hub, "reachable", lambda url: False)
+    monkeypatch.setattr(folder, "offline", lambda: False)
+    monkeypatch.setattr(folder, "reachable", lambda url: False)
     workload = workloads.load(Case(model="gpt2", batch_size=1, weights="pretrained"))
 
     with pytest.raises(ModelError, match=r"no pretrained weights for gpt2.*--weights random"):
@@ -86,13 +86,13 @@ def test_offline_and_random_never_look_at_the_network(monkeypatch: pytest.Monkey
     def forbidden(url: str) -> bool:
         raise AssertionError(f"asked {url}")
 
-    monkeypatch.setattr(hub, "reachable", forbidden)
+    monkeypatch.setattr(folder, "reachable", forbidden)
     workload = workloads.load(Case(model="tiny-bert", batch_size=1, weights="random"))
     workload.setup(materialize=True, seed=0)
     with pytest.raises(ModelError, match="--weights random never asks the hub"):
         workloads.load(Case(model="hf:org/name", batch_size=1, weights="random"))
 
-    monkeypatch.setattr(hub, "offline", lambda: True)
+    monkeypatch.setattr(folder, "offline", lambda: True)
     with pytest.raises(ModelError, match="HF_HUB_OFFLINE forbids"):
         workloads.load(Case(model="hf:org/name", batch_size=1, weights="auto"))
 
@@ -106,8 +106,8 @@ def test_the_cache_is_read_without_a_network(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
 
-    assert hub.cached(("other/name", "org/name"), weights=False) == snapshot
-    assert hub.cached(("org/name",), weights=True) is None
+    assert folder.cached(("other/name", "org/name"), weights=False) == snapshot
+    assert folder.cached(("org/name",), weights=True) is None
 
 
 def test_a_download_takes_safetensors_only_and_code_only_when_trusted(
@@ -119,13 +119,13 @@ def test_a_download_takes_safetensors_only_and_code_only_when_trusted(
         asked.append(allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr(hub, "offline", lambda: False)
-    monkeypatch.setattr(hub, "reachable", lambda url: True)
+    monkeypatch.setattr(folder, "offline", lambda: False)
+    monkeypatch.setattr(folder, "reachable", lambda url: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
 
-    assert hub.download("org/name", weights=False) == tmp_path
-    hub.download("org/name", weights=True)
-    hub.download("org/name", weights=False, code=True)
+    assert folder.download("org/name", weights=False) == tmp_path
+    folder.download("org/name", weights=True)
+    folder.download("org/name", weights=False, code=True)
 
     assert asked[0] == ["config.json"]
     assert all(pattern == "config.json" or "safetensors" in pattern for pattern in asked[1])
@@ -148,9 +148,9 @@ def test_what_the_hub_answers_becomes_one_message(
         options = {"response": Mock(headers={})} if issubclass(error, errors.HfHubHTTPError) else {}
         raise error("status 500\nand more", **options)
 
-    monkeypatch.setattr(hub, "offline", lambda: False)
-    monkeypatch.setattr(hub, "reachable", lambda url: True)
+    monkeypatch.setattr(folder, "offline", lambda: False)
+    monkeypatch.setattr(folder, "reachable", lambda url: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
 
     with pytest.raises(ModelError, match=words):
-        hub.download("org/name", weights=True)
+        folder.download("org/name", weights=True)

@@ -7,8 +7,8 @@ import torch
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.fake import fake_mode, to_fake
-from actbench.records import Case
+from actbench.results.records import Case
+from actbench.workloads.fake import fake_mode, to_fake
 from actbench.workloads.huggingface import HuggingFaceWorkload
 
 FAMILIES = {
@@ -21,6 +21,7 @@ FAMILIES = {
     "tiny-llama": ("causal-lm", "sequence-classification"),
 }
 WORKLOADS = [(model, task) for model, tasks in FAMILIES.items() for task in tasks]
+EAGER = {"tiny-gpt2", "tiny-t5"}  # of which the fast tests take a step with eager attention too
 
 
 def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
@@ -29,8 +30,14 @@ def load(model: str | Path, **options: object) -> HuggingFaceWorkload:
     return workload
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize(("model", "task"), WORKLOADS)
+@pytest.mark.parametrize(
+    ("model", "task", "attention"),
+    [
+        pytest.param(model, task, attention, marks=() if attention == "sdpa" or model in EAGER else pytest.mark.slow)
+        for model, task in WORKLOADS
+        for attention in ("sdpa", "eager")
+    ],
+)
 def test_a_step_runs_for_real_and_on_fake_tensors(
     model: str, task: str, attention: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,8 @@ import torch
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.records import Case
-from actbench.workloads import hub
+from actbench.results.records import Case
+from actbench.workloads import folder
 from actbench.workloads.huggingface import HuggingFaceWorkload
 
 
@@ -144,7 +144,7 @@ def test_code_of_a_folder_runs_only_when_trusted(saved: Path, tmp_path: Path, mo
 
 
 def test_published_weights_are_taken_from_the_cache(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "cached", lambda repositories, *, weights: saved)
+    monkeypatch.setattr(folder, "cached", lambda repositories, *, weights: saved)
     workload = load("hf:org/name", weights="auto")
     workload.setup(materialize=True, seed=0)
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from actbench.fake import fake_mode
 from actbench.workloads import inputs
+from actbench.workloads.fake import fake_mode
 
 
 def test_tokens_cover_the_vocabulary_but_for_the_excluded_ids() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from actbench.records import Optimizer
+from actbench.results.records import Optimizer
 from actbench.workloads.optimizers import make_optimizer
 
 

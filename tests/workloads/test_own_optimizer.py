@@ -10,10 +10,11 @@ import torch
 from torch import optim
 
 from actbench import workloads
-from actbench.bench import Session
 from actbench.errors import ModelError
-from actbench.records import Case, Measurement
-from actbench.training import TrainStep
+from actbench.measuring.bench import Session
+from actbench.results.measured import Measurement
+from actbench.results.records import Case
+from actbench.setup import TrainStep
 
 TEXT = """
     import torch

@@ -11,9 +11,9 @@ import torch
 
 import actbench
 from actbench import workloads
-from actbench.bench import Session
-from actbench.records import Case
-from actbench.runs.records import TrainingCase
+from actbench.measuring.bench import Session
+from actbench.results.records import Case
+from actbench.results.runs import TrainingCase
 
 MIXED = """
     import torch

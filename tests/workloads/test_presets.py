@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench import workloads
-from actbench.records import Case
+from actbench.results.records import Case
 from actbench.workloads.presets import find, presets
 
 HEAD = 768 * 2 + 2  # a linear classifier of two labels

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import BartConfig, masking_utils
 
-from actbench.bench import Session
-from actbench.fake import fake_mode
-from actbench.records import Case
-from actbench.workloads import sequences
+from actbench.measuring.bench import Session
+from actbench.results.records import Case
+from actbench.workloads import overrides
+from actbench.workloads.fake import fake_mode
 
 
 @pytest.mark.parametrize("scheme", ["exact", pytest.param("smaq", marks=pytest.mark.slow)])
@@ -86,11 +86,11 @@ def test_an_encoder_decoder_is_simulated_without_the_mask_of_ones_that_it_makes_
 
 def test_transformers_looks_again_afterwards_and_at_real_values_all_the_time() -> None:
     looks_up, positions = masking_utils.find_packed_sequence_indices, torch.arange(6).view(1, 6) % 3
-    with sequences.full_rows({}):
+    with overrides.full_rows({}):
         assert masking_utils.find_packed_sequence_indices(positions).tolist() == [[0, 0, 0, 1, 1, 1]]
         with fake_mode():
             assert masking_utils.find_packed_sequence_indices(torch.arange(6).view(1, 6)) is None
-    with sequences.full_rows({"position_ids": positions}):
+    with overrides.full_rows({"position_ids": positions}):
         assert masking_utils.find_packed_sequence_indices is looks_up
 
     assert masking_utils.find_packed_sequence_indices is looks_up

@@ -6,7 +6,7 @@ from torch import nn
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.records import Case
+from actbench.results.records import Case
 from actbench.workloads.base import Workload
 
 

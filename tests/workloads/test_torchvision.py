@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.fake import fake_mode, to_fake
-from actbench.records import Case
-from actbench.workloads import hub
+from actbench.results.records import Case
+from actbench.workloads import folder
+from actbench.workloads.fake import fake_mode, to_fake
 from actbench.workloads.torchvision import TorchvisionWorkload, names
 
 
@@ -43,7 +43,13 @@ def test_a_step_reaches_every_parameter(model: str, size: int) -> None:
     assert all(parameter.grad is not None for parameter in setup.module.parameters())
 
 
-@pytest.mark.parametrize("model", names())
+QUICK = {"inception_v3", "vit_b_32", "swin_v2_t", "regnet_y_128gf"}
+every_model = pytest.mark.parametrize(
+    "model", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names()]
+)
+
+
+@every_model
 def test_every_model_builds_without_memory(model: str) -> None:
     module = load(model).setup(materialize=False, seed=0).module
 
@@ -52,10 +58,7 @@ def test_every_model_builds_without_memory(model: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) > 1_000_000
 
 
-QUICK = {"inception_v3", "vit_b_32", "swin_v2_t", "regnet_y_128gf"}
-
-
-@pytest.mark.parametrize("model", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in names()])
+@every_model
 def test_every_model_takes_a_step_on_fake_tensors(model: str) -> None:
     workload = load(model)
     setup = workload.setup(materialize=False, seed=0)
@@ -177,8 +180,8 @@ def test_a_broken_file_in_the_cache_is_an_error_and_no_code_runs(
 
 def test_without_a_network_auto_warns_and_pretrained_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(hub, "offline", lambda: False)
-    monkeypatch.setattr(hub, "reachable", lambda url: False)
+    monkeypatch.setattr(folder, "offline", lambda: False)
+    monkeypatch.setattr(folder, "reachable", lambda url: False)
     workload = load("squeezenet1_1", weights="auto")
 
     workload.setup(materialize=True, seed=0)

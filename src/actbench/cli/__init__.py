@@ -11,18 +11,16 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     convert,
     doctor,
     encodings,
-    exits,
     kernels,
     listing,
     report,
     streams,
     sweep,
-    tables,
     train,
 )
 from actbench.cli.app import app
 from actbench.errors import ActbenchError, shortened
-from actbench.plain import plain
+from actbench.results.plain import plain
 
 
 def main() -> None:
@@ -32,7 +30,7 @@ def main() -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     _give_compilers_a_cache()
-    with streams.tolerant() as out, exits.noticed():
+    with streams.tolerant() as out, streams.noticed():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:

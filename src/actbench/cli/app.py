@@ -1,4 +1,4 @@
-"""The typer application and the options that several verbs share; the only file that imports typer."""
+"""The typer application and what options are made of; the only file that imports typer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from actbench.counts import COUNT_LIMIT, LONGEST_SECONDS
 from actbench.errors import encodable, shortened
-from actbench.records import Attention, FloatType, Optimizer, Task, WeightsChoice
+from actbench.units import COUNT_LIMIT
 
 # What click, or the copy of it that newer versions of typer carry, calls a usage error.
 _WrongUsage: Any = typer.BadParameter.__base__
@@ -80,187 +79,23 @@ def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None
     return typer.Argument(metavar=metavar, help=text, show_default=False, parser=parser)
 
 
-def option(name: str, text: str, **details: Any) -> Any:
-    """Return an option for an ``Annotated`` type."""
-    return typer.Option(name, help=text, **details)
-
-
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        parser=named,
-        help="roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a "
-        "local folder, or file.py:function.",
-    ),
-]
-SchemeOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--scheme",
-        "-s",
-        metavar="SPEC",
-        help="NAME[:VALUE][,key=value…], joined by +: fewbit:3, randomized:0.2, fewbit:3+checkpoint. Repeat for "
-        "several rows. 'actbench schemes' lists them.",
-    ),
-]
-GeluBitsOption = Annotated[
-    str | None,
-    typer.Option("--gelu-bits", metavar="BITS", help="Short for the scheme fewbit:BITS,functions=gelu (1 to 8)."),
-]
-ActivationBitsOption = Annotated[
-    str | None,
-    typer.Option("--activation-bits", metavar="BITS", help="Short for the scheme fewbit:BITS, for all activations."),
-]
-LinearOption = Annotated[
-    str | None,
-    typer.Option("--linear", metavar="SPEC", help="Scheme for linear layers, such as randomized:0.2."),
-]
-TaskOption = Annotated[
-    Task | None,
-    typer.Option(
-        "--task",
-        metavar="TASK",
-        help="masked-lm, causal-lm, seq2seq-lm, sequence-, token- or image-classification, semantic-segmentation, "
-        "object-detection, speech-seq2seq and others (docs/models.md); auto (the default) is what the model's config "
-        "names.",
-    ),
-]
-BatchOption = Annotated[
-    str | None,
-    typer.Option(
-        "--batch-size",
-        "-b",
-        metavar="RANGE",
-        help="8, a list 8,16,32, or a range 8-512*2 or 8-64+8.",
-        show_default=False,
-    ),
-]
-SequenceOption = Annotated[
-    int | None,
-    typer.Option("--sequence-length", min=1, max=LARGEST, help="Tokens per sample (default 128).", show_default=False),
-]
-ImageOption = Annotated[
-    int | None, typer.Option("--image-size", min=1, max=LARGEST, help="Height and width of images.", show_default=False)
-]
-AttentionOption = Annotated[
-    Attention | None, typer.Option("--attention", help="Attention implementation of Hugging Face models.")
-]
-DtypeOption = Annotated[
-    FloatType | None,
-    typer.Option(
-        "--dtype",
-        help="Type of the weights and inputs. Without it file.py:function, a folder or a hub model keeps the types "
-        "that it comes with; any other model is float32.",
-        show_default=False,
-    ),
-]
-AutocastOption = Annotated[
-    str | None, typer.Option("--autocast", metavar="TYPE", help="bfloat16 or float16: train under torch.autocast.")
-]
-OptimizerOption = Annotated[
-    Optimizer | None,
-    typer.Option(
-        "--optimizer",
-        help="Optimizer of the training step. Without it the one that file.py:function returns, or else adamw.",
-        show_default=False,
-    ),
-]
-WeightsOption = Annotated[
-    WeightsChoice | None,
-    typer.Option(
-        "--weights",
-        help="auto takes the cache or the hub and, when neither answers within seconds, random weights with a "
-        "warning; random never asks the network.",
-    ),
-]
-MeterOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--meter",
-        "-m",
-        metavar="METER",
-        help="simulated, cpu or cuda; repeat or separate by commas for several side by side. Default: cuda with a "
-        "GPU, otherwise simulated.",
-    ),
-]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device-profile", metavar="NAME", help="Device that the simulated meter stands for (default cuda-16gib)."
-    ),
-]
-MemoryLimitOption = Annotated[
-    str | None,
-    typer.Option(
-        "--memory-limit", metavar="SIZE", help="Memory a step may use, such as 16GiB; stands for a smaller card."
-    ),
-]
-MaxBatchOption = Annotated[
-    bool, typer.Option("--max-batch", help="Find the largest batch that fits, and prove that the next one does not.")
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, max=LARGEST, help="Seed of weights, data and sketches.")
-]
-StepsOption = Annotated[
-    int | None, typer.Option("--steps", min=1, max=LARGEST, help="Timed steps of a case, at least.")
-]
-SecondsOption = Annotated[
-    float | None,
-    typer.Option("--seconds", min=0, max=LONGEST_SECONDS, help="Seconds of timed steps of a case, at least."),
-]
-JobsOption = Annotated[
-    int | None,
-    typer.Option("--jobs", "-j", min=1, max=LARGEST, help="Simulated cases that run at a time (default: one a core)."),
-]
-TimeoutOption = Annotated[
-    float,
-    typer.Option(
-        "--timeout",
-        min=1,
-        max=LONGEST_SECONDS,
-        help="Seconds after which each case, and each trial of --max-batch, is stopped.",
-    ),
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Measure again what the results file already holds.")]
-RetryOption = Annotated[bool, typer.Option("--retry-failed", help="Measure again the rows of that file that failed.")]
-TrustOption = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the Python code that comes with a hub model.")
-]
-TrustRecipeOption = Annotated[
-    bool,
-    typer.Option(
-        "--trust-recipe",
-        help="Run the code that a recipe file names: file.py:function, or that of hub models.",
-    ),
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="PATH", parser=path_named, help="Folder or file to write to.", show_default=False
-    ),
-]
+def option(names: str, text: str, **details: Any) -> Any:
+    """Return an option for an ``Annotated`` type; its names stand apart by blanks."""
+    return typer.Option(*names.split(), help=text, **details)
 
 
 def _checked(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before any work is done for it."""
     if path is not None:
-        from actbench.render.exports import check
+        from actbench.results.render.exports import check
 
         check(path)
     return path
 
 
-def _file_option(name: str, text: str) -> Any:
+def file_option(name: str, text: str) -> Any:
+    """Return an option that names a file to write."""
     return option(name, text, metavar="FILE", parser=path_named, callback=_checked)
-
-
-MarkdownOption = Annotated[Path | None, _file_option("--export-markdown", "Write the table as Markdown.")]
-CsvOption = Annotated[
-    Path | None, _file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
-]
-JsonOption = Annotated[Path | None, _file_option("--export-json", "Write the records as JSON.")]
-HtmlOption = Annotated[Path | None, _file_option("--export-html", "Write the table as HTML.")]
 
 
 def _show_version(asked: bool) -> None:

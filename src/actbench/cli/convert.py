@@ -3,31 +3,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import (
-    LARGEST,
-    AttentionOption,
-    CsvOption,
-    ImageOption,
-    JsonOption,
-    MarkdownOption,
-    ModelArgument,
-    OutputOption,
-    SeedOption,
-    SequenceOption,
-    TaskOption,
-    TrustOption,
-    WeightsOption,
-    app,
-    option,
-)
-from actbench.cli.flags import SchemeFlags, expanded, schemes_from
-from actbench.cli.printing import export_table, remark, show
-from actbench.counts import LONGEST_SECONDS
+from actbench.cli.app import LARGEST, app, option
+from actbench.cli.flags import ExportFlags, ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
+from actbench.cli.printing import asked, export, remark, show
 from actbench.errors import UsageError
-from actbench.units import format_bytes, format_seconds, parse_bytes
+from actbench.units import LONGEST_SECONDS, format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
-    from actbench.converted import ConversionReport
+    from actbench.results.converted import ConversionReport
 
 
 @app.command()
@@ -35,18 +18,11 @@ if TYPE_CHECKING:
 def convert(
     *,
     model: ModelArgument,
-    flags: SchemeFlags,
+    flags: ModelFlags,
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
-    task: TaskOption = None,
     batch_size: Annotated[int, option("--batch-size", "Batch for which bytes are shown.", min=1, max=LARGEST)] = 8,
-    sequence_length: SequenceOption = None,
-    image_size: ImageOption = None,
-    attention: AttentionOption = None,
-    weights: WeightsOption = None,
-    seed: SeedOption = None,
-    trust_remote_code: TrustOption = False,
     timeout: Annotated[
         float,
         option("--timeout", "Seconds that converting, with downloads, may take.", min=1, max=LONGEST_SECONDS),
@@ -54,9 +30,7 @@ def convert(
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that converting may take (default: all that is free).")
     ] = None,
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
-    export_json: JsonOption = None,
+    exports: ExportFlags,
 ) -> None:
     """Convert a model: show each place that changes with the bytes it keeps before and after, and write the folder.
 
@@ -74,39 +48,20 @@ def convert(
     """
     from pydantic import TypeAdapter
 
-    from actbench.converted import ConversionReport, ConversionRequest
-    from actbench.records import Case
-    from actbench.runner.runner import PRELOAD
-    from actbench.runner.tasks import Tasks
-    from actbench.tables import sites_table, unreached_table
+    from actbench.experiments.runner.isolated import Tasks
+    from actbench.experiments.runner.runner import PRELOAD
+    from actbench.results.converted import ConversionReport, ConversionRequest, sites_table, unreached_table
+    from actbench.results.records import Case
 
     if len(flags.schemes) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")
     memory_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    settings = {
-        "task": task,
-        "attention": attention,
-        "weights": weights or "auto",
-        "seed": seed,
-        "sequence_length": sequence_length,
-        "image_size": image_size,
-    }
-    case = Case(
-        model=model,
-        scheme=flags.schemes[0],
-        batch_size=batch_size,
-        trust_remote_code=trust_remote_code,
-        **{name: value for name, value in settings.items() if value is not None},
-    )
+    settings = {"weights": "auto", **flags.given(Case.model_fields), "scheme": flags.schemes[0]}
+    case = Case(model=model, batch_size=batch_size, **settings)
     request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
-    with schemes_from(flags.scheme_flags), Tasks("actbench.conversion.isolated", PRELOAD) as tasks:
-        try:
-            answer = tasks.call(
-                "convert", request, doing=f"converting {model!r}", timeout_seconds=timeout, memory_bytes=memory_bytes
-            )
-        finally:
-            if tasks.said:
-                remark(tasks.said)
+    with schemes_from(flags.scheme_flags), Tasks("actbench.conversion.workload", PRELOAD) as tasks:
+        doing = f"converting {model!r}"
+        answer = asked(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
     sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)
@@ -114,7 +69,7 @@ def convert(
     if report.unreached:
         show(unreached_table(report.unreached))
     _print_totals(report)
-    export_table(sites, export_markdown, export_csv, export_json, _as_json(report))
+    export(exports, [sites], lambda: _as_json(report))
 
 
 def _print_totals(report: ConversionReport) -> None:

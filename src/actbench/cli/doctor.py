@@ -1,6 +1,117 @@
+"""``actbench doctor``: what this machine has, what is missing, and the command that installs it."""
+
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import platformdirs
+
 from actbench.cli.app import Exit, app
+from actbench.results.machine import available_memory_bytes, machine
+from actbench.units import format_bytes
+
+Verdict = Literal["ok", "optional", "missing"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        name: What was looked at.
+        verdict: ``missing`` when actbench cannot do its main job without it.
+        found: What was found.
+        advice: What to do about it; empty when there is nothing to do.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Check]:
+    """Look at Python, the libraries, the devices, memory and disk."""
+    return [_python(), *_libraries(), _cuda(), _cupy(), _numba(), _processor(), _memory(), _disk()]
+
+
+def _python() -> Check:
+    good = sys.version_info >= (3, 11)
+    return Check(
+        "Python", "ok" if good else "missing", platform.python_version(), "" if good else "install Python 3.11"
+    )
+
+
+def _libraries() -> list[Check]:
+    return [_library(name) for name in ("torch", "torchvision", "transformers", "safetensors", "pandas")]
+
+
+def _library(name: str) -> Check:
+    try:
+        return Check(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, "missing", "not installed", f"pip install {name}")
+
+
+def _cuda() -> Check:
+    try:
+        import torch
+    except ImportError as error:
+        return Check("CUDA", "missing", f"torch cannot be imported: {error}", "pip install --force-reinstall torch")
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        found = f"{properties.name}, {format_bytes(properties.total_memory)}, CUDA {torch.version.cuda}"
+        return Check("CUDA", "ok", found)
+    if torch.version.cuda is None:
+        return Check("CUDA", "optional", "this build of torch is for the CPU", "pip install --force-reinstall torch")
+    advice = "install the NVIDIA driver to measure on a GPU; the simulated and cpu meters work without one"
+    return Check("CUDA", "optional", f"torch is built for CUDA {torch.version.cuda}, but no GPU answers", advice)
+
+
+def _cupy() -> Check:
+    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+        try:
+            return Check("CuPy", "ok", f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return Check("CuPy", "optional", "not installed", "pip install 'actbench[cuda]' (needed on a GPU only)")
+
+
+def _numba() -> Check:
+    try:
+        version = importlib.metadata.version("numba")
+        importlib.import_module("numba.np.ufunc.omppool")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("Numba", "missing", "not installed", "pip install numba")
+    except ImportError:
+        return Check("Numba", "missing", f"{version}, without OpenMP", "install libgomp (Debian: apt install libgomp1)")
+    return Check("Numba", "ok", f"{version}, with OpenMP")
+
+
+def _processor() -> Check:
+    here = machine()
+    return Check("Processor", "ok", f"{here.processor}, {here.cores} cores, {platform.machine()}")
+
+
+def _memory() -> Check:
+    free, total = available_memory_bytes(), machine().memory_bytes
+    return Check("Memory", "ok", f"{format_bytes(free)} free of {format_bytes(total)}")
+
+
+def _disk() -> Check:
+    folder = platformdirs.user_cache_path("actbench")
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        advice = "set XDG_CACHE_HOME to a folder that can be written; kernels are compiled again in each run until then"
+        return Check("Cache folder", "optional", f"{folder} cannot be written", advice)
+    return Check("Cache folder", "ok", f"{folder}, {format_bytes(shutil.disk_usage(there).free)} free")
 
 
 @app.command()
@@ -14,8 +125,6 @@ def doctor() -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
-
-    from actbench.doctor import examine
 
     checks = examine()
     table = Table("", "what", "found", "what to do", box=None, header_style="bold")

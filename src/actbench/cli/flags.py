@@ -1,43 +1,55 @@
-"""The flags that verbs share, and from flags to the fields of a recipe."""
+"""The flags that several verbs share, and from flags to the fields of a recipe."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from actbench.cli.app import (
-    ActivationBitsOption,
-    AttentionOption,
-    AutocastOption,
-    BatchOption,
-    CsvOption,
-    DtypeOption,
-    GeluBitsOption,
-    HtmlOption,
-    ImageOption,
-    JsonOption,
-    LinearOption,
-    MarkdownOption,
-    MaxBatchOption,
-    MemoryLimitOption,
-    MeterOption,
-    OptimizerOption,
-    ProfileOption,
-    SchemeOption,
-    SecondsOption,
-    SeedOption,
-    SequenceOption,
-    StepsOption,
-    TaskOption,
-    TrustOption,
-    WeightsOption,
-)
+from actbench.cli.app import LARGEST, argument, file_option, named, option, path_named
 from actbench.errors import SpecError, UsageError
+from actbench.results.records import Attention, FloatType, Optimizer, Task, WeightsChoice
+from actbench.units import LONGEST_SECONDS
+
+ModelArgument = Annotated[
+    str,
+    argument(
+        "MODEL",
+        "roberta-base, resnet50, torchvision:NAME, hf:ORG/NAME, NAME@key=value (a changed configuration), a local "
+        "folder, or file.py:function.",
+        named,
+    ),
+]
+SchemeOption = Annotated[
+    list[str] | None,
+    option(
+        "--scheme -s",
+        "NAME[:VALUE][,key=value…], joined by +: fewbit:3, randomized:0.2, fewbit:3+checkpoint. Repeat for several "
+        "rows. 'actbench schemes' lists them.",
+        metavar="SPEC",
+    ),
+]
+TimeoutOption = Annotated[
+    float,
+    option(
+        "--timeout",
+        "Seconds after which each case, and each trial of --max-batch, is stopped.",
+        min=1,
+        max=LONGEST_SECONDS,
+    ),
+]
+TrustRecipeOption = Annotated[
+    bool, option("--trust-recipe", "Run the code that a recipe file names: file.py:function, or that of hub models.")
+]
+OutputOption = Annotated[
+    Path | None,
+    option("--output -o", "Folder or file to write to.", metavar="PATH", parser=path_named, show_default=False),
+]
+JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records as JSON.")]
 
 
 @dataclass(frozen=True)
@@ -45,14 +57,36 @@ class SchemeFlags:
     """Which schemes are applied."""
 
     scheme: SchemeOption = None
-    gelu_bits: GeluBitsOption = None
-    activation_bits: ActivationBitsOption = None
-    linear: LinearOption = None
+    gelu_bits: Annotated[
+        str | None, option("--gelu-bits", "Short for the scheme fewbit:BITS,functions=gelu (1 to 8).", metavar="BITS")
+    ] = None
+    activation_bits: Annotated[
+        str | None,
+        option("--activation-bits", "Short for the scheme fewbit:BITS, for all activations.", metavar="BITS"),
+    ] = None
+    linear: Annotated[
+        str | None, option("--linear", "Scheme for linear layers, such as randomized:0.2.", metavar="SPEC")
+    ] = None
 
     @property
     def schemes(self) -> list[str]:
-        """The schemes, the short forms among them; see :func:`composed`."""
-        return composed(self.scheme, self.gelu_bits, self.linear, self.activation_bits)
+        """The schemes; the short forms compose into one, or are added to the one that is given.
+
+        Raises:
+            UsageError: A short form stands beside several schemes, and it is not plain which one it should join; or
+                there are two short forms of one scheme.
+        """
+        given = self.scheme or []
+        if self.gelu_bits is not None and self.activation_bits is not None:
+            raise UsageError("--gelu-bits and --activation-bits are both short for fewbit: give one of them")
+        short = [] if self.gelu_bits is None else [f"fewbit:{self.gelu_bits},functions=gelu"]
+        short += [] if self.activation_bits is None else [f"fewbit:{self.activation_bits}"]
+        short += [] if self.linear is None else [self.linear]
+        if short and len(given) > 1:
+            raise UsageError(
+                "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme beside them"
+            )
+        return ["+".join([*given, *short])] if short else given
 
     @property
     def scheme_flags(self) -> str:
@@ -62,51 +96,149 @@ class SchemeFlags:
 
 
 @dataclass(frozen=True)
-class CaseFlags(SchemeFlags):
-    """Which schemes are applied to what, and how that is measured."""
+class ModelFlags(SchemeFlags):
+    """Which schemes are applied to what."""
 
-    batch_size: BatchOption = None
-    max_batch: MaxBatchOption = False
-    memory_limit: MemoryLimitOption = None
-    meter: MeterOption = None
-    device_profile: ProfileOption = None
-    task: TaskOption = None
-    sequence_length: SequenceOption = None
-    image_size: ImageOption = None
-    attention: AttentionOption = None
-    dtype: DtypeOption = None
-    autocast: AutocastOption = None
-    optimizer: OptimizerOption = None
-    weights: WeightsOption = None
-    trust_remote_code: TrustOption = False
-    seed: SeedOption = None
-    steps: StepsOption = None
-    seconds: SecondsOption = None
+    task: Annotated[
+        Task | None,
+        option(
+            "--task",
+            "masked-lm, causal-lm, seq2seq-lm, sequence-, token- or image-classification, semantic-segmentation, "
+            "object-detection, speech-seq2seq and others (docs/models.md); auto (the default) is what the model's "
+            "config names.",
+            metavar="TASK",
+        ),
+    ] = None
+    sequence_length: Annotated[
+        int | None,
+        option("--sequence-length", "Tokens per sample (default 128).", min=1, max=LARGEST, show_default=False),
+    ] = None
+    image_size: Annotated[
+        int | None, option("--image-size", "Height and width of images.", min=1, max=LARGEST, show_default=False)
+    ] = None
+    attention: Annotated[
+        Attention | None, option("--attention", "Attention implementation of Hugging Face models.")
+    ] = None
+    weights: Annotated[
+        WeightsChoice | None,
+        option(
+            "--weights",
+            "auto takes the cache or the hub and, when neither answers within seconds, random weights with a warning; "
+            "random never asks the network.",
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool, option("--trust-remote-code", "Run the Python code that comes with a hub model.")
+    ] = False
+    seed: Annotated[int | None, option("--seed", "Seed of weights, data and sketches.", min=0, max=LARGEST)] = None
 
-    @property
-    def workload(self) -> dict[str, Any]:
-        """What is trained; see :func:`workload_flags`."""
-        return workload_flags(vars(self))
-
-    @property
-    def measure(self) -> dict[str, Any]:
-        """How to measure; see :func:`measure_flags`."""
-        return measure_flags(vars(self))
+    def given(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the flags among these names that were given."""
+        flags = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
+        return {name: value for name, value in flags.items() if value is not None and value is not False}
 
 
 @dataclass(frozen=True)
-class ExportFlags:
-    """Files to write results to."""
+class CaseFlags(ModelFlags):
+    """Which schemes are applied to what, and how that is measured."""
 
-    export_markdown: MarkdownOption = None
-    export_csv: CsvOption = None
-    export_json: JsonOption = None
-    export_html: HtmlOption = None
+    batch_size: Annotated[
+        str | None,
+        option(
+            "--batch-size -b", "8, a list 8,16,32, or a range 8-512*2 or 8-64+8.", metavar="RANGE", show_default=False
+        ),
+    ] = None
+    max_batch: Annotated[
+        bool, option("--max-batch", "Find the largest batch that fits, and prove that the next one does not.")
+    ] = False
+    memory_limit: Annotated[
+        str | None,
+        option("--memory-limit", "Memory a step may use, such as 16GiB; stands for a smaller card.", metavar="SIZE"),
+    ] = None
+    meter: Annotated[
+        list[str] | None,
+        option(
+            "--meter -m",
+            "simulated, cpu or cuda; repeat or separate by commas for several side by side. Default: cuda with a GPU, "
+            "otherwise simulated.",
+            metavar="METER",
+        ),
+    ] = None
+    device_profile: Annotated[
+        str | None,
+        option(
+            "--device-profile",
+            "Device that the simulated meter stands for (default cuda-16gib).",
+            metavar="NAME",
+        ),
+    ] = None
+    dtype: Annotated[
+        FloatType | None,
+        option(
+            "--dtype",
+            "Type of the weights and inputs. Without it file.py:function, a folder or a hub model keeps the types that "
+            "it comes with; any other model is float32.",
+            show_default=False,
+        ),
+    ] = None
+    autocast: Annotated[
+        str | None, option("--autocast", "bfloat16 or float16: train under torch.autocast.", metavar="TYPE")
+    ] = None
+    optimizer: Annotated[
+        Optimizer | None,
+        option(
+            "--optimizer",
+            "Optimizer of the training step. Without it the one that file.py:function returns, or else adamw.",
+            show_default=False,
+        ),
+    ] = None
+    steps: Annotated[int | None, option("--steps", "Timed steps of a case, at least.", min=1, max=LARGEST)] = None
+    seconds: Annotated[
+        float | None,
+        option("--seconds", "Seconds of timed steps of a case, at least.", min=0, max=LONGEST_SECONDS),
+    ] = None
 
     @property
-    def files(self) -> tuple[Path | None, ...]:
-        """The files of Markdown, CSV, JSON and HTML."""
-        return self.export_markdown, self.export_csv, self.export_json, self.export_html
+    def workload(self) -> dict[str, Any]:
+        """The flags that say what is trained, by field of a recipe's ``[workload]``; those not given left out."""
+        from actbench.experiments.recipes.sections import WorkloadGrid
+
+        return self.given(WorkloadGrid.model_fields)
+
+    @property
+    def measure(self) -> dict[str, Any]:
+        """The flags that say how to measure, by field of a recipe's ``[measure]``; those not given left out."""
+        meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
+        flags = {
+            "meters": meters,
+            "device_profile": self.device_profile,
+            "memory_limit": self.memory_limit,
+            "largest_batch": True if self.max_batch else None,
+            "seed": self.seed,
+            "min_steps": self.steps,
+            "min_seconds": self.seconds,
+        }
+        if self.device_profile is None and {"simulated", "cpu"} == set(meters or ()):
+            flags["device_profile"] = "cpu"  # an estimate of what is measured beside it
+        return {name: value for name, value in flags.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TableFlags:
+    """Files to write a table to."""
+
+    export_markdown: Annotated[Path | None, file_option("--export-markdown", "Write the table as Markdown.")] = None
+    export_csv: Annotated[
+        Path | None, file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
+    ] = None
+    export_html: Annotated[Path | None, file_option("--export-html", "Write the table as HTML.")] = None
+
+
+@dataclass(frozen=True)
+class ExportFlags(TableFlags):
+    """Files to write a table and its records to."""
+
+    export_json: JsonOption = None
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
@@ -151,75 +283,3 @@ def schemes_from(place: str) -> Iterator[None]:
         yield
     except SpecError as error:
         raise SpecError(f"{place}: {error}") from None
-
-
-_WORKLOAD = (
-    "batch_size",
-    "task",
-    "sequence_length",
-    "image_size",
-    "attention",
-    "dtype",
-    "autocast",
-    "optimizer",
-    "weights",
-)
-
-
-def workload_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that say what is trained, those not given left out."""
-    flags = {name: given[name] for name in _WORKLOAD if given[name] is not None}
-    if given["trust_remote_code"]:
-        flags["trust_remote_code"] = True
-    return flags
-
-
-def measure_flags(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the flags that say how to measure, those not given left out."""
-    flags = {
-        "meters": meters(given["meter"]),
-        "device_profile": given["device_profile"],
-        "memory_limit": given["memory_limit"],
-        "largest_batch": True if given["max_batch"] else None,
-        "seed": given["seed"],
-        "min_steps": given["steps"],
-        "min_seconds": given["seconds"],
-    }
-    if flags["device_profile"] is None and {"simulated", "cpu"} == set(flags["meters"] or ()):
-        flags["device_profile"] = "cpu"  # an estimate of what is measured beside it
-    return {name: value for name, value in flags.items() if value is not None}
-
-
-def default_meter() -> str:
-    """Return the meter of a model for which none is named: what runs on the best device of this machine."""
-    from actbench.machine import gpu
-
-    return "cuda" if gpu.find() else "simulated"
-
-
-def meters(given: list[str] | None) -> list[str] | None:
-    """Split ``simulated,cpu`` and repeated flags into one list."""
-    return None if given is None else [name.strip() for text in given for name in text.split(",")]
-
-
-def composed(
-    scheme: list[str] | None, gelu_bits: str | None, linear: str | None, activation_bits: str | None = None
-) -> list[str]:
-    """Return the schemes that flags ask for; the short forms compose into one, or are added to the one that is given.
-
-    Raises:
-        UsageError: A short form stands beside several schemes, and it is not plain which one it should join; or there
-            are two short forms of one scheme.
-    """
-    if gelu_bits is not None and activation_bits is not None:
-        raise UsageError("--gelu-bits and --activation-bits are both short for fewbit: give one of them")
-    short = [] if gelu_bits is None else [f"fewbit:{gelu_bits},functions=gelu"]
-    short += [] if activation_bits is None else [f"fewbit:{activation_bits}"]
-    short += [] if linear is None else [linear]
-    if not short:
-        return scheme or []
-    if len(scheme or []) > 1:
-        raise UsageError(
-            "--gelu-bits, --activation-bits and --linear join one scheme: give at most one --scheme beside them"
-        )
-    return ["+".join([*(scheme or []), *short])]

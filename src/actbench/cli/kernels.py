@@ -3,14 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import CsvOption, JsonOption, MarkdownOption, OutputOption, app, option
-from actbench.cli.printing import command_line, export_table, remark, show
-from actbench.counts import LONGEST_SECONDS
+from actbench.cli.app import app, option
+from actbench.cli.flags import ExportFlags, OutputOption, expanded
+from actbench.cli.printing import command_line, export, remark, show
 from actbench.paths import check_makeable
+from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
-    from actbench.kernelbench.records import KernelReport
-    from actbench.tables import Table
+    from actbench.results.kernels import KernelReport
+    from actbench.results.tables import Table
 
 DeviceOption = Annotated[
     Literal["cpu", "cuda"] | None,
@@ -40,7 +41,9 @@ CompileOption = Annotated[
 
 
 @app.command()
+@expanded
 def kernels(
+    *,
     device: DeviceOption = None,
     op: OpOption = None,
     size: SizeOption = None,
@@ -49,9 +52,7 @@ def kernels(
     seconds: SpentOption = 1.0,
     compiled: CompileOption = None,
     output: OutputOption = None,
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
-    export_json: JsonOption = None,
+    exports: ExportFlags,
 ) -> None:
     """Measure the operators: time, bytes a second, and both beside a copy and beside the exact operator.
 
@@ -65,10 +66,10 @@ def kernels(
 
     actbench kernels --device cuda --dtype bfloat16 --output results/kernels
     """
-    from actbench.kernelbench import choices
-    from actbench.machine import gpu
+    from actbench.measuring.kernels import choices
+    from actbench.results.machine import find_gpu
 
-    where = device or ("cuda" if gpu.find() else "cpu")
+    where = device or ("cuda" if find_gpu() else "cpu")
     plan = choices.Plan(
         device=where,
         operators=choices.operators(op or ()),
@@ -80,13 +81,13 @@ def kernels(
     )
     if output is not None:
         check_makeable(output)
-    from actbench.kernelbench.measure import run
-    from actbench.kernelbench.table import report_table
+    from actbench.measuring.kernels.measure import run
+    from actbench.results.kernels import report_table
 
     report = run(plan, command_line(), remark)
     table = report_table(report)
     text = report.model_dump_json(indent=2) + "\n"
-    export_table(table, export_markdown, export_csv, export_json, text)
+    export(exports, [table], lambda: text)
     if output is not None:
         _write(report, table, text, output)
     show(table)
@@ -95,7 +96,8 @@ def kernels(
 def _write(report: KernelReport, table: Table, text: str, output: Path) -> None:
     """Write the report and its table into a folder, or to a named .json file and beside it."""
     folder, stem = (output.parent, output.stem) if output.suffix == ".json" else (output, _name(report))
-    export_table(table, folder / f"{stem}.md", None, folder / f"{stem}.json", text)
+    written = ExportFlags(export_markdown=folder / f"{stem}.md", export_json=folder / f"{stem}.json")
+    export(written, [table], lambda: text)
     remark(f"results: {folder / stem}.json (its table beside it, as .md)")
 
 

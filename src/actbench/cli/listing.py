@@ -1,10 +1,20 @@
+"""What there is to choose from: schemes, models and recipes; and one scheme, explained from its class."""
+
 from __future__ import annotations
 
-from typing import Annotated, Any
+import inspect
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import app, argument
-from actbench.cli.scheme import print_scheme
 from actbench.errors import UsageError
+from actbench.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from actbench.schemes import Scheme
 
 
 @app.command()
@@ -62,13 +72,14 @@ def recipes(
     """
     from rich.console import Console
 
-    from actbench import recipe, runs
+    from actbench.experiments import recipes
+    from actbench.experiments.recipes import runs
 
     if name is not None:
-        print(runs.source(name) if name in runs.names() else recipe.source(name), end="")
+        print(runs.source(name) if name in runs.names() else recipes.source(name), end="")
         return
     table = _table("recipe", "run by", "question")
-    for verb, titles in (("sweep", recipe.shipped()), ("train", runs.shipped())):
+    for verb, titles in (("sweep", recipes.shipped()), ("train", runs.shipped())):
         for shipped, title in titles.items():
             table.add_row(shipped, verb, title)
     Console().print(table)
@@ -78,3 +89,120 @@ def _table(*titles: str) -> Any:
     from rich.table import Table
 
     return Table(*titles, box=None, header_style="bold")
+
+
+_PARTS = ("Paper", "Kept for backward", "Not reproduced")
+_ENTRY = re.compile(r" {4}(\w+): (.*)")
+_TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+_BOUNDS = {
+    "minimum": "at least {:g}",
+    "exclusiveMinimum": "above {:g}",
+    "maximum": "at most {:g}",
+    "exclusiveMaximum": "below {:g}",
+}
+
+
+def print_scheme(scheme: type[Scheme], console: Console) -> None:
+    """Print what a scheme does and keeps, its keys with the values they take, and its authors' figures."""
+    from rich.table import Table
+
+    text = _explained(scheme)
+    value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
+    console.print(f"{scheme.name}{value}", style="bold", markup=False)
+    console.print(text.pop(""), "", sep="\n", markup=False)
+    facts = Table.grid("", "", padding=(0, 2, 0, 0))
+    for title, fact in {**text, **_claims(scheme)}.items():
+        facts.add_row(_literal(title), _literal(fact))
+    console.print(facts)
+    for table in (_keys(scheme), _published(scheme)):
+        if table.row_count:
+            console.print("", table)
+
+
+def _explained(scheme: type[Scheme]) -> dict[str, str]:
+    """Return the parts of the docstring by title, under no title what comes before the first."""
+    parts = {"": ""}
+    title = ""
+    for line in _documentation(scheme).partition("\nAttributes:\n")[0].splitlines():
+        head, _, rest = line.partition(": ")
+        if head in _PARTS:
+            title, line = head, rest
+        parts[title] = f"{parts.get(title, '')} {line}".strip()
+    return parts
+
+
+def _claims(scheme: type[Scheme]) -> dict[str, str]:
+    lossy = scheme.model_construct().lossy_forward  # as it is by default, also where a value is needed
+    forward = "not bit for bit that of the exact model" if lossy else "exact, bit for bit"
+    needed = any(field.is_required() for field in scheme.model_fields.values())
+    usual = None if needed else scheme()
+    if usual is None or usual.claimed_bits is None:
+        return {"Forward pass": forward}
+    return {"Forward pass": forward, "Bits per packed element": f"{usual.claimed_bits:g} ({usual.spec})"}
+
+
+def _keys(scheme: type[Scheme]) -> Any:
+    from rich.table import Table
+
+    table = Table("key", "type", "default", "allowed", "meaning", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    meanings, schema = _meanings(scheme), scheme.model_json_schema(mode="validation").get("properties", {})
+    for key, field in scheme.model_fields.items():
+        default = "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
+        meaning = meanings.get(key, "")
+        if key == scheme.positional:
+            meaning = f"{meaning} Stands after the colon."
+        kind, allowed = _described(schema[key])
+        table.add_row(*map(_literal, (key, kind, default, allowed, meaning)))
+    return table
+
+
+def _meanings(scheme: type[Scheme]) -> dict[str, str]:
+    """Return what the docstring says of each key."""
+    found: dict[str, str] = {}
+    key = ""
+    for line in _documentation(scheme).partition("\nAttributes:\n")[2].splitlines():
+        entry = _ENTRY.fullmatch(line)
+        key, words = entry.groups() if entry else (key, line.strip())
+        found[key] = f"{found.get(key, '')} {words}".strip()
+    return found
+
+
+def _described(schema: dict[str, Any]) -> tuple[str, str]:
+    """Return type and allowed values of a key from its JSON schema."""
+    schema = next((kind for kind in schema.get("anyOf", ()) if kind.get("type") != "null"), schema)
+    if schema.get("type") == "array":
+        kind, allowed = _described(schema.get("items", {}))
+        return "list, joined by /", allowed or kind
+    kind = _TYPES.get(schema.get("type", ""), "text")
+    return kind, ", ".join(_allowed(schema))
+
+
+def _allowed(schema: dict[str, Any]) -> Iterator[str]:
+    yield from map(str, schema.get("enum", ()))
+    yield from (words.format(schema[name]) for name, words in _BOUNDS.items() if name in schema)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(str, value)) or "–"
+    return "–" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _published(scheme: type[Scheme]) -> Any:
+    from rich.table import Table
+
+    table = Table("published", "value", "setting", "source", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    for figure in scheme.published:
+        value = format_bytes(figure.value) if figure.quantity.endswith("_bytes") else f"{figure.value:g}"
+        table.add_row(*map(_literal, (figure.quantity, value, figure.setting, figure.source)))
+    return table
+
+
+def _documentation(scheme: type[Scheme]) -> str:
+    return (inspect.getdoc(scheme) or scheme.summary).replace("``", "")
+
+
+def _literal(text: str) -> Any:
+    from rich.text import Text
+
+    return Text(text)

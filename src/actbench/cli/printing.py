@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actbench.cli.app import Exit
 from actbench.errors import UsageError, shortened
-from actbench.plain import plain
+from actbench.results.plain import plain
 
 if TYPE_CHECKING:
-    from actbench.experiment import Comparison
-    from actbench.recipe import Recipe
-    from actbench.records import Record
-    from actbench.render.exports import Text
-    from actbench.tables import Table
+    from actbench.cli.flags import TableFlags
+    from actbench.experiments.experiment import Comparison
+    from actbench.experiments.runner.isolated import Tasks
+    from actbench.experiments.runner.progress import Progress
+    from actbench.results.render.exports import Text
+    from actbench.results.tables import Table
 
 
 def command_line() -> str:
@@ -30,89 +32,82 @@ def remark(text: str) -> None:
     print(plain(shortened(text)), file=sys.stderr)
 
 
+def asked(
+    tasks: Tasks, function: str, text: str, *, doing: str, timeout_seconds: float, memory_bytes: int | None = None
+) -> str:
+    """Call a function in a process of its own, return what it returns, and say what it printed."""
+    try:
+        return tasks.call(function, text, doing=doing, timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
+    finally:
+        if tasks.said:
+            remark(tasks.said)
+
+
 def show(*tables: Table) -> None:
     """Print tables."""
     from rich.console import Console
 
-    from actbench.render import screen
+    from actbench.results.render import screen
 
     for table in tables:
         screen.show(table, Console(highlight=False))
 
 
-def run_shown(
-    recipe: Recipe,
-    output: Path | None,
-    *,
-    jobs: int | None,
-    timeout: float,
-    force: bool = False,
-    retry_failed: bool = False,
-) -> Comparison:
-    """Run a recipe with its progress on standard error."""
-    from actbench import experiment
-    from actbench.machine import machine
-    from actbench.runner import live
+@contextmanager
+def progress_shown(interrupted: str, *, silent: bool = False, as_bar: bool = False) -> Iterator[Progress]:
+    """Show the progress that is told inside the block, and leave with status 130 where the user interrupts it.
+
+    Args:
+        interrupted: What is said then.
+        silent: Whether nothing is shown or said: another process does.
+        as_bar: See :func:`actbench.experiments.runner.progress.shown`.
+    """
+    from actbench.experiments.runner.progress import Progress, shown
 
     try:
-        with live.shown() as progress:
-            return experiment.run(
-                recipe,
-                output,
-                command=command_line(),
-                jobs=jobs or machine().cores,
-                timeout_seconds=timeout,
-                force=force,
-                retry_failed=retry_failed,
-                progress=progress,
-            )
+        with nullcontext(Progress()) if silent else shown(as_bar=as_bar) as progress:
+            yield progress
     except KeyboardInterrupt:
-        kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
-        remark(f"actbench: interrupted{kept}")
+        if not silent:
+            remark(f"actbench: interrupted{interrupted}")
         raise Exit(130) from None
 
 
-def export_results(
-    table: Table,
-    records: Sequence[Record],
-    markdown: Path | None = None,
-    csv: Path | None = None,
-    json: Path | None = None,
-    html: Path | None = None,
+def export(
+    flags: TableFlags,
+    tables: Sequence[Table],
+    json: Callable[[], Text] | None = None,
+    *,
+    csv: Callable[[], Table] | None = None,
+    title: str | None = None,
 ) -> None:
-    """Write what was asked for, all of it or nothing."""
-    from actbench.render import formats
+    """Write what was asked for, all of it or nothing.
+
+    Args:
+        flags: Which files.
+        tables: What Markdown and HTML have, below each other.
+        json: What JSON has; needed where ``flags`` may ask for it.
+        csv: What CSV has, where that is not the first table.
+        title: That of the HTML page, where that is not the first table's.
+    """
+    from actbench.results.render import formats
+
+    def markdown() -> Iterator[str]:
+        for place, table in enumerate(tables):
+            yield from ["\n"] * (place > 0)
+            yield from formats.markdown_lines(table)
 
     write_files(
-        (markdown, lambda: formats.markdown_lines(table)),
-        (csv, lambda: formats.csv_lines(table)),
-        (json, lambda: formats.json_lines(records)),
-        (html, lambda: formats.html_lines([table], table.title)),
-    )
-
-
-def export_table(
-    table: Table,
-    markdown: Path | None,
-    csv: Path | None,
-    json: Path | None = None,
-    text: str = "",
-    html: Path | None = None,
-) -> None:
-    """Write a table that is not of records and, as JSON, a text."""
-    from actbench.render import formats
-
-    write_files(
-        (markdown, lambda: formats.markdown_lines(table)),
-        (csv, lambda: formats.csv_lines(table)),
-        (json, lambda: text),
-        (html, lambda: formats.html_lines([table], table.title)),
+        (flags.export_markdown, markdown),
+        (flags.export_csv, lambda: formats.csv_lines(csv() if csv else tables[0])),
+        (getattr(flags, "export_json", None), json or str),
+        (flags.export_html, lambda: formats.html_lines(tables, title or tables[0].title)),
     )
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
     """Write the texts whose files were asked for, all of them or nothing."""
-    from actbench.render import exports
+    from actbench.results.render import exports
 
     texts = [(path, text()) for path, text in asked if path is not None]
     if len({path for path, _ in texts}) < len(texts):
@@ -122,21 +117,27 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
         remark(f"written: {', '.join(str(path) for path, _ in texts)}")
 
 
-def finish(comparison: Comparison, shown: Sequence[Table]) -> None:
-    """Print the tables of a comparison, say where it is kept, and leave with status 1 if any case failed."""
-    from actbench.records import Failure
+def finish(comparison: Comparison[Any], shown: Sequence[Table], verb: str = "measure") -> None:
+    """Print the tables of a comparison, say where it is kept, and leave with status 1 if any case failed.
+
+    Args:
+        comparison: What came of a recipe.
+        shown: Its tables.
+        verb: What was done to its cases.
+    """
+    from actbench.results.records import Failure
 
     show(*shown)
     if comparison.notice:
         remark(comparison.notice)
-    summary = comparison.summary
-    remark(f"{summary.measured} measured, {summary.failed} failed, {summary.skipped} taken from the results file")
+    summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
+    remark(f"{summary.measured} {did}, {summary.failed} failed, {summary.skipped} taken from the results file")
     if summary.skipped and not (summary.measured or summary.failed):
-        remark("nothing was measured: all rows were there; --force measures again, --output FOLDER puts it elsewhere")
+        remark(f"nothing was {did}: all rows were there; --force {verb}s again, --output FOLDER puts it elsewhere")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
-    failures = [(record.case, record.outcome) for record in comparison.records if isinstance(record.outcome, Failure)]
-    for case, failure in failures:
-        remark(f"failed: {case.model}, batch {case.batch_size}, {case.scheme} ({case.meter}): {failure.message}")
+    failures = [record for record in comparison.records if isinstance(record.outcome, Failure)]
+    for record in failures:
+        remark(f"failed: {record.case.name}: {record.outcome.message}")
     if failures:
         raise Exit(1)

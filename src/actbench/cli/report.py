@@ -6,18 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-from actbench.cli.app import (
-    CsvOption,
-    Exit,
-    HtmlOption,
-    JsonOption,
-    MarkdownOption,
-    app,
-    argument,
-    option,
-    path_named,
-)
-from actbench.cli.printing import export_results, export_table, remark, show
+from actbench.cli.app import Exit, app, argument, option, path_named
+from actbench.cli.flags import ExportFlags, TableFlags, expanded
+from actbench.cli.printing import export, remark, show
 
 ResultsArgument = Annotated[
     list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.", path_named)
@@ -37,14 +28,13 @@ def _no_collector() -> Iterator[None]:
 
 
 @app.command()
+@expanded
 @_no_collector()
 def report(
+    *,
     results: ResultsArgument,
     title: Annotated[str, option("--title", "Heading of the table.")] = "Results",
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
-    export_json: JsonOption = None,
-    export_html: HtmlOption = None,
+    exports: ExportFlags,
 ) -> None:
     """Print results files as one table, and export it.
 
@@ -60,21 +50,24 @@ def report(
 
     actbench report results/quickstart/*.jsonl --export-markdown table.md --export-csv table.csv
     """
-    from actbench import store, tables
+    from actbench.results import store, tables
+    from actbench.results.render.formats import json_lines
 
-    records, notices = store.read_all(store.files_in(results), sites=export_json is not None)
+    records, notices = store.read_all(store.files_in(results), sites=exports.export_json is not None)
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title)
-    if export_json is None:
+    if exports.export_json is None:
         records = []  # of many rows they take most of the memory
     show(*shown)
-    export_results(shown[0], records, export_markdown, export_csv, export_json, export_html)
+    export(exports, shown[:1], lambda: json_lines(records))
 
 
 @app.command()
+@expanded
 @_no_collector()
 def compare(
+    *,
     before: Annotated[
         Path, argument("A", "The results file (.jsonl) to compare against, or a folder that holds some.", path_named)
     ],
@@ -87,8 +80,7 @@ def compare(
             metavar="LIMIT",
         ),
     ] = None,
-    export_markdown: MarkdownOption = None,
-    export_csv: CsvOption = None,
+    exports: TableFlags,
 ) -> None:
     """Compare two results files case by case, or two folders of them; the gate for continuous integration.
 
@@ -102,9 +94,9 @@ def compare(
 
     actbench compare results-of-main results
     """
-    from actbench import store
-    from actbench.compare import compare as compared
-    from actbench.compare.limits import parse_limit
+    from actbench.results import store
+    from actbench.results.compare import compare as compared
+    from actbench.results.compare import parse_limit
 
     limits = [parse_limit(text) for text in fail_on or []]
     (first, first_notices), (second, second_notices) = (
@@ -114,7 +106,7 @@ def compare(
         remark(notice)
     comparison = compared(first, second, limits)
     show(comparison.table)
-    export_table(comparison.table, export_markdown, export_csv)
+    export(exports, [comparison.table])
     for violation in comparison.violations:
         remark(f"limit broken: {violation}")
     if comparison.violations:

@@ -1,4 +1,4 @@
-"""Standard output and standard error as commands need them: what cannot be written there stops no work."""
+"""Standard output, standard error and the end of a command, as commands need them."""
 
 from __future__ import annotations
 
@@ -90,3 +90,34 @@ def _replacing(stream: TextIO) -> Iterator[None]:
     finally:
         if not stream.closed:
             stream.reconfigure(errors=before)
+
+
+FAILED = 2
+
+
+@contextmanager
+def noticed() -> Iterator[None]:
+    """Make ``os._exit`` say who called it, and leave with status 2, while a command runs.
+
+    A model's file, a loss or a callback may call it, and a command would end in the middle with status 0 and no word.
+    Processes that are forked meanwhile end by it as ever.
+    """
+    own, process = os._exit, os.getpid()
+
+    def leave(status: int) -> Any:
+        if os.getpid() != process:
+            own(status)
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it may be closed
+                stream.flush()
+        with suppress(Exception):
+            print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
+        own(FAILED)
+
+    setattr(os, "_exit", leave)  # noqa: B010  (type checkers know that it is no ordinary function)
+    try:
+        yield
+    finally:
+        setattr(os, "_exit", own)  # noqa: B010

@@ -1,29 +1,32 @@
+"""The verbs sweep and measure; and ``measure --ledger``: every tensor that is saved for backward."""
+
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import (
-    ForceOption,
-    JobsOption,
+from actbench.cli.app import LARGEST, app, argument, named, option
+from actbench.cli.flags import (
+    CaseFlags,
+    ExportFlags,
     ModelArgument,
     OutputOption,
-    RetryOption,
     TimeoutOption,
     TrustRecipeOption,
-    app,
-    argument,
-    named,
-    option,
+    expanded,
+    schemes_from,
 )
-from actbench.cli.flags import CaseFlags, ExportFlags, default_meter, expanded, schemes_from
-from actbench.cli.ledger import list_saved
-from actbench.cli.printing import export_results, finish, run_shown
+from actbench.cli.printing import asked, command_line, export, finish, progress_shown, show
 from actbench.errors import UsageError
+from actbench.results.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from actbench.experiment import Comparison
-    from actbench.recipe import Recipe
+    from actbench.experiments.recipes import Recipe
+    from actbench.results.ledger import Ledger
+    from actbench.results.records import Case
+    from actbench.results.tables import Table
 
 LedgerOption = Annotated[
     bool,
@@ -41,10 +44,12 @@ def sweep(
     *,
     target: RecipeOrModel = None,
     flags: CaseFlags,
-    jobs: JobsOption = None,
+    jobs: Annotated[
+        int | None, option("--jobs -j", "Simulated cases that run at a time (default: one a core).", min=1, max=LARGEST)
+    ] = None,
     timeout: TimeoutOption = 1800.0,
-    force: ForceOption = False,
-    retry_failed: RetryOption = False,
+    force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
+    retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
     trust_recipe: TrustRecipeOption = False,
     output: OutputOption = Path("results"),
     exports: ExportFlags,
@@ -69,8 +74,7 @@ def sweep(
     """
     recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe)
     with schemes_from(flags.scheme_flags or target or recipe.name):
-        comparison = run_shown(recipe, output, jobs=jobs, timeout=timeout, force=force, retry_failed=retry_failed)
-    _show(comparison, recipe.title, exports)
+        _compare(recipe, output, exports, jobs=jobs, timeout=timeout, force=force, retry_failed=retry_failed)
 
 
 @app.command()
@@ -87,7 +91,7 @@ def measure(
     """Measure one model with a scheme beside the exact model.
 
     Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep. With --ledger nothing
-    is measured: every tensor that the schemes (or else the exact model) save for backward is listed.
+    is measured: every tensor that the schemes (or else the exact model) save for backward is listed, in --timeout.
 
     Examples:
 
@@ -100,33 +104,55 @@ def measure(
     actbench measure roberta-base -s fewbit:3 --ledger --export-csv ledger.csv
     """
     recipe = _recipe_of(model, flags)
-    if ledger:
-        if output is not None or flags.max_batch:
-            raise UsageError(
-                "--ledger measures nothing: leave out --output and --max-batch; --export-csv and the like do"
-            )
-        with schemes_from(flags.scheme_flags):
-            list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]))
-        return
+    if ledger and (output is not None or flags.max_batch):
+        raise UsageError("--ledger measures nothing: leave out --output and --max-batch; --export-csv and the like do")
     with schemes_from(flags.scheme_flags):
-        comparison = run_shown(recipe, output, jobs=None, timeout=timeout, force=True)
-    _show(comparison, recipe.title, exports)
+        if ledger:
+            _list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
+        else:
+            _compare(recipe, output, exports, timeout=timeout, force=True)
 
 
-def _show(comparison: Comparison, title: str, exports: ExportFlags) -> None:
-    from actbench import tables
+def _compare(
+    recipe: Recipe,
+    output: Path | None,
+    exports: ExportFlags,
+    *,
+    timeout: float,
+    force: bool,
+    jobs: int | None = None,
+    retry_failed: bool = False,
+) -> None:
+    """Run a recipe with its progress on standard error, and print and export what came of it."""
+    from actbench.experiments import sweep
+    from actbench.results.machine import machine
+    from actbench.results.render.formats import json_lines
+    from actbench.results.tables import report_tables
 
-    shown = tables.report_tables(comparison.records, title)
-    export_results(shown[0], comparison.records, *exports.files)
+    kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
+    with progress_shown(kept) as progress:
+        comparison = sweep.run(
+            recipe,
+            output,
+            command=command_line(),
+            jobs=jobs or machine().cores,
+            timeout_seconds=timeout,
+            force=force,
+            retry_failed=retry_failed,
+            progress=progress,
+        )
+    shown = report_tables(comparison.records, recipe.title)
+    export(exports, shown[:1], lambda: json_lines(comparison.records))
     finish(comparison, shown)
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool) -> Recipe:
     """Return the recipe that a target names, with the flags in place of what it says."""
-    from actbench import recipe, runs
+    from actbench.experiments import recipes
+    from actbench.experiments.recipes import runs
 
-    if target in (*recipe.names(), *runs.names()) or target.endswith(".toml"):
-        return recipe.Recipe.load_to_run(target, trusted=trusted).with_flags(
+    if target in (*recipes.names(), *runs.names()) or target.endswith(".toml"):
+        return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
             flags.workload, flags.measure, flags.schemes
         )
     return _recipe_of(target, flags)
@@ -134,7 +160,69 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool) -> Recipe:
 
 def _recipe_of(model: str, flags: CaseFlags) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts where most fit."""
-    from actbench.recipe import Recipe
+    from actbench.experiments.recipes import Recipe
+    from actbench.results.machine import find_gpu
 
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
-    return Recipe.from_flags(workload, {"meters": [default_meter()], **flags.measure}, flags.schemes)
+    best = "cuda" if find_gpu() else "simulated"
+    return Recipe.from_flags(workload, {"meters": [best], **flags.measure}, flags.schemes)
+
+
+def _list_saved(recipe: Recipe, exports: ExportFlags, *, exact: bool, timeout: float) -> None:
+    """List what each case of a recipe saves, and write what was asked for.
+
+    Args:
+        recipe: Whose cases.
+        exports: Files to write: Markdown and HTML have the tables as they are shown, CSV has all rows in one table, and
+            JSON the records of :mod:`actbench.results.ledger` with their cases.
+        exact: Whether the cases of the exact model are listed.
+        timeout: Seconds that all of them may take together, in a process of their own.
+
+    Raises:
+        ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
+    """
+    from actbench.experiments import sweep
+    from actbench.results.ledger import LedgerLine, lines_table
+
+    cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
+    doing = f"listing what {recipe.name!r} keeps for backward"
+    listed = list(zip(cases, _ledgers(cases, doing, timeout), strict=True))
+    tables = [table for case, ledger in listed for table in _tables(case, ledger)]
+    lines = [LedgerLine(case, saved) for case, ledger in listed for saved in ledger.entries]
+    title = f"What is saved for backward: {recipe.name}"
+    export(exports, tables, lambda: _as_json(listed), csv=lambda: lines_table(lines, title), title=title)
+    show(*tables)
+
+
+def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
+    from pydantic import TypeAdapter
+
+    from actbench.experiments.runner.isolated import Tasks
+    from actbench.experiments.runner.runner import BENCH, PRELOAD
+    from actbench.results.ledger import Ledger
+    from actbench.results.records import Case
+
+    text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
+    with Tasks(BENCH, PRELOAD) as tasks:
+        answer = asked(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
+    return TypeAdapter(list[Ledger]).validate_json(answer)
+
+
+def _tables(case: Case, ledger: Ledger) -> tuple[Table, Table]:
+    from actbench.results.ledger import ledger_table, operators_table
+
+    title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
+    return ledger_table(ledger, title), operators_table(ledger)
+
+
+def _as_json(listed: Sequence[tuple[Case, Ledger]]) -> str:
+    written = [
+        {
+            "schema_version": SCHEMA_VERSION,
+            "case": case.model_dump(),
+            "total_bytes": ledger.total_bytes,
+            **ledger.model_dump(),
+        }
+        for case, ledger in listed
+    ]
+    return json.dumps(written, indent=2) + "\n"

@@ -1,31 +1,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import (
-    LARGEST,
-    Exit,
-    OutputOption,
-    SchemeOption,
-    TrustRecipeOption,
-    app,
-    argument,
-    named,
-    option,
-    path_named,
-)
-from actbench.cli.flags import ExportFlags, expanded, schemes_from
-from actbench.cli.printing import command_line, export_table, remark, show
-from actbench.counts import LONGEST_SECONDS
+from actbench.cli.app import LARGEST, Exit, app, argument, named, option, path_named
+from actbench.cli.flags import ExportFlags, OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
+from actbench.cli.printing import command_line, export, finish, progress_shown
+from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
-    from actbench import runs
-    from actbench.learning.comparison import TrainingComparison
-    from actbench.learning.team import Team
+    from actbench.experiments.experiment import Comparison
+    from actbench.experiments.recipes import runs
+    from actbench.results.runs import TrainingRun
+    from actbench.training.processgroup import Team
+
+_MOST_SECONDS_TO_TELL = 10.0  # for the first of several processes to start and say what is wrong
 
 RecipeArgument = Annotated[
     str, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.", named)
@@ -83,37 +75,49 @@ def train(
 
     accelerate launch --multi_gpu --num_processes 4 -m actbench train mine.toml
     """
-    from actbench.runs import TrainingRecipe
+    from actbench.experiments.recipes.runs import TrainingRecipe
 
     def chosen() -> runs.TrainingRecipe:
         read = TrainingRecipe.load_to_run(recipe, trusted=trust_recipe)
         _check_pictures(export_curves or [])  # before an hour of training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
 
-    def compared(recipe: runs.TrainingRecipe, team: Team) -> TrainingComparison:
-        return _run_shown(recipe, output or Path("results"), team, force=force, checkpoint_seconds=checkpoint_seconds)
+    def compared(recipe: runs.TrainingRecipe, team: Team) -> Comparison[TrainingRun]:
+        from actbench.training import comparison
+
+        goes_on = "; what ended is stored, and the same command goes on from the last checkpoint"
+        with progress_shown(goes_on, silent=not team.leads, as_bar=True) as progress:
+            return comparison.run(
+                recipe,
+                output or Path("results"),
+                command=command_line(),
+                force=force,
+                checkpoint_seconds=checkpoint_seconds,
+                progress=progress,
+                team=team,
+            )
 
     with schemes_from("--scheme" if scheme else recipe):
         title, comparison = _together(chosen, compared)
-    _export(comparison, title, exports, export_curves or [])
-    _finish(comparison, title)
+    _show(comparison, title, exports, export_curves or [])
 
 
 def _together(
-    chosen: Callable[[], runs.TrainingRecipe], compared: Callable[[runs.TrainingRecipe, Team], TrainingComparison]
-) -> tuple[str, TrainingComparison]:
+    chosen: Callable[[], runs.TrainingRecipe], compared: Callable[[runs.TrainingRecipe, Team], Comparison[TrainingRun]]
+) -> tuple[str, Comparison[TrainingRun]]:
     """Run a comparison with the other processes, if there are any; of these the first one returns from it."""
     from actbench.errors import UsageError
-    from actbench.runs import launch
+    from actbench.training import launch
 
     try:
         place = launch.read(os.environ)
     except UsageError:
         if launch.leads(os.environ):
             raise
+        time.sleep(_MOST_SECONDS_TO_TELL)  # a launcher ends all processes as soon as one of them has left
         raise Exit(2) from None
     early = chosen() if place.size == 1 else None  # before torch is imported, which takes seconds
-    from actbench.learning.team import StoppedError, joined
+    from actbench.training.processgroup import StoppedError, joined
 
     try:
         with joined(place) as team:
@@ -127,70 +131,27 @@ def _together(
 
 
 def _check_pictures(curves: list[Path]) -> None:
-    from actbench.render import exports, pictures
+    from actbench.results.render import charts, exports
 
     for path in curves:
         exports.check(path)
     if curves:
-        pictures.check([path.suffix.removeprefix(".") for path in curves])
+        charts.check([path.suffix.removeprefix(".") for path in curves])
 
 
-def _run_shown(
-    recipe: runs.TrainingRecipe, output: Path, team: Team, *, force: bool, checkpoint_seconds: float
-) -> TrainingComparison:
-    from actbench.cli.watching import shown
-    from actbench.learning import comparison
-
-    try:
-        with shown() if team.leads else nullcontext() as watcher:
-            return comparison.run(
-                recipe,
-                output,
-                command=command_line(),
-                force=force,
-                checkpoint_seconds=checkpoint_seconds,
-                watcher=watcher,
-                team=team,
-            )
-    except KeyboardInterrupt:
-        if team.leads:
-            remark("actbench: interrupted; what ended is stored, and the same command goes on from the last checkpoint")
-        raise Exit(130) from None
-
-
-def _export(comparison: TrainingComparison, title: str, asked: ExportFlags, curves: list[Path]) -> None:
-    from actbench.render import exports, pictures
-    from actbench.runs.curves import charts
-    from actbench.runs.store import json_text
-    from actbench.runs.table import accuracy_table
-
-    markdown, csv, as_json, html = asked.files
-    table = accuracy_table(comparison.runs, title)
-    export_table(table, markdown, csv, as_json, json_text(comparison.runs), html)
-    drawn = charts(comparison.runs)
-    exports.export({path: pictures.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
-
-
-def _finish(comparison: TrainingComparison, title: str) -> None:
-    """Print curves and table, say where they are kept, and leave with status 1 if any run failed."""
+def _show(comparison: Comparison[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
+    """Print and export curves and table, say where they are kept, and leave with status 1 if any run failed."""
     from rich.console import Console
 
-    from actbench.records import Failure
-    from actbench.render.curves import drawn
-    from actbench.runs.curves import charts
-    from actbench.runs.table import accuracy_table
+    from actbench.results.render import charts, exports
+    from actbench.results.render.formats import json_lines
+    from actbench.results.tables.curves import curves_of
+    from actbench.results.tables.training import accuracy_table
 
+    table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)
+    export(asked, [table], lambda: json_lines(comparison.records))
+    exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
     console = Console(highlight=False)
-    for chart in charts(comparison.runs):
-        console.print(drawn(chart, min(console.width, 100)), "")
-    show(accuracy_table(comparison.runs, title))
-    if comparison.notice:
-        remark(comparison.notice)
-    failed = [run for run in comparison.runs if isinstance(run.outcome, Failure)]
-    remark(f"{comparison.trained} trained now, {len(comparison.runs) - comparison.trained} taken from the file")
-    remark(f"runs: {comparison.path} (the table beside it, as .md and .csv)")
-    for run in failed:
-        assert isinstance(run.outcome, Failure)
-        remark(f"failed: {run.case.model}, {run.case.scheme}, seed {run.case.seed}: {run.outcome.message}")
-    if failed:
-        raise Exit(1)
+    for chart in drawn:
+        console.print(charts.drawn(chart, min(console.width, 100)), "")
+    finish(comparison, [table], "train")

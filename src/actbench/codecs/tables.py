@@ -20,12 +20,12 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from actbench.codecs import derivatives, segments
+from actbench.codecs import derivatives, optimallevels
 from actbench.codecs.activation import Activation, activation
 from actbench.codecs.derivatives import Array
 from actbench.errors import UsageError
 from actbench.ops import cache
-from actbench.records import Data
+from actbench.results.records import Data
 
 Weight = Literal["uniform", "normal"]
 
@@ -115,7 +115,7 @@ def solve(
     fold = target.even and low == -high
     density = functools.partial(_density, scale=None if weight == "uniform" else scale)
     kinks = np.array(target.kinks, dtype=np.float64)
-    best = segments.best_segments(target.derivative, density, (0.0 if fold else low, high), 2**bits, kinks)
+    best = optimallevels.best_segments(target.derivative, density, (0.0 if fold else low, high), 2**bits, kinks)
     return Table(
         function=target.key,
         bits=bits,
@@ -147,7 +147,7 @@ def relative_gradient_error(function: str | Activation, found: Table, scale: flo
 def _path(
     target: Activation, bits: int, weight: Weight, scale: float, domain: tuple[float, float] | None
 ) -> Path | None:
-    sources = (__file__, derivatives.__file__, sys.modules[Activation.__module__].__file__, segments.__file__)
+    sources = (__file__, derivatives.__file__, sys.modules[Activation.__module__].__file__, optimallevels.__file__)
     folder = cache.folder("tables", [Path(source) for source in sources if source is not None])
     shape = weight if weight == "uniform" else f"{weight}-{scale!r}"
     if target.key != target.name or domain is not None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from actbench import schemes
 from actbench.conversion.model import convert, unmark
 from actbench.errors import ConversionError, UsageError
+from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
-from actbench.nn.rebound import ReboundForward
 from actbench.schemes import Scheme
 
 _TAKEN = frozenset({"gact", "checkpoint"})

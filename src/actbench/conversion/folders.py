@@ -15,13 +15,13 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
-from actbench import machine, schemes, workloads
+from actbench import schemes, workloads
 from actbench.conversion import Conversion, conversion_of, convert, mark, savedmodel
-from actbench.conversion.savedmodel import SavedModel
-from actbench.conversion.staging import refuse_full_disk, refuse_taken, staged
+from actbench.conversion.savedmodel import SavedModel, refuse_full_disk, refuse_taken, staged
 from actbench.errors import ConversionError, ModelError, StoreError
-from actbench.records import Case, FloatType
-from actbench.training import TrainingSetup
+from actbench.results import machine
+from actbench.results.records import Case, FloatType
+from actbench.setup import TrainingSetup
 from actbench.workloads import names
 from actbench.workloads.base import Workload
 from actbench.workloads.folder import SINGLE, read_tensors, weight_files

@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import schemes
 from actbench.errors import ConversionError
-from actbench.inspection import inspect, trace
-from actbench.records import Data, Site, Unreached
+from actbench.measuring.inspection import inspect, trace
+from actbench.results.records import Data, Site, Unreached
 from actbench.schemes import Scheme
-from actbench.training import Batch, TrainingSetup
+from actbench.setup import Batch, TrainingSetup
 
 _MARK = "actbench_conversion"
 _EXAMPLE = "example"

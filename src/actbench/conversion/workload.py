@@ -1,21 +1,24 @@
-"""``actbench convert`` as one call: from a case to a table of sites and a model folder."""
+"""``actbench convert`` as one call, and as the task of a process: a case in, its sites and a model folder out."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from actbench import schemes, workloads
 from actbench.conversion import apply_to_model, mark
 from actbench.conversion.folders import is_replaceable, save_converted
-from actbench.conversion.staging import refuse_taken
-from actbench.converted import ConversionReport
+from actbench.conversion.savedmodel import refuse_taken
 from actbench.foreign import boundary
-from actbench.inspection import inspect, trace
-from actbench.meters import profiles
-from actbench.meters.operators import device_operators
-from actbench.records import Case
-from actbench.training import Batch, TrainingSetup
+from actbench.measuring.inspection import inspect, trace
+from actbench.measuring.meters import profiles
+from actbench.measuring.meters.operators import device_operators
+from actbench.paths import file_name
+from actbench.results.converted import ConversionReport, ConversionRequest
+from actbench.results.records import Case
+from actbench.setup import Batch, TrainingSetup
 
 
 def convert_workload(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
@@ -67,3 +70,13 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
         warnings=workload.warnings,
         seconds=time.perf_counter() - started,
     )
+
+
+def convert(text: str) -> str:
+    """Do what a :class:`ConversionRequest` asks, and return the :class:`ConversionReport`, both as JSON."""
+    request = TypeAdapter(ConversionRequest).validate_json(text)
+    case = request.case.model_copy(update={"scheme": schemes.build(request.case.scheme).spec})
+    model = case.model.removeprefix("hf:").removeprefix("torchvision:")
+    folder = request.output or Path(file_name(f"{model}-{case.scheme}"))
+    report = convert_workload(case, None if request.dry_run else folder, force=request.force)
+    return TypeAdapter(ConversionReport).dump_json(report).decode()

@@ -14,7 +14,7 @@ from actbench.nn.functions import TORCH, TRANSFORMERS, called, why_not
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.stepwise import Steps, StepwiseActivation
 from actbench.nn.swap import swap
-from actbench.records import Site, Unreached
+from actbench.results.records import Site, Unreached
 
 Stepping = Callable[[nn.Module], tuple[Table | Steps, str] | None]
 """Gives the steps of a layer and what it then is, such as ``3-bit GELU``; None for a layer that stays."""

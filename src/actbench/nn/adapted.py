@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
-from actbench.nn.rebound import ReboundForward
+from actbench.nn.forwardwrapper import ReboundForward
 
 
 @runtime_checkable

@@ -1,8 +1,9 @@
-"""What a model is made of, in a line, for the message that says what a scheme did not find."""
+"""What a model holds: its kinds of layers, and the modules that compute attention."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -19,3 +20,18 @@ def census(model: nn.Module, kinds: int = 6) -> str:
     if len(leaves) > kinds:
         named.append(f"{len(leaves) - kinds} other kinds")
     return ", ".join(named)
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Give path and module of the outermost modules that compute attention, and of each softmax layer outside of them.
+
+    Models name the class of these modules after what they do: ``nn.MultiheadAttention``, ``BertAttention``,
+    ``ShiftedWindowAttention``.
+    """
+    inside: set[nn.Module] = set()
+    for path, module in model.named_modules():
+        if module in inside:
+            continue
+        if "Attention" in type(module).__name__ or isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Softmax2d):
+            inside.update(module.modules())
+            yield path, module

@@ -1,17 +1,14 @@
-"""Layers whose output and codes one operator gives in a single pass over the input."""
+"""Functions whose output and codes one operator gives in a single pass over the input."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from actbench import savedtensors
-from actbench.nn.firstorder import first_order
-from actbench.nn.layout import as_it_lay, in_order, memory_order, told_apart
+from actbench.nn.layout import as_it_lay
 from actbench.ops import mask
 from actbench.ops.activate import activate
 
@@ -46,67 +43,28 @@ def _gelu_held(held: Any) -> str | None:
     return None
 
 
-class MaskedRelu(torch.autograd.Function):
-    """ReLU of which backward knows only where it passed its input on."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, inplace: bool) -> Tensor:
-        """Return ReLU of x; keep uint8 ``(ceil(x.numel() / 8),)``."""
-        ctx.order = memory_order(x)
-        if inplace:
-            ctx.mark_dirty(x)
-            output, codes = x, _masked_over(x, ctx.order)
-        else:
-            output, codes = mask.relu(in_order(x, ctx.order))
-        savedtensors.packed(x, codes)
-        ctx.save_for_backward(told_apart(codes, ctx.order))
-        if inplace or ctx.order is None:
-            return output
-        # .data: autograd would let nobody change a view that was made in here
-        return as_it_lay(output, ctx.order).data
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient where the bits are 1, and zero elsewhere."""
-        (codes,) = ctx.saved_tensors
-        return as_it_lay(mask.select(codes.view(-1), in_order(grad, ctx.order)), ctx.order), None
-
-
-class OnePass(torch.autograd.Function):
-    """A layer on a contiguous input, not in place; it does little, since it is part of the time of every step."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, function: str, steps: Any, bounds: Tensor, levels: Tensor) -> Tensor:
-        """Return the output; keep the packed codes and the levels, which belong to the layer."""
-        output, codes = activate(x, function, bounds, steps.bits, steps.fold)
-        savedtensors.packed(x, codes)
-        ctx.steps = steps
-        ctx.save_for_backward(codes, levels)
-        return output
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the steps."""
-        codes, levels = ctx.saved_tensors
-        return ctx.steps.gradient(codes, levels, grad.contiguous()), None, None, None, None
-
-
-def relu_over(x: Tensor, order: list[int] | None) -> Tensor | None:
-    """Write ReLU of x over it and return its packed mask, or None where x has gaps or overlaps in memory.
+def fused(
+    x: Tensor, function: str, order: list[int] | None, inplace: bool, bounds: Tensor, bits: int, fold: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return a function of x and the packed codes of x by one operator, or None where that cannot be.
 
     Args:
         x: The input.
-        order: Its dimensions as they lie in memory; None for contiguous.
+        function: As :func:`function_name` gives it.
+        order: Dimensions of x as they lie in memory; None for contiguous.
+        inplace: Write the function over x, and return x.
+        bounds: float32 ``(2**bits - 1,)``, ascending; ReLU reads none, since its code is its mask.
+        bits: Bits of a code.
+        fold: Encode ``|x|``.
     """
+    if function != RELU:
+        return None if inplace or order is not None else activate(x, function, bounds, bits, fold)
     lying = x if order is None else x.permute(order)
-    return mask.relu_(lying) if lying.is_contiguous() else None
-
-
-def _masked_over(x: Tensor, order: list[int] | None) -> Tensor:
-    codes = relu_over(x, order)
-    if codes is None:  # x has gaps
-        output, codes = mask.relu(in_order(x, order))
-        x.copy_(as_it_lay(output, order))
-    return codes
+    if inplace and lying.is_contiguous():
+        return x, mask.relu_(lying)
+    output, codes = mask.relu(lying.contiguous())
+    output = as_it_lay(output, order)
+    if inplace:  # x has gaps
+        return x.copy_(output), codes
+    # .data: autograd would let nobody change a view that was made in its function
+    return (output if order is None else output.data), codes

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actbench import savedtensors
 from actbench.codecs.gated import Inversion
+from actbench.nn import savedtensors
 from actbench.nn.firstorder import first_order
 from actbench.nn.inversion import bytes_meanwhile, times_slope, wide_type
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
-from actbench.nn.standin import carry_hooks, without_hooks
+from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops.stepwise import encode
 
 _FEWEST = 1 << 8

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -26,8 +27,57 @@ def as_it_lay(x: Tensor, order: list[int] | None) -> Tensor:
 
 
 def told_apart(codes: Tensor, order: list[int] | None) -> Tensor:
-    """Give codes of elements in another order another shape: who recomputes them of a copy in order is told."""
+    """Mark codes of a permuted tensor by one more dimension.
+
+    Checkpointing compares the shapes of what it recomputes, and so refuses codes of a copy that lies in another order.
+    """
     return codes if order is None else codes[None]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All that is known of a tensor beside its elements.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its type.
+        order: Its dimensions in the order in which they lie in memory, widest stride first; None for contiguous.
+    """
+
+    shape: torch.Size
+    dtype: torch.dtype
+    order: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, x: Tensor) -> Self:
+        """Return the layout of a tensor."""
+        order = memory_order(x)
+        return cls(x.shape, x.dtype, None if order is None else tuple(order))
+
+    @property
+    def elements(self) -> int:
+        """How many elements the tensor has."""
+        return self.shape.numel()
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each entry of dimension 0 is one piece of the tensor's memory."""
+        return len(self.shape) > 0 and (self.order is None or self.order[0] == 0)
+
+    def rows(self, first: int, last: int) -> Layout:
+        """Return the layout of rows ``first`` to ``last - 1``."""
+        return replace(self, shape=torch.Size((last - first, *self.shape[1:])))
+
+    def laid_out(self, flat: Tensor) -> Tensor:
+        """Return elements in the order of memory as a tensor of this shape and order, as a view."""
+        if self.order is None:
+            return flat.view(self.shape)
+        return as_it_lay(flat.view([self.shape[dim] for dim in self.order]), list(self.order))
+
+
+def flat_of(x: Tensor) -> Tensor:
+    """Return the elements of a tensor in the order of its memory, without its graph; a view where they lie so."""
+    return in_order(x.detach(), memory_order(x)).view(-1)
 
 
 def without_repeats(tensor: Tensor) -> Tensor:

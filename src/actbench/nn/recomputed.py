@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
-from actbench import savedtensors
+from actbench.nn import savedtensors
 from actbench.nn.caches import copied, is_cache, is_empty
-from actbench.nn.hooked.hooks import Hooks
-from actbench.nn.hooked.running import active
-from actbench.nn.offloaded import own_tensors
-from actbench.nn.rebound import ReboundForward
+from actbench.nn.forwardwrapper import ReboundForward
+from actbench.nn.hooked.hooks import Hooks, active
 from actbench.nn.rerun import Rerun, Written, writes_buffers
+from actbench.nn.saved.exclude import own_tensors
 
 TORCHVISION_BLOCKS = {
     "convnext": ("CNBlock",),
@@ -142,9 +141,9 @@ class RecomputedForward(ReboundForward):
         recompute, would either see nothing or leave the second run unpacked. The re-entrant form needs every tensor
         that may have a graph as an argument or a result of its own, and one that has a graph.
         """
-        places = hooks.places  # of the pass of this run, where several modules are called by themselves
+        sites = hooks.sites  # of the pass of this run, where several modules are called by themselves
         if hooks.probing:
-            with hooks.block(self.path, places):
+            with hooks.block(self.path, sites):
                 return self.inner(module, *args, **kwargs)
         tensors, given = _taken_apart((args, kwargs))
         if not any(tensor.requires_grad for tensor in (*tensors, *own_tensors(module))):
@@ -154,8 +153,8 @@ class RecomputedForward(ReboundForward):
         def run(_: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             args, kwargs = given.together(tensors)
             if torch.is_grad_enabled():
-                with rerun as buffers, hooks.block(self.path, places):
-                    hooks.keeper.leave(buffers)
+                with rerun as buffers, hooks.block(self.path, sites):
+                    hooks.packer.exclude.add(buffers)
                     return tuple(_taken_apart(self.inner(module, *args, **kwargs))[0])
             found, rest = _taken_apart(self.inner(module, *args, **kwargs))
             rerun.ran()

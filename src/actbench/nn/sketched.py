@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actbench import savedtensors
 from actbench.codecs.sketch import Sketching, fresh_sketch, project
+from actbench.nn import savedtensors
 from actbench.nn.firstorder import first_order
 from actbench.nn.precision import no_autocast, product_dtype
 from actbench.nn.sharing import SharingTable, WeakTensors

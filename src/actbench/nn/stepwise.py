@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,15 +9,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from actbench import savedtensors
 from actbench.codecs.tables import Table
+from actbench.nn import savedtensors
 from actbench.nn.firstorder import first_order
-from actbench.nn.fused import RELU, MaskedRelu, OnePass, function_name, relu_over
+from actbench.nn.fused import RELU, function_name, fused
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order, told_apart
-from actbench.nn.standin import carry_hooks, without_hooks
-from actbench.nn.straight import Kernels, apply_mask, apply_table, tabled
-from actbench.ops.cpu.halves import KINDS
-from actbench.ops.library import direct
+from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops.stepwise import decode, encode
 
 
@@ -90,20 +86,26 @@ class StepwiseGradient(torch.autograd.Function):
         levels: Tensor,
         function: str | None,
     ) -> Tensor:
-        """Return ``exact(x)``; keep the packed codes and the levels, which belong to the layer."""
+        """Return ``exact(x)``; keep the packed codes and the levels, which belong to the layer.
+
+        With the name of a function its output and codes come of one operator, where there is one for such an x; that
+        of ReLU reads neither bounds nor levels, which may be None.
+        """
         ctx.steps, ctx.dtype, ctx.order = steps, x.dtype, memory_order(x)
         inplace = getattr(exact, "inplace", False)
         if inplace:
             ctx.mark_dirty(x)
-        if inplace and function == RELU:
-            codes = relu_over(x, ctx.order)
-            if codes is not None:
-                savedtensors.packed(x, codes)
-                ctx.save_for_backward(told_apart(codes, ctx.order), levels)
-                return x
-        codes = encode(steps.compared(in_order(x, ctx.order)), bounds, steps.bits, steps.fold)
+        at_once = None
+        if function is not None:
+            at_once = fused(x, function, ctx.order, inplace, bounds, steps.bits, steps.fold)
+        if at_once is not None:
+            output, codes = at_once
+        else:
+            codes = encode(steps.compared(in_order(x, ctx.order)), bounds, steps.bits, steps.fold)
         savedtensors.packed(x, codes)
         ctx.save_for_backward(told_apart(codes, ctx.order), levels)
+        if at_once is not None:
+            return output
         if inplace:
             exact(x)
             return x  # and not what exact returns, in which torch.compile does not know the marked tensor again
@@ -144,8 +146,6 @@ class StepwiseActivation(nn.Module):
         self.exact = without_hooks(exact)
         name = function_name(exact) if self.steps.fusible else None
         self.function = None if name == RELU and isinstance(self.steps, TableSteps) else name  # its kernel has no table
-        self.in_one_pass = self.function is not None and not getattr(exact, "inplace", False)
-        self.masked = self.in_one_pass and self.function == RELU
         carry_hooks(exact, self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
@@ -157,46 +157,23 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
-        one_pass = self.in_one_pass and input.is_contiguous()
-        if one_pass and direct(input) and input.dtype in KINDS:
-            if self.masked:
-                return apply_mask(input)
-            kernels = self.kernels
-            if kernels is not None and kernels.levels.is_cpu:  # whoever shards a model may have moved its tables
-                return apply_table(input, kernels)
         output: Tensor
-        if one_pass and self.masked:
-            output = MaskedRelu.apply(input, False)
-            return output
-        bounds, levels = self.bounds, self.levels
-        if levels.device != input.device:  # a model over several devices
+        function = self.function
+        if function == RELU and not getattr(self.exact, "inplace", False):
+            if input.is_contiguous():  # its operator needs no table
+                output = StepwiseGradient.apply(input, self.exact, self.steps, None, None, function)
+                return output
+            function = None
+        if self.levels.device != input.device:  # a model over several devices
             self.to(input.device)
-            bounds, levels = self.bounds, self.levels
-        if one_pass:
-            output = OnePass.apply(input, self.function, self.steps, bounds, levels)
-        else:
-            output = StepwiseGradient.apply(input, self.exact, self.steps, bounds, levels, self.function)
+        output = StepwiseGradient.apply(input, self.exact, self.steps, self.bounds, self.levels, function)
         return output
-
-    @functools.cached_property
-    def kernels(self) -> Kernels | None:
-        """What a layer with a table calls on the CPU without operators; None where it has no such kernels."""
-        if not (self.in_one_pass and self.levels.is_cpu):
-            return None
-        if self.function is None or not isinstance(self.steps, TableSteps) or self.steps.fold:
-            return None
-        return tabled(self.function, self.bounds, self.levels, self.steps.bits)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the kernels, which are found again."""
-        return {name: value for name, value in self.__dict__.items() if name != "kernels"}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.bounds = constants(self.steps.bounds, self.bounds)
         self.levels = constants(self.steps.levels, self.levels)
-        self.__dict__.pop("kernels", None)
         return self
 
     def __repr__(self) -> str:

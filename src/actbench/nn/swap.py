@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn.eager import is_compiled
+from actbench.nn.compileguard import is_compiled
 from actbench.nn.wrapped import bind_entries, unbind_entries
 
 Rule = Callable[[nn.Module, str], nn.Module | None]

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, batch_variance, variance
-from actbench.nn.compressed.layer import Compressed
+from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
-from actbench.nn.keeping import Keeper
-from actbench.nn.rebound import ReboundForward
+from actbench.nn.saved import Identity, SavedTensors
 from actbench.nn.sketched import Sketched
 from actbench.ops.seeds import diverge
-from actbench.training import Batch, TrainingSetup
+from actbench.setup import Batch, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class RoundingVariance:
     batch: float | None
 
     def fields(self) -> dict[str, float]:
-        """Return what is known as fields of :class:`~actbench.records.Measurement`."""
+        """Return what is known as fields of :class:`~actbench.results.measured.Measurement`."""
         known = {"quantization_variance_observed": self.observed, "sgd_variance": self.batch}
         return {name: value for name, value in known.items() if value is not None}
 
@@ -105,12 +105,12 @@ def rounding_variance(
     Returns:
         The variances, or None where all gradients are zero or nothing is packed.
     """
-    keepers = {keeper for keeper in _keepers(setup.module) if keeper.compress}
+    packers = {packer for packer in _packers(setup.module) if not packer.codec.exact}
     weights = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
-    if not keepers:
+    if not packers:
         return None
     _gradients(setup, batch, weights, seed, 0)
-    with _whole(keepers):
+    with _whole(packers):
         exact = _gradients(setup, batch, weights, seed, 0)
         length = sum(_square(gradient) for gradient in exact.values())
         if not length:
@@ -123,25 +123,26 @@ def rounding_variance(
     return RoundingVariance(observed / repeats / length, None if of_batch is None else of_batch / length)
 
 
-def _keepers(module: nn.Module) -> Iterator[Keeper]:
+def _packers(module: nn.Module) -> Iterator[SavedTensors]:
     for child in module.modules():
         if isinstance(child, Compressed):
-            yield child.keeper
+            yield child.packer
         for forward in ReboundForward.all_of(child):
             if isinstance(forward, HookedForward):
-                yield forward.hooks.keeper
+                yield forward.hooks.packer
 
 
 @contextmanager
-def _whole(keepers: Iterable[Keeper]) -> Iterator[None]:
-    """Let keepers keep tensors whole."""
-    for keeper in keepers:
-        keeper.compress = False
+def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
+    """Let packers leave tensors whole."""
+    codecs = [(packer, packer.codec) for packer in packers]
+    for packer, _ in codecs:
+        packer.codec = Identity()
     try:
         yield
     finally:
-        for keeper in keepers:
-            keeper.compress = True
+        for packer, codec in codecs:
+            packer.codec = codec
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:

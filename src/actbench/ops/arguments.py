@@ -29,6 +29,19 @@ def check_bits(bits: int) -> None:
         raise ValueError(f"bits must be from 1 to 8, found {bits}")
 
 
+def check_seed(seed: Tensor) -> None:
+    """Raise a ValueError unless this is a seed of noise."""
+    if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device.type != "cpu":
+        raise ValueError(f"the seed must be a 0-d int64 tensor on the CPU, found {seed.dtype} {tuple(seed.shape)}")
+
+
+def check_vector(vector: Tensor, dtype: torch.dtype, device: torch.device, what: str) -> None:
+    """Raise a ValueError unless this is a contiguous vector of a type on a device."""
+    if vector.dtype != dtype or vector.dim() != 1 or not vector.is_contiguous() or vector.device != device:
+        found = f"{vector.dtype} {tuple(vector.shape)} on {vector.device}"
+        raise ValueError(f"{what} must be a contiguous {dtype} vector on {device}, found {found}")
+
+
 def check_table(table: Tensor, tensor: Tensor, bits: int, entries: int, what: str) -> None:
     """Raise a ValueError unless a table of bounds or levels goes with a tensor and its bits."""
     if table.dtype != torch.float32 or table.dim() != 1 or not table.is_contiguous():

@@ -9,8 +9,11 @@ arithmetic one with the sign's copies masked away.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from actbench.ops.library import HOST_NUMBER, define
 
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _WORD = (1 << 64) - 1
@@ -22,6 +25,11 @@ def mixed(seed: int) -> int:
     word = ((word ^ (word >> 30)) * FIRST) & _WORD
     word = ((word ^ (word >> 27)) * SECOND) & _WORD
     return word ^ (word >> 31)
+
+
+def state_of(seed: int | Tensor) -> np.uint64:
+    """Return that state for a kernel; the seed may be a 0-d int64 tensor on the CPU."""
+    return np.uint64(mixed(int(seed)))
 
 
 def signed(word: int) -> int:
@@ -62,3 +70,40 @@ def lanes(seed: int, first: int, count: int, bits: int, device: torch.device) ->
 
 def _shifted(word: Tensor, bits: int) -> Tensor:
     return (word >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _check(seed: Tensor, first: int, count: int) -> None:
+    torch._check_value(seed.dtype == torch.int64 and seed.dim() == 0, lambda: "the seed must be a 0-d int64 tensor")
+    torch._check_value(first >= 0 and count >= 0, lambda: "the first word and their count are not negative")
+
+
+def _words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
+    _check(seed, first, count)
+    return words(int(seed.item()), first, count, device)
+
+
+@define(
+    "random_words(Tensor seed, SymInt first, SymInt count, Device device) -> Tensor",
+    {"CPU": _words},  # where the seed is
+    tags=HOST_NUMBER,
+)
+def random_words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
+    """Return words ``first .. first + count - 1`` of a seed, the same on every device.
+
+    As an operator, so that compilers trace it and never see the number that a seed holds. What is drawn from the words
+    (rows, fractions) is made with torch's own operators, so it needs no kernel.
+
+    Args:
+        seed: 0-d int64 tensor on the CPU.
+        first: Index of the first word.
+        count: How many.
+        device: Where to make them.
+
+    Returns:
+        (count,) int64 on ``device``, all 64 bits random.
+
+    Raises:
+        ValueError: The seed is not as above, or a number is negative.
+    """
+    _check(seed, first, count)
+    return torch.empty(count, dtype=torch.int64, device=device)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from actbench.codecs.encodings import Encoding
-from actbench.ops import steprules
+from actbench.ops.smaqstep import rules as steprules
 from actbench.optim.base import Group, PackedOptimizer, State, in_float32, write_back
 from actbench.optim.storage import Storage
 

@@ -1,8 +1,10 @@
-"""How state is stored: what every encoding does for an optimizer, and SmaQ, which does it in one pass."""
+"""How the state of an optimizer is stored."""
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -11,9 +13,104 @@ from torch import Tensor
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
 from actbench.errors import UsageError
-from actbench.ops import smaqstep
-from actbench.ops.steprules import AdamRule, SgdRule
-from actbench.optim.chunks import ChunkedStorage
+from actbench.ops import noise, smaqstep
+from actbench.ops.smaqstep import rules as steprules
+from actbench.ops.smaqstep.rules import AdamRule, SgdRule
+
+CHUNK = 1 << 18
+"""Elements that are float32 at a time; temporary memory is a dozen times their 1 MiB. Groups and blocks divide it."""
+
+
+class ChunkedStorage:
+    """The parts of each chunk as bytes, chunk behind chunk.
+
+    Args:
+        encoding: One whose bytes are fixed, and really stored.
+    """
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+        self._chunk_bytes = encoding.packed_bytes((CHUNK,), torch.float32)
+
+    def packed_bytes(self, count: int) -> int:
+        """Return the bytes of ``count`` numbers."""
+        whole, left = divmod(count, CHUNK)
+        return whole * self._chunk_bytes + (self.encoding.packed_bytes((left,), torch.float32) if left else 0)
+
+    def zeros(self, count: int, device: torch.device) -> Tensor:
+        """Return the bytes of ``count`` zeros."""
+        packed = torch.empty(self.packed_bytes(count), dtype=torch.uint8, device=device)
+        for number, start, end in _chunks(count):
+            self._write(packed, number, torch.zeros(end - start, device=device), seed=0)
+        return packed
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Return the bytes of float32 ``(n,)``."""
+        packed = torch.empty(self.packed_bytes(values.numel()), dtype=torch.uint8, device=values.device)
+        for number, start, end in _chunks(values.numel()):
+            self._write(packed, number, values[start:end], _seed(0, 0, number))
+        return packed
+
+    def unpack(self, packed: Tensor, count: int) -> Tensor:
+        """Return float32 ``(count,)``."""
+        return torch.cat([self._read(packed, number, end - start) for number, start, end in _chunks(count)])
+
+    def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
+        """Step by Adam or AdamW."""
+        for number, start, end in _chunks(param.numel()):
+            m, s = self._read(means, number, end - start), self._read_roots(roots, number, end - start)
+            p, m, s = steprules.adam(param[start:end].float(), grad[start:end].float(), m, s, rule)
+            param[start:end] = p
+            self._write(means, number, m, _seed(seed, 0, number))
+            self._write(roots, number, s, _seed(seed, 1, number))
+
+    def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
+        """Step by SGD with momentum."""
+        for number, start, end in _chunks(param.numel()):
+            b = self._read(buffers, number, end - start)
+            p, b = steprules.sgd(param[start:end].float(), grad[start:end].float(), b, rule)
+            param[start:end] = p
+            self._write(buffers, number, b, _seed(seed, 0, number))
+
+    def _write(self, packed: Tensor, number: int, values: Tensor, seed: int) -> None:
+        parts = self.encoding.encode(values, torch.tensor(seed, device="cpu"))
+        data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
+        packed[number * self._chunk_bytes :][: data.numel()] = data
+
+    def _read(self, packed: Tensor, number: int, count: int) -> Tensor:
+        return self.encoding.decode(self._parts(packed, number, count), (count,), torch.float32)
+
+    def _read_roots(self, packed: Tensor, number: int, count: int) -> Tensor:
+        """Return numbers that are divided by: none is nearer to zero than half a step, as in SmaQ's own operator."""
+        parts = self._parts(packed, number, count)
+        roots, least = self.encoding.decode(parts, (count,), torch.float32), self.encoding.half_steps(parts, count)
+        return roots.clamp_(min=0) if least is None else torch.maximum(roots, least)
+
+    def _parts(self, packed: Tensor, number: int, count: int) -> tuple[Tensor, ...]:
+        left, parts = packed[number * self._chunk_bytes :], []
+        for dtype, shape in _parts_of(self.encoding.spec, count):
+            size = math.prod(shape) * dtype.itemsize
+            parts.append(left[:size].clone().view(dtype).view(shape))  # cloned, because numbers must be aligned
+            left = left[size:]
+        return tuple(parts)
+
+
+def _chunks(count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the number, the first element and the end of each chunk."""
+    for number, start in enumerate(range(0, count, CHUNK)):
+        yield number, start, min(start + CHUNK, count)
+
+
+def _seed(seed: int, moment: int, chunk: int) -> int:
+    return noise.signed(noise.mixed(noise.mixed(seed) ^ (2 * chunk + moment)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts_of(spec: str, count: int) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+    """Return type and shape of each part that ``count`` numbers are stored as."""
+    parts = encodings.build(spec).encode(torch.zeros(count, device="cpu"), torch.tensor(0, device="cpu"))
+    return tuple((part.dtype, tuple(part.shape)) for part in parts)
+
 
 LEAST_PACKED = 4096
 """Elements of the smallest parameter whose state is packed."""

@@ -7,8 +7,7 @@ import torch
 from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.optim.adam import Adam, AdamW
-from actbench.optim.base import PackedOptimizer
-from actbench.optim.loading import TORCHS_OWN, refuse_unsupported
+from actbench.optim.base import TORCHS_OWN, PackedOptimizer, refuse_unsupported
 from actbench.optim.sgd import SGD
 
 _OPTIONS: Final[dict[type[torch.optim.Optimizer], tuple[str, ...]]] = {

@@ -10,23 +10,21 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import ConversionError
-from actbench.nn.attention import attention_modules
-from actbench.nn.census import census
-from actbench.nn.compressed.layer import Compressed
+from actbench.nn.census import attention_modules, census
+from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.compressed.layers import compressed, fan_in
-from actbench.nn.compressed.root import COMPRESSED, CompressedForward
-from actbench.nn.compressed.small import small_codes
-from actbench.nn.eager import refuse_compiled
+from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.keeping import Keeper, Place
-from actbench.nn.keeping.allocation import Allocation
-from actbench.nn.keeping.history import History
+from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
+from actbench.nn.saved.bitallocation import BitAllocation
+from actbench.nn.saved.samplegradients import SampleGradients
 from actbench.nn.swap import swap
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
-from actbench.records import Site
+from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.training import Batch, Part, TrainingSetup
+from actbench.setup import Batch, Part, TrainingSetup
 from actbench.units import GIB
 
 Level = Literal["L0", "L1", "L2", "L3", "L3.1", "L4", "L5", "swap"]
@@ -148,27 +146,18 @@ class ActNN(Scheme):
         Raises:
             ConversionError: There is none, or the model has been converted before or is compiled.
         """
-        refuse_compiled(setup.module, *COMPRESSED)
-        if CompressedForward.of(setup.module) is not None or HookedForward.of(setup.module) is not None:
-            raise ConversionError("actnn: the layers of the model are compressed already; convert the original model")
-        keeper = Keeper(
-            group_size=self.group_size,
-            stochastic=self.stochastic,
-            swap=self.setting("swap"),
-            compress=self.setting("compress"),
-            chunk=self.chunk,
-            share=self.share,
-            per_group=self.per_group,
-            pipeline_threshold=self.setting("pipeline_threshold"),
-        )
-        model, places, sites = self._swapped(setup.module, keeper)
+        CompressedForward.refuse(self.name, setup.module)
+        codec = GroupQuantization(self.group_size, self.stochastic, self.per_group)
+        placement = HostOffload() if self.setting("swap") else None
+        packer = SavedTensors(codec if self.setting("compress") else Identity(), placement=placement, dedup=self.share)
+        model, states, sites = self._swapped(setup.module, packer)
         if not sites:
             raise ConversionError(f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}")
-        hooked = self._hooked(model, keeper)
+        hooked = self._hooked(model, packer)
         threshold = self.setting("empty_cache_threshold")
-        CompressedForward(model, keeper, self._allocation(places), threshold, bool(hooked)).bind()
+        CompressedForward(model, packer, self._allocation(states), threshold, bool(hooked)).bind()
         bind_entries(model)
-        by = Part(self.spec, acts=keeper, idle=NOTHING_PACKED)
+        by = Part(self.spec, acts=packer, idle=NOTHING_PACKED)
         changed = setup.changed(model, (*sites, *hooked), by=by)
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
 
@@ -182,53 +171,59 @@ class ActNN(Scheme):
         found = rounding_variance(setup, batch, seed)
         return {} if found is None else found.fields()
 
-    def _swapped(self, module: nn.Module, keeper: Keeper) -> tuple[nn.Module, list[Place], list[Site]]:
-        places: list[Place] = []  # those that the bits are shared out among; a norm goes with the one before it
+    def _swapped(self, module: nn.Module, packer: SavedTensors) -> tuple[nn.Module, list[SiteState], list[Site]]:
+        states: list[SiteState] = []  # those that the bits are shared out among; a norm goes with the one before it
         sites: list[Site] = []
 
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
             if isinstance(layer, _BatchNorm) and not self.setting("quantized_bn"):
                 return None
-            place = self._place(path)
-            new: Any = compressed(layer, keeper, place)
+            state = self._state(path)
+            new: Any = compressed(layer, packer, state)
             if isinstance(new, Compressed):
-                _seat(place, new, places)
+                _seat(state, new, states)
             if new is not None:
                 becomes = self._becomes() if isinstance(new, Compressed) else "an exact small code"
                 sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
             return new  # type: ignore[no-any-return]
 
-        return swap(module, rule), places, sites
+        return swap(module, rule), states, sites
 
-    def _place(self, path: str) -> Place:
-        history = History() if self.use_gradient else None
-        return Place(path, self.setting("bits"), per_sample=self.setting("per_sample"), history=history)
+    def _state(self, path: str) -> SiteState:
+        return SiteState(
+            path,
+            self.setting("bits"),
+            per_sample=self.setting("per_sample"),
+            sample_gradients=SampleGradients() if self.use_gradient else None,
+            chunk=self.chunk,
+            pipeline_threshold=self.setting("pipeline_threshold"),
+        )
 
-    def _hooked(self, model: nn.Module, keeper: Keeper) -> list[Site]:
+    def _hooked(self, model: nn.Module, packer: SavedTensors) -> list[Site]:
         """Bind hooks on the outermost modules that compute attention: their products and softmax are no layers."""
         sites = []
         for path, module in attention_modules(model):
-            hooks = Hooks(keeper, self.setting("bits"), small_codes(), whole_model=False)
+            hooks = Hooks(packer, self.setting("bits"), small_codes(), whole_model=False)
             HookedForward(module, hooks).bind()
             becomes = f"saved tensors, {self.setting('bits'):g} bits"
             sites.append(Site(path=path, was=type(module).__name__, becomes=becomes))
         return sites
 
-    def _allocation(self, places: list[Place]) -> Allocation | None:
+    def _allocation(self, states: list[SiteState]) -> BitAllocation | None:
         if not (self.setting("compress") and self.setting("per_layer")):
             return None
-        return Allocation(places, self.setting("bits"), self.adapt_interval)
+        return BitAllocation(states, self.setting("bits"), self.adapt_interval)
 
     def _becomes(self) -> str:
         where = " in host memory" if self.setting("swap") else ""
         return f"input, {self.setting('bits'):g} bits{where}" if self.setting("compress") else f"input, whole{where}"
 
 
-def _seat(place: Place, layer: Compressed, places: list[Place]) -> None:
-    """Put a place among those that share the bits out, or behind the last of them: a norm goes with that one."""
+def _seat(state: SiteState, layer: Compressed, states: list[SiteState]) -> None:
+    """Put a state among those that share the bits out, or behind the last of them: a norm goes with that one."""
     inputs = fan_in(layer)
     if inputs is not None:
-        place.factor = inputs / 4
-        places.append(place)
-    elif places:
-        places[-1].followers.append(place)
+        state.factor = inputs / 4
+        states.append(state)
+    elif states:
+        states[-1].followers.append(state)

@@ -1,12 +1,18 @@
+"""What a scheme is, and what one of a composition alone may change."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from actbench.records import Data, Published
+from actbench.results.records import Data, Published
+from actbench.setup import Batch, TrainingSetup
 from actbench.spec import shortest
-from actbench.training import Batch, TrainingSetup
+
+SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
+ACTIVATIONS: Final = "replace activation layers"
+
 
 NOTHING_PACKED = (
     "none of what the model's modules save is worth packing: 'actbench measure MODEL --scheme SCHEME --ledger' lists "
@@ -52,7 +58,7 @@ class Scheme(Data):
             seed: Of what is random in them.
 
         Returns:
-            Fields of :class:`~actbench.records.Measurement` by name; none by default.
+            Fields of :class:`~actbench.results.measured.Measurement` by name; none by default.
         """
         return {}
 

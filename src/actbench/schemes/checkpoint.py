@@ -8,9 +8,9 @@ from actbench.errors import ConversionError
 from actbench.nn.census import census
 from actbench.nn.recomputed import RecomputedForward, blocks
 from actbench.nn.wrapped import bind_entries, unbind_entries
-from actbench.records import Site
+from actbench.results.records import Site
 from actbench.schemes.base import Scheme
-from actbench.training import Part, TrainingSetup
+from actbench.setup import Part, TrainingSetup
 
 _IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
 

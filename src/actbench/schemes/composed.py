@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 from actbench.errors import SpecError
 from actbench.schemes.base import Scheme
-from actbench.training import Batch, TrainingSetup
+from actbench.setup import Batch, TrainingSetup
 
 
 class Composed(Scheme):

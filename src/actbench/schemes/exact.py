@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from actbench.schemes.base import Scheme
-from actbench.training import TrainingSetup
+from actbench.setup import TrainingSetup
 
 
 class Exact(Scheme):

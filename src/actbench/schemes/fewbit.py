@@ -11,15 +11,14 @@ from torch import nn
 from actbench.codecs.activation import Activation
 from actbench.codecs.tables import Table, Weight, table
 from actbench.errors import ConversionError
-from actbench.nn import own
+from actbench.nn import useractivation
 from actbench.nn.activations import instead, refuse_converted, swap_activations
 from actbench.nn.functions import GUISES, NAMES, Function, function_of, why_not
-from actbench.nn.own import OwnFunction
 from actbench.nn.stepwise import Steps
-from actbench.records import Published
-from actbench.schemes.base import Scheme
-from actbench.schemes.exclusive import ACTIVATIONS
-from actbench.training import Part, TrainingSetup
+from actbench.nn.useractivation import OwnFunction
+from actbench.results.records import Published
+from actbench.schemes.base import ACTIVATIONS, Scheme
+from actbench.setup import Part, TrainingSetup
 from actbench.units import GIB
 
 _SETTING = "fewbit:3 for GELU, RoBERTa-base, MRPC, batch 128, GPU not named"
@@ -80,7 +79,7 @@ class FewBit(Scheme):
         joined = tuple(_joined(functions))
         for function in joined:
             if _PATH.fullmatch(function):
-                own.check(function)
+                useractivation.check(function)
             elif function not in NAMES:
                 close = difflib.get_close_matches(function, NAMES, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else ""

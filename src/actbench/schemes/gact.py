@@ -8,19 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from actbench.errors import ConversionError
-from actbench.nn.compressed.small import small_codes
-from actbench.nn.eager import refuse_compiled
+from actbench.nn.compileguard import refuse_compiled
+from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.forward import HOOKS
-from actbench.nn.hooked.probing import Probing
-from actbench.nn.keeping import Keeper
+from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
-from actbench.records import Published, Site
-from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.schemes.exclusive import SAVED_TENSORS
-from actbench.training import Batch, Part, TrainingSetup
+from actbench.results.records import Published, Site
+from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Scheme
+from actbench.setup import Batch, Part, TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
 
@@ -135,7 +134,7 @@ class Gact(Scheme):
         bound.bind()
         bind_entries(module)
         site = Site(path="", was=kind, becomes=self._becomes())
-        changed = setup.changed(module, (site,), by=Part(self.spec, acts=bound.hooks.keeper, idle=NOTHING_PACKED))
+        changed = setup.changed(module, (site,), by=Part(self.spec, acts=bound.hooks.packer, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
@@ -144,15 +143,10 @@ class Gact(Scheme):
         return {} if found is None else found.fields()
 
     def _hooks(self) -> Hooks:
-        keeper = Keeper(
-            group_size=self.group_size,
-            stochastic=self.stochastic,
-            swap=self.setting("swap"),
-            compress=self.setting("compress"),
-            share=self.share,
-            prefetch=self.setting("prefetch"),
-        )
-        return Hooks(keeper, self.setting("bits"), small_codes() if keeper.compress and self.small_codes else {})
+        codec = GroupQuantization(self.group_size, self.stochastic) if self.setting("compress") else Identity()
+        placement = HostOffload(self.setting("prefetch")) if self.setting("swap") else None
+        packer = SavedTensors(codec, placement=placement, dedup=self.share)
+        return Hooks(packer, self.setting("bits"), {} if codec.exact or not self.small_codes else small_codes())
 
     def _probing(self) -> Probing | None:
         if not (self.setting("compress") and self.setting("auto_prec")):

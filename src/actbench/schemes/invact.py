@@ -11,10 +11,9 @@ from actbench.nn.functions import called, function_of, why_not
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.overwritten import overwritten
 from actbench.nn.swap import swap
-from actbench.records import Published, Site, Unreached
-from actbench.schemes.base import Scheme
-from actbench.schemes.exclusive import ACTIVATIONS
-from actbench.training import Part, TrainingSetup
+from actbench.results.records import Published, Site, Unreached
+from actbench.schemes.base import ACTIVATIONS, Scheme
+from actbench.setup import Part, TrainingSetup
 
 _SOURCE = "abstract of arXiv 2407.15545"
 

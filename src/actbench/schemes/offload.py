@@ -3,14 +3,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from actbench.errors import ConversionError
-from actbench.nn.eager import refuse_compiled
+from actbench.nn.compileguard import refuse_compiled
 from actbench.nn.hooked import HookedForward
 from actbench.nn.offloaded import OFFLOAD, OffloadedForward
 from actbench.nn.wrapped import bind_entries
-from actbench.records import Site
-from actbench.schemes.base import Scheme
-from actbench.schemes.exclusive import SAVED_TENSORS
-from actbench.training import Part, TrainingSetup
+from actbench.results.records import Site
+from actbench.schemes.base import SAVED_TENSORS, Scheme
+from actbench.setup import Part, TrainingSetup
 
 _IDLE = "no module of the model saves a tensor of 1 KiB or more; offload is for larger batches"
 
@@ -50,7 +49,8 @@ class Offload(Scheme):
                 "would move none of them; gact:L3 moves what it has packed"
             )
         refuse_compiled(setup.module, *OFFLOAD)
-        OffloadedForward(setup.module).bind()
+        bound = OffloadedForward(setup.module)
+        bound.bind()
         bind_entries(setup.module)
         site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors in host memory")
-        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=OffloadedForward, idle=_IDLE))
+        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=bound.wrapper.packer, idle=_IDLE))

@@ -13,9 +13,9 @@ from actbench.nn.sharing import SharingTable
 from actbench.nn.sketched import Sketch, Sketched, sketched
 from actbench.nn.swap import swap
 from actbench.nn.variance import sketch_variance
-from actbench.records import Published, Site, Unreached
+from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
-from actbench.training import Batch, Part, TrainingSetup
+from actbench.setup import Batch, Part, TrainingSetup
 
 _IDLE = (
     "a sketch of so many rows is no smaller than the input, or the weights are frozen; take a larger batch, or a "

@@ -1,3 +1,5 @@
+"""ReGELU2 and ReSiLU2: the exact activation forward, two bits backward."""
+
 from __future__ import annotations
 
 from typing import ClassVar
@@ -9,10 +11,9 @@ from actbench.codecs.tables import Table
 from actbench.errors import ConversionError
 from actbench.nn.activations import instead, refuse_converted, swap_activations
 from actbench.nn.functions import GUISES, function_of, why_not
-from actbench.records import Published
-from actbench.schemes.base import Scheme
-from actbench.schemes.exclusive import ACTIVATIONS
-from actbench.training import Part, TrainingSetup
+from actbench.results.records import Published
+from actbench.schemes.base import ACTIVATIONS, Scheme
+from actbench.setup import Part, TrainingSetup
 
 _SETTING = "ReGELU2/ReSiLU2 with the authors' memory-sharing norms, fine-tuning of ViT and LLaMA"
 _SOURCE = "abstract of arXiv 2406.16282"
@@ -62,3 +63,18 @@ class ReGELU2(Scheme):
         if not sites:
             raise ConversionError(f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(model)}")
         return setup.changed(model, sites, unreached, by=Part(self.spec))
+
+
+class ReSiLU2(ReGELU2):
+    """SiLU keeps 2 bits per element: which side of three thresholds it is on.
+
+    Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation",
+    arXiv 2406.16282.
+    Kept for backward: ``ceil(elements * 2 / 8)`` bytes. The forward pass is exact; the derivative in backward is that
+    of the sum of three ReLUs that is nearest to SiLU in the L2 norm of the function.
+    Not reproduced: the memory-sharing norms. Thresholds and levels are solved here, from the authors' objective.
+    """
+
+    name: ClassVar[str] = "resilu2"
+    summary: ClassVar[str] = "SiLU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs"
+    functions: ClassVar[tuple[str, ...]] = ("silu",)

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, SmaqParameters
-from actbench.records import Published
+from actbench.results.records import Published
 from actbench.schemes.structures import EncodedStructures
 
 _SETTING = "ResNet-34, CIFAR-10, all five structures, 6 and 8 bits, simulated by the authors; float32 gets 0.892"

@@ -10,10 +10,10 @@ from torch import nn, optim
 
 from actbench.codecs.encodings import Encoding
 from actbench.errors import ConversionError
-from actbench.nn.compressed.small import small_codes
-from actbench.nn.eager import refuse_compiled
+from actbench.nn.compileguard import refuse_compiled
+from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.encoded import (
-    EncodedKeeper,
+    Encoded,
     EncodedOutputs,
     PackedGradients,
     RoundedState,
@@ -22,19 +22,19 @@ from actbench.nn.encoded import (
     quantized_modules,
     rounded,
 )
+from actbench.nn.encoded.gradients import BY_PARAMETER
 from actbench.nn.encoded.parallel import NotInParallel, refuse_sharded
-from actbench.nn.encoded.stepping import BY_PARAMETER
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.forward import HOOKS
-from actbench.nn.keeping.keeper import FLOATS
 from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.saved import SavedTensors
+from actbench.nn.saved.codecs import FLOATS
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
-from actbench.records import Site, Unreached
-from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.schemes.exclusive import SAVED_TENSORS
-from actbench.training import Batch, MakeOptimizer, Part, TrainingSetup
+from actbench.results.records import Site, Unreached
+from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Scheme
+from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
@@ -108,14 +108,14 @@ class EncodedStructures(Scheme):
             sites.append(self._site("state", setup.module))
         elif "state" in self.on:
             unreached = (_without_optimizer(self.number_format),)
-        keeper = EncodedKeeper(self.number_format)
+        packer = SavedTensors(Encoded(self.number_format))
         if "activations" in self.on:
-            HookedForward(setup.module, Hooks(keeper, self._bits, small_codes())).bind()
+            HookedForward(setup.module, Hooks(packer, self._bits, small_codes())).bind()
             bind_entries(setup.module)
         hook = self._hook_outputs(setup.module)
         if make is not None:
             make = self._make_optimizer(make, setup.module)
-        by = Part(self.spec, acts=keeper if "activations" in self.on else None, idle=NOTHING_PACKED)
+        by = Part(self.spec, acts=packer if "activations" in self.on else None, idle=NOTHING_PACKED)
         changed = setup.changed(setup.module, tuple(sites), unreached, by=by)
         if "maps" in self.on:
             maps = (self._site("maps", setup.module),)

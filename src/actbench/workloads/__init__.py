@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from actbench.errors import ModelError
 from actbench.foreign import boundary
-from actbench.records import Case, Task
+from actbench.results.records import Case, Task
 from actbench.workloads import names, presets
 from actbench.workloads.base import Workload
 from actbench.workloads.graphs import NETWORKS, GraphWorkload

@@ -11,7 +11,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from actbench.errors import ModelError
 from actbench.foreign import boundary
-from actbench.records import Task
+from actbench.results.records import Task
 from actbench.workloads.sources import Source
 
 # Each task with the transformers class that loads it. A class that several of them load does the first.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from actbench.training import Batch, TrainingSetup
+from actbench.setup import Batch, TrainingSetup
 
 
 class Workload(Protocol):

@@ -10,15 +10,14 @@ from torch._guards import active_fake_mode
 from torch.utils._pytree import tree_map
 
 from actbench.errors import ModelError, UntraceableError
-from actbench.fake import fake_mode, to_fake
 from actbench.paths import from_home
-from actbench.records import Case
-from actbench.training import Batch, Loss, MakeOptimizer, TrainingSetup
-from actbench.workloads import ownoptimizer
-from actbench.workloads.building import without_memory
-from actbench.workloads.construct import seeded
+from actbench.results.records import Case
+from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.workloads import optimizers
+from actbench.workloads.building import seeded, without_memory
+from actbench.workloads.fake import fake_mode, to_fake
 from actbench.workloads.optimizers import make_optimizer
-from actbench.workloads.sequences import full_rows
+from actbench.workloads.overrides import full_rows
 from actbench.workloads.userfile import UserFile
 
 CONTRACT = (
@@ -160,8 +159,8 @@ class FunctionWorkload:
         if self.case.optimizer is not None or parts.optimizer is None:
             return make_optimizer(self.case.optimizer)
         if isinstance(parts.optimizer, optim.Optimizer):
-            return ownoptimizer.made(parts.optimizer, parts.module, twins, self.spec)
-        return ownoptimizer.makes(parts.optimizer, self._file.run, self.spec)
+            return optimizers.made(parts.optimizer, parts.module, twins, self.spec)
+        return optimizers.makes(parts.optimizer, self._file.run, self.spec)
 
     def _checked(self, loss: Loss) -> Loss:
         """Return the user's loss with what is wrong with it or with its batch said in words."""

@@ -14,17 +14,16 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.utils import logging
 
-from actbench.defaults import brings_dtype
 from actbench.errors import ModelError
 from actbench.foreign import boundary
-from actbench.records import Attention, Built, Case, Task
-from actbench.training import Batch, TrainingSetup
-from actbench.workloads import architectures, batches, folder, hub, losses, sources
+from actbench.results.records import Attention, Built, Case, Task, brings_dtype
+from actbench.setup import Batch, TrainingSetup
+from actbench.workloads import architectures, batches, folder, losses, sources
 from actbench.workloads.batches import images, text
-from actbench.workloads.construct import construct, float_type
+from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import ModelName
 from actbench.workloads.optimizers import make_optimizer
-from actbench.workloads.slowpaths import missing_kernels
+from actbench.workloads.overrides import missing_kernels
 from actbench.workloads.sources import Source
 
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -72,7 +71,7 @@ class HuggingFaceWorkload:
         self.warnings = self._found + warned + self._cast()
         if not materialize:
             make = self._random(attention)
-            self.weights_origin = hub.without_values(self.case.weights)
+            self.weights_origin = folder.without_values(self.case.weights)
         else:
             weights = self._source.weights(self.case.weights)
             self.weights_origin = weights.origin

@@ -21,11 +21,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from actbench.counts import COUNT_LIMIT
-from actbench.defaults import is_function
 from actbench.errors import ModelError
 from actbench.paths import from_home
-from actbench.workloads import hub, presets
+from actbench.results.records import is_function
+from actbench.units import COUNT_LIMIT
+from actbench.workloads import folder, presets
 from actbench.workloads.graphs import NETWORKS
 
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
@@ -130,7 +130,7 @@ def _hub(name: str) -> ModelName:
     preset = presets.find(name)
     if preset is not None:
         return ModelName("preset", preset.name)
-    if not (_REPOSITORY.fullmatch(name) and hub.is_repository(name)):
+    if not (_REPOSITORY.fullmatch(name) and folder.is_repository(name)):
         raise ModelError(
             f"model 'hf:{name}': {name!r} is not a name on the hub; write hf:org/name, of at most 96 letters, digits "
             "and single - _ . between them"

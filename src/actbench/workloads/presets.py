@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from actbench.records import Task
+from actbench.results.records import Task
 
 
 @dataclass(frozen=True)

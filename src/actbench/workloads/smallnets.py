@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
-from actbench.records import Built, Case
-from actbench.training import Batch, TrainingSetup
+from actbench.results.records import Built, Case
+from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import inputs
-from actbench.workloads.construct import construct, float_type
+from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import SMALL_NETS
 from actbench.workloads.optimizers import make_optimizer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from actbench.errors import ModelError
-from actbench.records import Case, Task, WeightsChoice
-from actbench.workloads import folder, hub, presets
+from actbench.results.records import Case, Task, WeightsChoice
+from actbench.workloads import folder, presets
 from actbench.workloads.names import ModelName
 
 
@@ -96,7 +96,7 @@ class Source:
 
     def _published(self, policy: WeightsChoice) -> Weights:
         try:
-            place = hub.cached(self.hub, weights=True) or hub.download(self.hub[0], weights=True)
+            place = folder.cached(self.hub, weights=True) or folder.download(self.hub[0], weights=True)
             return self._found(folder.weight_files(place), f"pretrained:{self.hub[0]}", policy)
         except ModelError as error:
             return self._missing(str(error), policy)
@@ -129,7 +129,7 @@ def find(name: ModelName, case: Case) -> Source:
 
 
 def _hub_folder(repository: str, case: Case) -> Path:
-    found = None if case.trust_remote_code else hub.cached((repository,), weights=False)
+    found = None if case.trust_remote_code else folder.cached((repository,), weights=False)
     if found is not None:
         return found
     if case.weights == "random":
@@ -137,4 +137,4 @@ def _hub_folder(repository: str, case: Case) -> Path:
             f"model {case.model!r}: {repository} is not in the cache, and --weights random never asks the hub; "
             "use --weights auto, or download it with 'hf download'"
         )
-    return hub.download(repository, weights=False, code=case.trust_remote_code)
+    return folder.download(repository, weights=False, code=case.trust_remote_code)

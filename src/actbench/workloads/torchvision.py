@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.errors import ModelError
-from actbench.records import Built, Case
-from actbench.training import Batch, TrainingSetup
-from actbench.workloads import hub, inputs
-from actbench.workloads.construct import construct, float_type
+from actbench.results.records import Built, Case
+from actbench.setup import Batch, TrainingSetup
+from actbench.workloads import folder, inputs
+from actbench.workloads.building import construct, float_type
 from actbench.workloads.optimizers import make_optimizer
 
 models: Any = torchvision.models  # its names are re-exported in a way that type checkers do not follow
@@ -124,7 +124,7 @@ class TorchvisionWorkload:
             raise ModelError(
                 f"{self.spec} cannot be built for images of {self.image_size} px: {error} (see --image-size)"
             ) from error
-        self.weights_origin = self._load(module) if materialize else hub.without_values(self.case.weights)
+        self.weights_origin = self._load(module) if materialize else folder.without_values(self.case.weights)
         return TrainingSetup(
             module=module.to(float_type(self.case)),
             loss=_loss,
@@ -168,7 +168,7 @@ class TorchvisionWorkload:
         if weights is None:
             return self._without_weights("torchvision publishes no weights for it")
         file = Path(torch.hub.get_dir()) / "checkpoints" / weights.url.rpartition("/")[2]
-        if not file.exists() and (hub.offline() or not hub.reachable(weights.url)):
+        if not file.exists() and (folder.offline() or not folder.reachable(weights.url)):
             return self._without_weights(f"{weights.url} does not answer and nothing is cached at {file}")
         try:
             module.load_state_dict(_read(weights.url))

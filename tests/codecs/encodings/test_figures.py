@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from actbench.codecs.encodings import DISTRIBUTIONS, build, snr_db, snr_table
-from actbench.codecs.encodings.s2fp8 import S2fp8
+from actbench.codecs.encodings.fp8 import S2fp8
 
 NAMES = tuple(DISTRIBUTIONS)[:7]
 COUNT = 2**20

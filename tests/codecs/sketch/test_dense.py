@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from actbench.codecs.sketch import dense
-from actbench.codecs.sketch.dense import project
+from actbench.codecs.sketch import transforms
+from actbench.codecs.sketch.transforms import project
 from actbench.ops.sketch import KINDS, sketch_rows
 
 
@@ -18,15 +18,17 @@ def test_project_is_the_product_with_the_matrix_of_the_seed(kind):
 def test_the_size_of_the_chunks_changes_nothing_but_rounding(kind, monkeypatch):
     x = torch.randn(500, 7, dtype=torch.float64)
     whole = project(x, torch.tensor(3), 20, kind)
-    monkeypatch.setattr(dense, "CHUNK_BYTES", 0)
-    monkeypatch.setattr(dense, "_LEAST_ROWS", 3)
+    monkeypatch.setattr(transforms, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(transforms, "_LEAST_ROWS", 3)
 
     torch.testing.assert_close(project(x, torch.tensor(3), 20, kind), whole, rtol=1e-12, atol=1e-12)
 
 
 def test_the_matrix_is_never_held_whole(monkeypatch):
     made = []
-    monkeypatch.setattr(dense, "sketch_rows", lambda *args: made.append(args[2] * args[3] * 4) or sketch_rows(*args))
+    monkeypatch.setattr(
+        transforms, "sketch_rows", lambda *args: made.append(args[2] * args[3] * 4) or sketch_rows(*args)
+    )
 
     project(torch.ones(20_000, 2), torch.tensor(0), 1000, "rademacher")
 

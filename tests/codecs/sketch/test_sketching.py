@@ -55,9 +55,12 @@ def test_the_size_of_a_sketch(sketching, rows, expected):
     assert sketching.size(rows) == expected
 
 
-@pytest.mark.parametrize(
+some_kinds = pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("hadamard", "dft") else ()) for kind in KINDS]
 )
+
+
+@some_kinds
 def test_the_estimate_of_a_product_is_unbiased(kind):
     """Entry by entry, and along the product itself, where a scale 1.5 times too large would be seen."""
     x, y = matrices()
@@ -71,8 +74,8 @@ def test_the_estimate_of_a_product_is_unbiased(kind):
     assert abs(z_score(1.5 * along, 1)) > 4
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [2, 4])
+@some_kinds
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_the_variance_of_the_estimate_is_the_exact_formula(kind, size):
     x, y = matrices()
     errors = (estimates(kind, size) - y.t() @ x).square().sum((1, 2))

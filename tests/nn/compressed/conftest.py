@@ -1,4 +1,4 @@
-"""One of each layer that keeps its input through a keeper, and what is asked of it."""
+"""One of each layer that packs its input, and what is asked of it."""
 
 import copy
 
@@ -8,7 +8,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from actbench.nn.compressed import compressed
-from actbench.nn.keeping import Place
+from actbench.nn.saved import SiteState
 
 LAYERS = {
     "conv1d": (lambda: nn.Conv1d(8, 6, 3, padding=1), (5, 8, 40)),
@@ -43,13 +43,17 @@ def kind(request):
 def pair():
     """Gives an exact layer and a compressed one with parameters of its own, and an input."""
 
-    def make(kind, keeper, bits=2):
+    def make(kind, packer, bits=2, chunk=1):
         torch.manual_seed(0)
         layer, shape = LAYERS[kind]
         exact = layer()
         for each in [*exact.parameters(), *(b for b in exact.buffers() if b.is_floating_point())]:
             each.data += 0.1 * torch.rand_like(each)
-        return exact, compressed(copy.deepcopy(exact), keeper, Place(kind, bits)), 1 + torch.randn(shape)
+        return (
+            exact,
+            compressed(copy.deepcopy(exact), packer, SiteState(kind, bits, chunk=chunk)),
+            1 + torch.randn(shape),
+        )
 
     return make
 

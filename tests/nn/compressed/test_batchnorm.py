@@ -5,11 +5,13 @@ import torch
 from torch import nn
 
 from actbench.nn.compressed import compressed
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+
+FEW = GroupQuantization(32)
 
 
-def keeping(layer, **settings):
-    return compressed(copy.deepcopy(layer), Keeper(group_size=32, **settings), Place("", 8))
+def keeping(layer, codec=FEW, chunk=1):
+    return compressed(copy.deepcopy(layer), SavedTensors(codec), SiteState("", 8, chunk=chunk))
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(8), nn.BatchNorm2d(8), nn.SyncBatchNorm(8)])
@@ -46,7 +48,7 @@ def test_a_batch_far_from_zero_in_pieces_is_as_good_as_at_once(mode):
     truth = gradients(copy.deepcopy(exact).double(), x.double())
     whole = gradients(exact, x)
     layer = keeping(exact, chunk=4)
-    layer.keeper.leave([x])
+    layer.packer.exclude.add([x])
     pieces = gradients(layer, x)
 
     for true, one, other in zip(truth, whole, pieces, strict=True):
@@ -61,7 +63,7 @@ def test_halves_in_pieces_are_as_near_the_truth_as_torchs(parameters, mode, chan
     x = torch.randn(6, 8, 9, 9).to(torch.bfloat16)
     x = x.to(memory_format=torch.channels_last) if channels_last else x
     layer = keeping(exact, chunk=4)
-    layer.keeper.leave([x])
+    layer.packer.exclude.add([x])
 
     truth = gradients(copy.deepcopy(exact).double(), x.double())
     for one, other, true in zip(gradients(layer, x), gradients(exact, x), truth, strict=True):

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.meters.allocations import AllocationTrace
+from actbench.measuring.meters.cpu import AllocationTrace
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.geometry import Geometry
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
 
 LAYERS = {
     "same": (lambda: nn.Conv2d(4, 6, 3, padding="same"), (5, 4, 9, 8)),
@@ -27,11 +27,13 @@ LAYERS = {
     "one image": (lambda: nn.Conv2d(4, 6, 3), (1, 4, 9, 8)),
 }
 
+FEW = GroupQuantization(32)
 
-def pair(make, **settings):
+
+def pair(make, codec=FEW, chunk=1):
     torch.manual_seed(0)
     exact = make()
-    return exact, compressed(copy.deepcopy(exact), Keeper(group_size=32, **settings), Place("", 8))
+    return exact, compressed(copy.deepcopy(exact), SavedTensors(codec), SiteState("", 8, chunk=chunk))
 
 
 def results(layer, x, *more):
@@ -58,7 +60,7 @@ def test_paddings_groups_and_single_images(make, shape, chunk):
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
 def test_all_gradients_are_torchs_where_the_input_is_kept_as_it_is(make, shape):
-    exact, layer = pair(make, compress=False)
+    exact, layer = pair(make, codec=Identity())
     x = torch.randn(shape)
 
     for one, other in zip(results(layer, x), results(exact, x), strict=True):
@@ -66,7 +68,7 @@ def test_all_gradients_are_torchs_where_the_input_is_kept_as_it_is(make, shape):
 
 
 def test_a_transposed_convolution_takes_a_wanted_size():
-    exact, layer = pair(lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), compress=False)
+    exact, layer = pair(lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), codec=Identity())
     x = torch.randn(5, 4, 9, 8)
 
     for one, other in zip(results(layer, x, [20, 18]), results(exact, x, [20, 18]), strict=True):

@@ -7,8 +7,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from actbench.nn.compressed import compressed
-from actbench.nn.compressed.linear import linear
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.compressed.linear import Product
+from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -18,7 +18,7 @@ from actbench.nn.keeping import Keeper, Place
 )
 def test_any_rank(make, shape, chunk):
     exact = make()
-    layer = compressed(copy.deepcopy(exact), Keeper(group_size=32, chunk=chunk), Place("", 8))
+    layer = compressed(copy.deepcopy(exact), SavedTensors(GroupQuantization(32)), SiteState("", 8, chunk=chunk))
     found = []
     for each in (exact, layer):
         x = torch.linspace(-1, 1, torch.Size(shape).numel()).sin().view(shape).requires_grad_()
@@ -36,7 +36,7 @@ def test_any_rank(make, shape, chunk):
 
 def test_inputs_and_gradients_with_strides():
     exact = nn.Linear(64, 6)
-    layer = compressed(copy.deepcopy(exact), Keeper(group_size=32, chunk=2), Place("", 8))
+    layer = compressed(copy.deepcopy(exact), SavedTensors(GroupQuantization(32)), SiteState("", 8, chunk=2))
     x, grad = torch.randn(64, 10).t(), torch.randn(6, 10).t()
     found = []
     for each in (exact, layer):
@@ -50,7 +50,7 @@ def test_inputs_and_gradients_with_strides():
 
 def test_the_function_differentiates_an_input_and_a_weight_that_are_not_parameters():
     x, weight = torch.randn(10, 64, requires_grad=True), torch.randn(6, 64, requires_grad=True)
-    y = linear(2 * x, weight.sin(), None, Keeper(compress=False), Place("", 8))
+    y = Product.apply(2 * x, weight.sin(), None, False, SavedTensors(Identity()), SiteState("", 8))
     expected = torch.autograd.grad(F.linear(2 * x, weight.sin()).square().sum(), (x, weight))
 
     for one, other in zip(torch.autograd.grad(y.square().sum(), (x, weight)), expected, strict=True):
@@ -58,7 +58,7 @@ def test_the_function_differentiates_an_input_and_a_weight_that_are_not_paramete
 
 
 def test_an_input_changed_in_place_after_it_was_kept_as_it_is_is_an_error():
-    layer = compressed(nn.Linear(64, 6), Keeper(compress=False), Place("", 8))
+    layer = compressed(nn.Linear(64, 6), SavedTensors(Identity()), SiteState("", 8))
     x = torch.randn(10, 64)
     y = layer(x)
     x.add_(1)

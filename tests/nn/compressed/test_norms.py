@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from actbench.nn.compressed import compressed
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
 
 LAYERS = {
     "no rows": (lambda: nn.LayerNorm((4, 64)), (4, 64)),
@@ -32,9 +32,9 @@ def gradients(layer, x):
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
 def test_shapes(make, shape, dtype, chunk):
     exact = make().to(dtype)
-    layer = compressed(copy.deepcopy(exact), Keeper(chunk=chunk), Place("", 8))
+    layer = compressed(copy.deepcopy(exact), SavedTensors(GroupQuantization()), SiteState("", 8, chunk=chunk))
     x = torch.randn(shape).to(dtype)
-    layer.keeper.leave([x])
+    layer.packer.exclude.add([x])
     expected, found = gradients(exact, x), gradients(layer, x)
 
     assert torch.equal(found[0], expected[0])
@@ -49,9 +49,9 @@ def test_shapes(make, shape, dtype, chunk):
 )
 def test_halves_with_parameters_in_float32(make, shape):
     exact = make()
-    layer = compressed(copy.deepcopy(exact), Keeper(chunk=3), Place("", 8))
+    layer = compressed(copy.deepcopy(exact), SavedTensors(GroupQuantization()), SiteState("", 8, chunk=3))
     x = torch.randn(shape).to(torch.bfloat16)
-    layer.keeper.leave([x])
+    layer.packer.exclude.add([x])
 
     for one, other in zip(gradients(layer, x), gradients(exact, x), strict=True):
         assert one.dtype == other.dtype
@@ -61,7 +61,7 @@ def test_halves_with_parameters_in_float32(make, shape):
 @pytest.mark.parametrize("shape", [(1, 2), (1, 2, 1), (2, 3), (5,)])
 def test_a_group_norm_refuses_what_torch_refuses(shape):
     exact = nn.GroupNorm(2, 2)
-    layer = compressed(copy.deepcopy(exact), Keeper(), Place("", 8))
+    layer = compressed(copy.deepcopy(exact), SavedTensors(GroupQuantization()), SiteState("", 8))
     errors = []
     for each in (exact, layer):
         with pytest.raises((ValueError, RuntimeError)) as caught:

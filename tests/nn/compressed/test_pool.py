@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench.fake import fake_mode
 from actbench.nn.compressed import averages, pieces, pool
+from actbench.workloads.fake import fake_mode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 # kernel, stride, padding, dilation, ceil_mode

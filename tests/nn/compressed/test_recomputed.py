@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from actbench import schemes
-from actbench.nn.compressed.root import CompressedForward
+from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.hooked import HookedForward
-from actbench.nn.keeping.history import samples
-from actbench.training import TrainingSetup
+from actbench.nn.saved.samplegradients import samples
+from actbench.setup import TrainingSetup
 
 ROWS, LENGTH = 8, 32
 
@@ -94,7 +94,7 @@ def test_nothing_of_attention_is_kept_until_its_block_runs_again():
     assert found == []
     loss.backward()
 
-    packed = [shape for shape, held in found if hasattr(held, "kept")]
+    packed = [shape for shape, held in found if hasattr(held, "packed")]
     assert packed.count((ROWS, LENGTH, LENGTH)) == 3 * 2  # each block's probabilities, of softmax and of the product
 
 
@@ -114,9 +114,9 @@ def test_bits_and_histories_are_those_of_the_step():
             loss = model(batch() * torch.linspace(0.1, 10, ROWS)[:, None, None]).square().mean()
         with samples(range(100, 100 + ROWS)):  # of the next batch, which is loaded meanwhile
             loss.backward()
-    places = CompressedForward.of(model)._places()
+    sites = CompressedForward.of(model)._sites()
 
-    assert len({place.bits for path, place in places.items() if "blocks" in path}) > 1
-    table = places["blocks.1.out"].history._table
+    assert len({site.bits for path, site in sites.items() if "blocks" in path}) > 1
+    table = sites["blocks.1.out"].sample_gradients._table
     assert table[: ROWS + 2].isfinite().all()
     assert len(table) < 100

@@ -1,4 +1,4 @@
-"""What every layer that keeps its input through a keeper keeps, for how long, and what backward makes of it."""
+"""What every layer that packs its input keeps, for how long, and what backward makes of it."""
 
 import weakref
 
@@ -7,15 +7,15 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actbench import fake
 from actbench.nn.compressed import compressed
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState
 from actbench.ops import groupquant
+from actbench.workloads import fake
 
 
 @pytest.mark.parametrize("kind", ["conv2d", "linear", "batchnorm2d", "evaluated", "layernorm", "groupnorm"])
 def test_one_piece_is_decoded_at_a_time(kind, monkeypatch, pair, results):
-    _, layer, x = pair(kind, Keeper(group_size=32, chunk=3))
+    _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)), chunk=3)
     decode, sizes, alive = groupquant.decode, [], []
 
     def watched(*args):
@@ -34,21 +34,23 @@ def test_one_piece_is_decoded_at_a_time(kind, monkeypatch, pair, results):
 
 
 def test_what_is_kept_is_packed_and_dies_with_backward(kind, pair, saved_by, own):
-    _, layer, x = pair(kind, Keeper(group_size=32))
+    _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)))
     storages, y = saved_by(lambda: layer(x.requires_grad_()))
-    kept = storages - own(layer)
+    packed = storages - own(layer)
     codes = groupquant.packed_bytes(x.numel(), 2, 32)
 
-    assert x.untyped_storage() not in kept
-    assert codes in {storage.nbytes() for storage in kept} or codes <= sum(s.nbytes() for s in kept) < 0.5 * x.nbytes
-    alive = [weakref.ref(storage) for storage in kept]
-    del storages, kept
+    assert x.untyped_storage() not in packed
+    assert (
+        codes in {storage.nbytes() for storage in packed} or codes <= sum(s.nbytes() for s in packed) < 0.5 * x.nbytes
+    )
+    alive = [weakref.ref(storage) for storage in packed]
+    del storages, packed
     y.sum().backward()
     assert all(reference() is None for reference in alive)
 
 
 def test_nothing_is_kept_without_gradients(kind, pair, saved_by):
-    _, layer, x = pair(kind, Keeper(group_size=32))
+    _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)))
     with torch.no_grad():
         assert saved_by(lambda: layer(x.requires_grad_()))[0] == set()
     layer.requires_grad_(False)
@@ -61,7 +63,7 @@ def test_nothing_is_kept_without_gradients(kind, pair, saved_by):
     "kind", ["conv2d", "transposed2d", "linear", "batchnorm2d", "evaluated", "layernorm", "groupnorm"]
 )
 def test_only_what_is_wanted_is_computed_and_kept(kind, chunk, wanted, pair, saved_by, own):
-    exact, layer, x = pair(kind, Keeper(group_size=32, chunk=chunk), bits=8)
+    exact, layer, x = pair(kind, SavedTensors(GroupQuantization(32)), bits=8, chunk=chunk)
     found = []
     for each in (exact, layer):
         leaves = {"x": x.clone(), "weight": each.weight, "bias": each.bias}
@@ -72,9 +74,9 @@ def test_only_what_is_wanted_is_computed_and_kept(kind, chunk, wanted, pair, sav
         found.append([leaf.grad for leaf in leaves.values()])
     needs_x = "weight" in wanted or ("x" in wanted and kind in ("batchnorm2d", "layernorm", "groupnorm"))
 
-    kept = sum(storage.nbytes() for storage in storages - own(layer) - {y.untyped_storage()})
-    assert (kept >= groupquant.packed_bytes(x.numel(), 8, 32)) == needs_x
-    assert (layer.place.elements > 0) == needs_x
+    packed = sum(storage.nbytes() for storage in storages - own(layer) - {y.untyped_storage()})
+    assert (packed >= groupquant.packed_bytes(x.numel(), 8, 32)) == needs_x
+    assert (layer.site.elements > 0) == needs_x
     for expected, one in zip(*found, strict=True):
         assert (expected is None) == (one is None)
         if expected is not None:
@@ -82,7 +84,7 @@ def test_only_what_is_wanted_is_computed_and_kept(kind, chunk, wanted, pair, sav
 
 
 def test_retained_graphs_second_derivatives_and_checkpoints(kind, pair, results):
-    _, layer, x = pair(kind, Keeper(compress=False))
+    _, layer, x = pair(kind, SavedTensors(Identity()))
     layer.double()
     x = x.double().requires_grad_()
     expected = results(layer, x)[1]
@@ -100,7 +102,7 @@ def test_retained_graphs_second_derivatives_and_checkpoints(kind, pair, results)
 
 
 def test_several_calls_in_one_step_keep_each_their_input(pair, results):
-    _, layer, x = pair("linear", Keeper(group_size=32), bits=8)
+    _, layer, x = pair("linear", SavedTensors(GroupQuantization(32)), bits=8)
     results(layer, x)
     one = layer.weight.grad.clone()
     layer.zero_grad()
@@ -112,9 +114,9 @@ def test_several_calls_in_one_step_keep_each_their_input(pair, results):
 
 
 def test_layers_with_one_input_keep_it_once(saved_by, own):
-    keeper, x = Keeper(group_size=32), torch.randn(10, 64)
+    packer, x = SavedTensors(GroupQuantization(32)), torch.randn(10, 64)
     q, k, v, norm = (
-        compressed(layer, keeper, Place(str(i), 2))
+        compressed(layer, packer, SiteState(str(i), 2))
         for i, layer in enumerate([nn.Linear(64, 64), nn.Linear(64, 32), nn.Linear(64, 64), nn.LayerNorm(64)])
     )
     storages, _ = saved_by(lambda: [layer(x) for layer in (q, k, v)])
@@ -123,15 +125,15 @@ def test_layers_with_one_input_keep_it_once(saved_by, own):
     assert sum(s.nbytes() for s in storages) == groupquant.packed_bytes(10 * 64, 2, 32)
     statistics = 2 * 10 * 4
     assert sum(s.nbytes() for s in with_norm - own(norm)) == groupquant.packed_bytes(10 * 64, 2, 32) + statistics
-    assert k.place.owner is v.place.owner is q.place
-    assert (q.place.elements, k.place.elements) == (10 * 64, 0)
+    assert k.site.owner is v.site.owner is q.site
+    assert (q.site.elements, k.site.elements) == (10 * 64, 0)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_fake_tensors_keep_the_same_bytes(kind, chunk, pair, saved_by, own):
     if kind == "average":
         pytest.skip("torch's own layer reads how many batches it has seen, which a fake tensor does not know")
-    _, layer, x = pair(kind, Keeper(group_size=32, chunk=chunk))
+    _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)), chunk=chunk)
     real, _ = saved_by(lambda: layer(x.requires_grad_()))
     mode = fake.fake_mode()
     with fake.faked(layer, mode), mode:
@@ -146,11 +148,11 @@ def test_fake_tensors_keep_the_same_bytes(kind, chunk, pair, saved_by, own):
 
 @pytest.mark.parametrize("kind", ["conv2d", "linear", "batchnorm2d", "layernorm", "groupnorm"])
 def test_the_gradient_of_a_watched_place_is_seen(kind, pair):
-    _, layer, x = pair(kind, Keeper(group_size=32))
-    layer.place.watched = True
+    _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)))
+    layer.site.watched = True
     y = layer(x.requires_grad_())
     weights = torch.randn_like(y)
     y.backward(weights)
 
-    torch.testing.assert_close(layer.place.gradients, weights.square().sum())
-    assert layer.place.ranges is not None
+    torch.testing.assert_close(layer.site.gradients, weights.square().sum())
+    assert layer.site.ranges is not None

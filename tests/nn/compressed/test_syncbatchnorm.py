@@ -9,8 +9,8 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.nn.compressed import compressed
-from actbench.nn.compressed.syncbatchnorm import SyncBatchNormalization
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.compressed.batchnorm import SyncBatchNormalization
+from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
 
 EPS, MOMENTUM = 1e-5, 0.3
 
@@ -72,10 +72,12 @@ def compare(rank, size, store, chunk, patch):
         running = torch.zeros(4).double(), torch.ones(4).double()
         twin = tuple(each.clone() for each in running)
         group = distributed.group.WORLD
-        keeper = Keeper(chunk=chunk)
-        keeper.leave([x])
+        packer = SavedTensors(GroupQuantization())
+        packer.exclude.add([x])
         expected = Exact.apply(x, weight, bias, *running, EPS, MOMENTUM, group, size)
-        found = SyncBatchNormalization.apply(x, weight, bias, twin, MOMENTUM, EPS, group, keeper, Place("", 8))
+        found = SyncBatchNormalization.apply(
+            x, weight, bias, twin, MOMENTUM, EPS, group, packer, SiteState("", 8, chunk=chunk)
+        )
         grad = torch.randn_like(x)
         gradients = [torch.autograd.grad(y, (x, weight, bias), grad) for y in (found, expected)]
 
@@ -99,7 +101,7 @@ def test_two_processes_compute_what_torch_computes(tmp_path, chunk):
 
 def test_a_group_of_processes_is_refused_on_a_cpu_as_by_torch(tmp_path):
     exact = nn.SyncBatchNorm(4)
-    layer = compressed(copy.deepcopy(exact), Keeper(), Place("", 8))
+    layer = compressed(copy.deepcopy(exact), SavedTensors(GroupQuantization()), SiteState("", 8))
     x = torch.randn(3, 4, 5, requires_grad=True)
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

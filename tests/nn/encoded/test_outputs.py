@@ -9,9 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs import encodings
 from actbench.errors import ConversionError
-from actbench.nn.encoded import EncodedKeeper, EncodedOutputs, quantized_modules, through
+from actbench.nn.encoded import EncodedOutputs, quantized_modules, through
+from actbench.nn.encoded.form import Encoded
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.hooks import Held
+from actbench.nn.hooked.hooks import PackedAtSite
+from actbench.nn.saved import SavedTensors
 
 INT4 = encodings.build("int:4")  # to the nearest: no noise
 
@@ -79,18 +81,18 @@ def test_small_tensors_integers_and_inputs_that_come_back_stay():
 def test_a_lossy_output_is_kept_as_the_codes_that_it_was_decoded_of():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     smaq = encodings.build("smaq")
-    keeper = EncodedKeeper(smaq)
-    hooks = Hooks(keeper, 6.5, {})
+    packer = SavedTensors(Encoded(smaq))
+    hooks = Hooks(packer, 6.5, {})
     hook(model, forward=smaq)
     HookedForward(model, hooks).bind()
     found, pack = [], hooks.pack
     hooks.pack = lambda tensor: found.append((tensor, pack(tensor))) or found[-1][1]
     model(torch.randn(8, 64, requires_grad=True))
 
-    packed = [(tensor, held) for tensor, held in found if isinstance(held, Held)]
+    packed = [(tensor, held) for tensor, held in found if isinstance(held, PackedAtSite)]
     assert packed
     for tensor, held in packed:  # a second rounding would change it
-        assert torch.equal(held.kept.form.restore(held.kept.parts), tensor)
+        assert torch.equal(held.packed.unpack(), tensor)
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -5,10 +5,10 @@ import weakref
 import pytest
 import torch
 
-from actbench.nn.compressed.small import small_codes
+from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.running import active
-from actbench.nn.keeping import Keeper
+from actbench.nn.hooked.hooks import active
+from actbench.nn.saved import GroupQuantization, SavedTensors
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def hook():
     """Gives a model with hooks bound on it."""
 
     def bind(model, bits=8, probing=None, **settings):
-        HookedForward(model, Hooks(Keeper(**settings), bits, small_codes()), probing).bind()
+        HookedForward(model, Hooks(SavedTensors(GroupQuantization(**settings)), bits, small_codes()), probing).bind()
         return model
 
     return bind
@@ -38,7 +38,7 @@ class Packed(list):
 
     def alive(self):
         """Return a function that tells how many storages of the parts are alive."""
-        parts = [part for _, held in self if hasattr(held, "kept") for part in held.kept.parts]
+        parts = [part for _, held in self if hasattr(held, "packed") for part in held.packed.parts]
         references = [weakref.ref(part.untyped_storage()) for part in parts]
         self.clear()
         return lambda: sum(reference() is not None for reference in references)

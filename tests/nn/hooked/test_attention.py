@@ -50,10 +50,10 @@ def test_query_key_and_value_are_packed_and_nothing_else_is_kept(hook, named):
     model = hook(Attention(named=named), bits=4)
 
     output = model(torch.randn(BATCH, ROWS, 64))
-    kept = output.grad_fn.saved_tensors
+    packed = output.grad_fn.saved_tensors
 
     one = groupquant.packed_bytes(BATCH * ROWS * 64, 4, 256)
-    assert sum(part.nbytes for part in kept if part is not None) == 3 * one
+    assert sum(part.nbytes for part in packed if part is not None) == 3 * one
 
 
 @pytest.mark.parametrize("scale", [1.0, 8.0, 30.0])
@@ -111,8 +111,8 @@ def test_of_torchs_own_layers_nothing_but_masks_and_packed_forms_is_kept(hook, p
     model = hook(Layer(dropout, need_weights=need_weights), bits=4)
     found = packed(model)
     model(torch.randn(BATCH, ROWS, 64))
-    storages = {part.untyped_storage() for _, held in found if hasattr(held, "kept") for part in held.kept.parts}
-    whole = [held.tensor for _, held in found if not hasattr(held, "kept") and held.tensor.is_floating_point()]
+    storages = {part.untyped_storage() for _, held in found if hasattr(held, "packed") for part in held.packed.parts}
+    whole = [held.tensor for _, held in found if not hasattr(held, "packed") and held.tensor.is_floating_point()]
     one, scores = BATCH * ROWS * 64, BATCH * HEADS * ROWS * ROWS
 
     inputs = 2 * groupquant.packed_bytes(one, 4, 256)  # of the two projections
@@ -145,11 +145,11 @@ def test_a_parameter_in_autocasts_type_stays_whole(hook, packed):
 
     weights = [held for shape, held in found if set(shape) in ({64, 96}, {96, 32})]
     assert weights
-    assert not any(hasattr(held, "kept") for held in weights)
+    assert not any(hasattr(held, "packed") for held in weights)
 
 
 def test_truth_values_are_no_part_of_what_is_shared_out(hook):
-    from actbench.nn.hooked.probing import Probing
+    from actbench.nn.hooked.sensitivity import Probing
 
     class Masked(nn.Module):
         def __init__(self):
@@ -167,7 +167,7 @@ def test_truth_values_are_no_part_of_what_is_shared_out(hook):
 
 
 def test_a_pass_that_cannot_be_probed_trains_with_the_bits_there_are(hook):
-    from actbench.nn.hooked.probing import Probing
+    from actbench.nn.hooked.sensitivity import Probing
 
     class Graph(nn.Module):
         def __init__(self):

@@ -12,7 +12,7 @@ from torch import nn
 
 from actbench.errors import ConversionError
 from actbench.nn.hooked import HookedForward, hooks
-from actbench.nn.hooked.probing import Probing
+from actbench.nn.hooked.sensitivity import Probing
 
 
 def plain():
@@ -134,8 +134,8 @@ def test_two_models_of_one_graph_pack_each_their_own(hook, packed, step, near):
     one, two, x = packed(model.one), packed(model.two), batch()
 
     assert near(step(model, x), step(exact, x), within=0.2)
-    assert {held.kept.form.bits for _, held in one if isinstance(held, hooks.Held)} == {4}
-    assert {held.kept.form.bits for _, held in two if isinstance(held, hooks.Held)} == {8}
+    assert {held.packed.bits for _, held in one if isinstance(held, hooks.PackedAtSite)} == {4}
+    assert {held.packed.bits for _, held in two if isinstance(held, hooks.PackedAtSite)} == {8}
 
 
 def test_two_models_in_two_threads(hook, step, near):
@@ -173,25 +173,25 @@ def test_bits_are_not_shared_out_in_evaluation(hook):
     model = hook(plain().eval(), probing=Probing(4, 1))
     model(batch())
 
-    assert {place.bits for place in HookedForward.of(model).hooks.places} == {8}
+    assert {site.bits for site in HookedForward.of(model).hooks.sites} == {8}
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_a_copy_packs_its_own_with_the_bits_it_had(hook, packed, step, copied):
     model = hook(plain(), bits=4)
     model(batch())
-    for index, place in enumerate(HookedForward.of(model).hooks.places):
-        place.bits = 2**index
+    for index, site in enumerate(HookedForward.of(model).hooks.sites):
+        site.bits = 2**index
     twin = copied(model)
-    places = [list(HookedForward.of(each).hooks.places) for each in (model, twin)]
-    bits = [[(place.path, place.bits) for place in each] for each in places]
+    sites = [list(HookedForward.of(each).hooks.sites) for each in (model, twin)]
+    bits = [[(site.path, site.bits) for site in each] for each in sites]
     found = packed(twin)
     step(twin, batch())
 
     assert bits[0] == bits[1]
     assert len(bits[0]) > 1
-    assert not set(places[0]) & set(places[1])
-    assert [held.kept.form.bits for _, held in found if hasattr(held, "kept")] == [width for _, width in bits[0]]
+    assert not set(sites[0]) & set(sites[1])
+    assert [held.packed.bits for _, held in found if hasattr(held, "packed")] == [width for _, width in bits[0]]
     assert all(p.grad is None for p in model.parameters())
     assert HookedForward.of(twin).module is twin
 
@@ -203,8 +203,8 @@ def test_a_replica_of_data_parallel_packs_its_own(hook):
 
     model = hook(Layer(64, 64), bits=4, probing=Probing(4, 1))
     model(batch())
-    for place, bits in zip(HookedForward.of(model).hooks.places, (1, 8), strict=True):
-        place.bits = bits
+    for site, bits in zip(HookedForward.of(model).hooks.sites, (1, 8), strict=True):
+        site.bits = bits
     replica = model._replicate_for_data_parallel()
     replica.weight, replica.bias = model.weight.clone(), model.bias.clone()
     replica._former_parameters = {"weight": replica.weight, "bias": replica.bias}  # as torch.nn.parallel.replicate does
@@ -216,8 +216,8 @@ def test_a_replica_of_data_parallel_packs_its_own(hook):
     assert bound.module is replica
     assert bound.probing is None
     assert bound.hooks is not own.hooks
-    assert [(place.bits, place.elements > 0) for place in bound.hooks.places] == [(1, True), (8, True)]
-    assert not set(bound.hooks.places) & set(own.hooks.places)
+    assert [(site.bits, site.elements > 0) for site in bound.hooks.sites] == [(1, True), (8, True)]
+    assert not set(bound.hooks.sites) & set(own.hooks.sites)
 
 
 def test_compiling_is_refused(hook):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.probing import Probing
+from actbench.nn.hooked.sensitivity import Probing
 
 
 class Block(nn.Module):
@@ -119,12 +119,12 @@ def test_several_forwards_before_one_backward(hook, near):
 def test_batches_of_other_sizes_find_their_bits_again(hook, width):
     _, model = pair(hook)
     model(batch())
-    places = list(HookedForward.of(model).hooks.places)
-    for place in places:
-        place.bits = width
+    sites = list(HookedForward.of(model).hooks.sites)
+    for site in sites:
+        site.bits = width
     model(batch()[:3]).sum().backward()
 
-    assert list(HookedForward.of(model).hooks.places) == places
+    assert list(HookedForward.of(model).hooks.sites) == sites
 
 
 def test_a_second_derivative_is_refused_where_something_is_packed(hook):

@@ -7,13 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.fake import fake_mode, faked
 from actbench.nn.hooked import HookedForward, hooks
-from actbench.nn.hooked.hooks import Held
-from actbench.nn.keeping.around import Repeated
-from actbench.nn.keeping.forms import Flags
+from actbench.nn.hooked.hooks import PackedAtSite
 from actbench.nn.offloaded import StaysHere
+from actbench.nn.saved.codecs import Flags, Repeated
 from actbench.ops import groupquant
+from actbench.workloads.fake import fake_mode, faked
 
 
 class Function(nn.Module):
@@ -32,17 +31,17 @@ def batch():
 
 
 def storages(found):
-    return {part.untyped_storage() for held in found if isinstance(held, Held) for part in held.kept.parts}
+    return {part.untyped_storage() for held in found if isinstance(held, PackedAtSite) for part in held.packed.parts}
 
 
 def test_a_saved_tensor_takes_its_codes_and_a_word_for_each_group(hook, packed):
     model = hook(Function(torch.tanh), bits=3, group_size=64)
     found = packed(model)
     model(batch())
-    (held,) = [held for _, held in found if isinstance(held, Held)]
+    (held,) = [held for _, held in found if isinstance(held, PackedAtSite)]
 
-    assert held.kept.form.bits == 3
-    assert sum(part.nbytes for part in held.kept.parts) == groupquant.packed_bytes(8 * 16 * 64, 3, 64)
+    assert held.packed.bits == 3
+    assert sum(part.nbytes for part in held.packed.parts) == groupquant.packed_bytes(8 * 16 * 64, 3, 64)
 
 
 def test_parameters_buffers_and_inputs_are_left(hook, packed):
@@ -140,10 +139,10 @@ def test_an_expanded_tensor_is_kept_once(hook, packed, step):
     model = hook(Function(expanded), bits=8, group_size=32)
     found = packed(model)
     model(batch())
-    (held,) = [held for held in found.of(8, 16, 64) if isinstance(held.kept.form, Repeated)]
+    (held,) = [held for held in found.of(8, 16, 64) if isinstance(held.packed.codec, Repeated)]
 
-    assert held.kept.form.shape == (8, 16, 64)
-    assert sum(part.nbytes for part in held.kept.parts) == groupquant.packed_bytes(64, 8, 32)
+    assert held.packed.layout.shape == (8, 16, 64)
+    assert sum(part.nbytes for part in held.packed.parts) == groupquant.packed_bytes(64, 8, 32)
 
 
 @pytest.mark.parametrize(
@@ -166,9 +165,9 @@ def test_truth_values_and_masks_take_a_bit(hook, packed, step, function):
     one = step(model, x)
     torch.set_rng_state(state)
 
-    kept = storages(held for _, held in found)
+    packed = storages(held for _, held in found)
     codes = [h.tensor for _, h in found if isinstance(h, StaysHere) and h.tensor.dtype == torch.uint8]
-    assert sum(s.nbytes() for s in kept) + sum(t.nbytes for t in codes) == 8 * 16 * 64 // 8
+    assert sum(s.nbytes() for s in packed) + sum(t.nbytes for t in codes) == 8 * 16 * 64 // 8
     assert all(torch.equal(a, b) for a, b in zip(one, step(exact, x), strict=True))  # a mask is exact
 
 
@@ -177,7 +176,7 @@ def test_truth_values_are_flags(hook, packed):
     found = packed(model)
     model(batch())
 
-    assert [type(held.kept.form) for _, held in found if isinstance(held, Held)] == [Flags]
+    assert [type(held.packed.codec) for _, held in found if isinstance(held, PackedAtSite)] == [Flags]
 
 
 def test_query_key_and_value_layers_share_their_input(hook, packed):
@@ -193,11 +192,11 @@ def test_query_key_and_value_layers_share_their_input(hook, packed):
     model = hook(Attention(), bits=4)
     found = packed(model)
     model(batch())
-    held = [held for _, held in found if isinstance(held, Held)]
+    held = [held for _, held in found if isinstance(held, PackedAtSite)]
 
     assert len(held) == 3
     assert sum(s.nbytes() for s in storages(held)) == groupquant.packed_bytes(8 * 16 * 64, 4, 256)
-    assert all(each.place is held[0].place for each in held)
+    assert all(each.site is held[0].site for each in held)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_other_views_of_one_memory_share_and_come_back_as_they_are(hook, packed,
     found, x = packed(model), batch()
 
     assert near(step(model, x), step(exact, x))
-    first = [held for shape, held in found if isinstance(held, Held)]
+    first = [held for shape, held in found if isinstance(held, PackedAtSite)]
     whole = groupquant.packed_bytes(8 * 16 * 64, 8, 256)
     assert sum(s.nbytes() for s in storages(first)) == 3 * whole  # both results, and x in all its views
 
@@ -280,6 +279,6 @@ def test_on_a_device_values_are_looked_at_in_the_first_real_step_alone(hook, pac
     model.factor = 1.0
     for guarded in (True, False):
         model(torch.randn(8, 64))
-        places = list(HookedForward.of(model).hooks.places)
-        assert [place.owner for place in places] == [None, places[0], places[0]]
-        assert places[0].guarded == guarded
+        sites = list(HookedForward.of(model).hooks.sites)
+        assert [site.owner for site in sites] == [None, sites[0], sites[0]]
+        assert sites[0].guarded == guarded

@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.hooks import Held
-from actbench.nn.hooked.logarithms import Logarithms
-from actbench.nn.hooked.probing import Probing
+from actbench.nn.hooked.hooks import PackedAtSite
+from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.offloaded import StaysHere
+from actbench.nn.saved.codecs import Logarithms
 from actbench.ops import groupquant
 
 ROWS, CLASSES = 32, 80
@@ -69,9 +69,11 @@ def test_of_a_likelihood_the_probabilities_are_packed_and_nothing_else_is_kept(h
     found = packed(model)
     model(batch())
     whole = [held for shape, held in found if shape == (ROWS, CLASSES) and isinstance(held, StaysHere)]
-    (held,) = [held for _, held in found if isinstance(held, Held) and isinstance(held.kept.form, Logarithms)]
+    (held,) = [
+        held for _, held in found if isinstance(held, PackedAtSite) and isinstance(held.packed.codec, Logarithms)
+    ]
 
-    assert sum(part.nbytes for part in held.kept.parts) == groupquant.packed_bytes(ROWS * CLASSES, 4, 256)
+    assert sum(part.nbytes for part in held.packed.parts) == groupquant.packed_bytes(ROWS * CLASSES, 4, 256)
     assert [one.tensor.untyped_storage().nbytes() for one in whole] == [4]  # the scores' shape alone
 
 
@@ -116,10 +118,10 @@ def test_a_tensor_that_is_not_finite_is_kept_whole_and_its_neighbours_are_packed
     (held, packs) = found.of(ROWS, CLASSES)[:2]
 
     assert isinstance(held, StaysHere)
-    assert isinstance(packs, Held)
+    assert isinstance(packs, PackedAtSite)
     assert torch.isfinite(model.first.weight.grad).all()
-    finite = [place for place in HookedForward.of(model).hooks.places if place.elements]
-    assert [place.path for place in finite] == [f"AddmmBackward0 [{CLASSES}] #0"]  # the others are no one's bits
+    finite = [site for site in HookedForward.of(model).hooks.sites if site.elements]
+    assert [site.path for site in finite] == [f"AddmmBackward0 [{CLASSES}] #0"]  # the others are no one's bits
 
 
 def test_the_loss_over_paths_goes_with_its_sums(hook, near):
@@ -142,9 +144,9 @@ def test_the_loss_over_paths_goes_with_its_sums(hook, near):
 def test_logarithms_come_back_as_they_were_seen(hook):
     inner = HookedForward.of(hook(nn.Linear(64, 64), bits=8)).hooks
     x = torch.log_softmax(torch.randn(8, 100), 1)
-    held = inner._powers(x)
+    powers, _ = inner.pack_at_site(x.exp())
+    packed = powers._replace(codec=Logarithms(powers.codec))
 
-    assert (held.kept.form.shape, held.kept.form.dtype, held.kept.form.bits) == (x.shape, x.dtype, 8)
-    back = held.kept.form.rows(held.kept.parts, 2, 4)
+    assert (packed.layout.shape, packed.layout.dtype, packed.bits) == (x.shape, x.dtype, 8)
+    back = packed.rows(2, 4)
     torch.testing.assert_close(back.exp(), x[2:4].exp(), rtol=0, atol=0.01)
-    assert held.kept.form.seen_as(x.t()).shape == (100, 8)

@@ -9,9 +9,9 @@ from torch import nn
 
 from actbench.nn.compressed import compressed
 from actbench.nn.hooked import HookedForward
-from actbench.nn.hooked.probing import Probing
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.recomputed import RecomputedForward
+from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
 from actbench.ops import groupquant
 
 
@@ -73,9 +73,9 @@ def test_only_inputs_of_blocks_are_kept_and_packed(hook, packed):
     model = recompute(hook(Model(), bits=4, group_size=256))
     found = packed(model)
     loss = model(batch()).sum()
-    parts = {part.untyped_storage() for _, held in found if hasattr(held, "kept") for part in held.kept.parts}
+    parts = {part.untyped_storage() for _, held in found if hasattr(held, "packed") for part in held.packed.parts}
 
-    assert [shape for shape, held in found if hasattr(held, "kept")] == [(32, 64)] * 3
+    assert [shape for shape, held in found if hasattr(held, "packed")] == [(32, 64)] * 3
     assert sum(storage.nbytes() for storage in parts) == 3 * groupquant.packed_bytes(32 * 64, 4, 256)
     del parts
     alive = found.alive()
@@ -92,7 +92,7 @@ def test_what_a_second_run_saves_is_packed_too(hook, packed):
 
     assert len(found.of(32, 256)) == 3 * 3  # the inputs of activation, norm and second layer
     for held in found.of(32, 256):
-        assert (held.kept.form.bits, held.place.path.split(".")[0]) == (4, "blocks")
+        assert (held.packed.bits, held.site.path.split(".")[0]) == (4, "blocks")
     del held
     assert found.alive()() == 0
 
@@ -101,7 +101,7 @@ def test_bits_of_each_block_are_its_own(hook):
     model = recompute(hook(Model(), bits=4, probing=Probing(4, 1)))
     model(batch()).sum().backward()
     model(batch()).sum().backward()
-    paths = [place.path for place in HookedForward.of(model).hooks.places]
+    paths = [site.path for site in HookedForward.of(model).hooks.sites]
 
     assert len(paths) == len(set(paths))
     assert {path.split()[0] for path in paths if path.startswith("blocks.")} == {f"blocks.{i}" for i in range(3)}
@@ -177,8 +177,8 @@ def test_bits_that_change_between_the_two_runs(hook, step, near, bits):
     step(model, x)
     model.zero_grad()
     y = model(x)
-    for place in HookedForward.of(model).hooks.places:
-        place.bits = bits
+    for site in HookedForward.of(model).hooks.sites:
+        site.bits = bits
     y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
 
     assert near([p.grad for p in model.parameters()], step(exact, x), within=0.5)
@@ -189,15 +189,15 @@ def test_bits_that_change_between_the_two_runs(hook, step, near, bits):
 def test_a_second_run_of_compressed_layers_with_other_bits_decodes_right(per_sample, first, second):
     """The form is of the first run there, and the codes are of the second."""
     exact = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    model, keeper = copy.deepcopy(exact), Keeper(group_size=32)
-    places = [Place(str(index), first, per_sample=per_sample) for index in range(2)]
-    for index, place in enumerate(places):
-        model[index] = compressed(model[index], keeper, place)
+    model, packer = copy.deepcopy(exact), SavedTensors(GroupQuantization(32))
+    sites = [SiteState(str(index), first, per_sample=per_sample) for index in range(2)]
+    for index, site in enumerate(sites):
+        model[index] = compressed(model[index], packer, site)
     RecomputedForward(model).bind()
     x = torch.randn(16, 64)
     y = model(x)
-    for place in places:
-        place.bits = second
+    for site in sites:
+        site.bits = second
     y.square().mean().backward()
     exact(x).square().mean().backward()
 

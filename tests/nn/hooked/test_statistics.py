@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from actbench.nn.hooked.hooks import Held
-from actbench.nn.keeping.around import Repeated
+from actbench.nn.hooked.hooks import PackedAtSite
 from actbench.nn.layout import without_repeats
 from actbench.nn.offloaded import StaysHere
+from actbench.nn.saved.codecs import Repeated
 
 
 class Normed(nn.Module):
@@ -37,7 +37,7 @@ def test_means_and_scales_of_norms_are_whole(hook, packed, kind, frozen):
     model = hook(Normed(make(), frozen))
     found = packed(model)
     model(torch.randn(128, 8, 16)).backward()
-    packs = [shape for shape, held in found if isinstance(held, Held)]
+    packs = [shape for shape, held in found if isinstance(held, PackedAtSite)]
     left = [shape for shape, held in found if isinstance(held, StaysHere)]
 
     assert shapes[frozen] in left or (kind, frozen) == ("rms", True)
@@ -51,14 +51,14 @@ def test_a_large_batch_norm_keeps_its_statistics(hook, packed):
     model(torch.randn(4, 3, 8, 8))
 
     assert all(isinstance(held, StaysHere) for held in found.of(80))
-    assert any(isinstance(held, Held) for held in found.of(4, 80, 8, 8))
+    assert any(isinstance(held, PackedAtSite) for held in found.of(4, 80, 8, 8))
 
 
 def test_statistics_of_compressed_layers_inside_of_hooks_are_whole():
     """As in the attention blocks of LeViT, under ``actnn``."""
     from actbench import schemes
     from actbench.nn.hooked import HookedForward
-    from actbench.training import TrainingSetup
+    from actbench.setup import TrainingSetup
 
     class SomeAttention(nn.Sequential):
         pass
@@ -73,7 +73,7 @@ def test_statistics_of_compressed_layers_inside_of_hooks_are_whole():
     assert (128,) in dict(left)  # the batch norm's
     assert (16, 64) in dict(left)  # the group norm's
     assert {kind for shape, kind in left if shape in ((128,), (16, 64))} == {StaysHere}
-    assert (((16, 128)), Held) in left  # what softmax saves
+    assert (((16, 128)), PackedAtSite) in left  # what softmax saves
 
 
 class Written(nn.Module):
@@ -113,12 +113,12 @@ def test_statistics_of_norms_that_are_written_out_are_whole(hook, packed, kind, 
     model = hook(Written(norm))
     found = packed(model)
     model(torch.randn(rows, 16, 64)).sum().backward()
-    forms = [held.kept.form for _, held in found if isinstance(held, Held)]
+    tensors = [held.packed for _, held in found if isinstance(held, PackedAtSite)]
     left = [without_repeats(held.tensor).numel() for _, held in found if isinstance(held, StaysHere)]
 
     assert numbers(rows) in left
-    assert {form.shape.numel() for form in forms} == {rows * 16 * 64}
-    assert not any(isinstance(form, Repeated) for form in forms)
+    assert {each.layout.elements for each in tensors} == {rows * 16 * 64}
+    assert not any(isinstance(each.codec, Repeated) for each in tensors)
 
 
 def test_activations_with_a_dimension_of_one_are_packed(hook, packed):
@@ -137,9 +137,9 @@ def test_activations_with_a_dimension_of_one_are_packed(hook, packed):
     model = hook(Gate())
     found = packed(model)
     model(torch.randn(1, 64))
-    kept = {shape for shape, held in found if isinstance(held, Held)}
+    packed = {shape for shape, held in found if isinstance(held, PackedAtSite)}
 
-    assert kept >= {(1, 512), (1, 1, 512)}
+    assert packed >= {(1, 512), (1, 1, 512)}
 
 
 def test_statistics_of_a_function_of_ones_own_are_whole(hook, packed):
@@ -167,4 +167,4 @@ def test_statistics_of_a_function_of_ones_own_are_whole(hook, packed):
     model(torch.randn(256, 64)).sum().backward()
 
     assert [type(held) for held in found.of(128)] == [StaysHere] * 2
-    assert [type(held) for held in found.of(256, 128)] == [Held]
+    assert [type(held) for held in found.of(256, 128)] == [PackedAtSite]

@@ -7,7 +7,8 @@ import torch
 from torch.nn.functional import gelu, silu
 
 from actbench.ops import activate as operator
-from actbench.ops.cpu import activate, compiled
+from actbench.ops.activate import cpu as activate
+from actbench.ops.cpu import compiled
 from actbench.ops.stepwise import encode_reference
 
 SIZES = (0, 1, 15, 16, 17, 31, 32, 33, 1003, 2047, 2048, 2049, 40_003, 65_536, 98_323)
@@ -54,7 +55,7 @@ def test_this_version_of_torch_has_the_bits_of_the_kernel(function):
     if function == "gelu" and not (torch.backends.cpu.get_cpu_capability() == "AVX512" and activate.two_tables()):
         pytest.skip("oneDNN has another GELU for these vectors")
     # In a process of its own: how torch shares out the work depends on what the tests before did to its threads.
-    asked = f"import torch; from actbench.ops.cpu import activate; assert activate.agrees({function!r}, torch.float32)"
+    asked = f"import torch; from actbench.ops.activate import cpu; assert cpu.agrees({function!r}, torch.float32)"
     subprocess.run([sys.executable, "-c", asked], check=True)
 
 
@@ -65,7 +66,7 @@ def test_every_exponent_and_every_special_number_has_torchs_bits(function):
     near_the_limits = torch.cat([edge + torch.arange(-4096, 4096) * 2.0**-12 for edge in (-104, -88.7, -87.3, 86)])
     near_the_pieces = torch.arange(0x3DC00001, 0x40E00001, 509).to(torch.int32).view(torch.float32)
     for x in (numbers, special.repeat(64), near_the_limits, near_the_pieces, -near_the_pieces):
-        y, packed = operator.on_cpu(x, function, NEAR_ZERO, 2)
+        y, packed = operator.activate(x, function, NEAR_ZERO, 2, False)
         assert torch.equal(words(y), words(EXACT[function](x)))
         assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, False))
 
@@ -75,7 +76,7 @@ def test_sizes_and_widths_equal_torch_and_the_reference(bits, function):
     bounds = bounds_of(bits)
     for size in SIZES:
         x = (6 * torch.randn(size + 1))[1:]  # misaligned
-        y, packed = operator.on_cpu(x, function, bounds, bits)
+        y, packed = operator.activate(x, function, bounds, bits, False)
         assert torch.equal(words(y), words(EXACT[function](x))), size
         assert torch.equal(packed, encode_reference(x, bounds, bits, False)), size
 
@@ -86,7 +87,7 @@ def test_parts_of_threads_end_where_torchs_do(threads):
         pytest.skip("torch shares out its work in another way here")
     for size in (*SIZES, 32_768 * threads + 19):
         x = torch.linspace(-8, 1, size)  # where exp of the C library differs most often from that of vectors
-        y, packed = operator.on_cpu(x, "silu", NEAR_ZERO, 2)
+        y, packed = operator.activate(x, "silu", NEAR_ZERO, 2, False)
         assert torch.equal(words(y), words(silu(x))), size
         assert torch.equal(packed, encode_reference(x, NEAR_ZERO, 2, False)), size
 
@@ -97,7 +98,7 @@ def test_the_serial_kernel_is_the_same(function, monkeypatch):
     found = activate.ONE_PASS[function]
     serial = found._replace(kernel=compiled.kernel(found.kernel.__wrapped__))
     monkeypatch.setitem(activate.ONE_PASS, function, serial)
-    y, packed = operator.on_cpu(x, function, bounds_of(3), 3)
+    y, packed = operator.activate(x, function, bounds_of(3), 3, False)
     assert torch.equal(y, EXACT[function](x))
     assert torch.equal(packed, encode_reference(x, bounds_of(3), 3, False))
 
@@ -141,7 +142,7 @@ def test_without_onednn_gelu_is_torchs_own():
     x = torch.randn(5, 1003)
     with torch.backends.mkldnn.flags(enabled=False):
         assert not activate.agrees("gelu", torch.float32)
-        assert torch.equal(operator.on_cpu(x, "gelu", NEAR_ZERO, 2)[0], gelu(x))
+        assert torch.equal(operator.activate(x, "gelu", NEAR_ZERO, 2, False)[0], gelu(x))
 
 
 @pytest.mark.parametrize("agrees", [True, False])
@@ -178,6 +179,6 @@ def test_all_numbers_have_torchs_gelu():
     step = 2**24
     for first in range(-(2**31), 2**31, step):
         x = torch.arange(first, first + step, dtype=torch.int64).to(torch.int32).view(torch.float32)
-        y, _ = operator.on_cpu(x, "gelu", NEAR_ZERO, 2)
+        y, _ = operator.activate(x, "gelu", NEAR_ZERO, 2, False)
         expected = gelu(x)
         assert bool(((words(y) == words(expected)) | (y.isnan() & expected.isnan())).all()), hex(first)

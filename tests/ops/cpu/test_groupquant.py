@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from actbench.ops import groupquant as api
-from actbench.ops import groups
-from actbench.ops.cpu import compiled, groupquant
+from actbench.ops import groupquant
+from actbench.ops.cpu import compiled
+from actbench.ops.groupquant import reference as groups
 
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 2047, 2049, 7003)
 HALVES = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,13 +35,12 @@ def test_bytes_words_and_values_equal_the_reference(dtype, bits, stochastic):
     for count, group_size in (*((count, 256) for count in SIZES), (7003, 32), (7003, 96), (7003, 1024)):
         x = torch.empty(count + 1, dtype=dtype)[1:].copy_(values(count, dtype))
         expected = groups.encode(x, bits, group_size, SEED, stochastic)
-        codes, meta = (torch.empty_like(part) for part in expected)
-        groupquant.encode(codes, meta, x, bits, group_size, int(SEED), stochastic)
+        codes, meta = groupquant.encode(x, bits, group_size, SEED, stochastic)
         assert torch.equal(codes, expected[0]), (count, group_size)
         assert torch.equal(meta, expected[1]), (count, group_size)
         for start in {0, count // 3}:
             out = torch.empty(count - start, dtype=dtype)
-            groupquant.decode(codes, meta, bits, group_size, start, out)
+            groupquant.decode_(out, codes, meta, bits, group_size, start)
             assert same(out, groups.decode(*expected, bits, group_size, start, count - start, dtype)), (count, start)
 
 
@@ -52,14 +51,14 @@ def test_rows_of_their_own_widths_equal_the_reference(dtype, group_size):
         x = values(rows * columns, dtype).view(rows, columns)
         widths = (torch.arange(rows, dtype=torch.int32) * 3) % 8 + 1
         codes, meta = groups.encode_rows(x, widths, int(widths.sum()), group_size, SEED, True)
-        ours = groupquant.encode_rows(x, widths, codes.numel(), group_size, int(SEED), True)
+        ours = groupquant.encode_rows(x, widths, int(widths.sum()), group_size, SEED, True)
         assert torch.equal(ours[0], codes)
         assert torch.equal(ours[1], meta)
         assert torch.equal(groupquant.words(x, group_size), groups.words_of(x, group_size))
         for first in {0, rows // 2}:
             out, expected = torch.empty(2, rows - first, columns, dtype=dtype)
-            groupquant.decode_rows(*ours, widths, group_size, first, out)
-            groups.decode_rows(codes, meta, widths, group_size, first, expected)
+            groupquant.decode_rows(out, *ours, widths, group_size, first)
+            groups.decode_rows(expected, codes, meta, widths, group_size, first)
             assert same(out, expected)
 
 
@@ -78,20 +77,20 @@ def test_bounds_of_float32_of_every_exponent_equal_the_reference():
 
 def test_neither_threads_nor_their_absence_change_a_bit(monkeypatch):
     x = torch.randn(100_003)
-    codes, meta = api.encode(x, 3, 256, SEED)
+    codes, meta = groupquant.encode(x, 3, 256, SEED)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = api.encode(x, 3, 256, SEED)
+        alone = groupquant.encode(x, 3, 256, SEED)
     finally:
         torch.set_num_threads(before)
     monkeypatch.setattr(compiled, "_parallel", lambda: False)
     for name in ("_encode", "_decode"):
-        monkeypatch.setattr(groupquant, name, compiled.kernel(getattr(groupquant, name).__wrapped__))
-    serial = api.encode(x, 3, 256, SEED)
+        monkeypatch.setattr(groupquant.cpu, name, compiled.kernel(getattr(groupquant.cpu, name).__wrapped__))
+    serial = groupquant.encode(x, 3, 256, SEED)
 
     for other in (alone, serial):
         assert torch.equal(other[0], codes)
         assert torch.equal(other[1], meta)
-    out = api.decode(*serial, 3, 256, 0, x.numel(), torch.float32)
+    out = groupquant.decode(*serial, 3, 256, 0, x.numel(), torch.float32)
     assert torch.equal(out, groups.decode(codes, meta, 3, 256, 0, x.numel(), torch.float32))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from actbench.fake import fake_mode
+from actbench.workloads.fake import fake_mode
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 

@@ -4,7 +4,7 @@ import pytest
 
 from actbench import workloads
 from actbench.errors import ModelError
-from actbench.records import Case
+from actbench.results.records import Case
 from actbench.workloads.graphs import NETWORKS, GraphWorkload
 from actbench.workloads.graphs.settings import ARXIV_PAIRS
 from actbench.workloads.names import ModelName, is_own, parse

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from actbench.codecs.encodings.distributions import DISTRIBUTIONS, Distribution
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, parts_bytes
-from actbench.codecs.encodings.fp8 import Fp8
-from actbench.codecs.encodings.grouped import IntGroups
-from actbench.codecs.encodings.halves import Bf16, Fp16
+from actbench.codecs.encodings.fp8 import Fp8, S2fp8
 from actbench.codecs.encodings.nnwbdi import NnwBdi
-from actbench.codecs.encodings.normalized import simulate_normalized
-from actbench.codecs.encodings.packed import Smaq, SmaqParameters
+from actbench.codecs.encodings.packed import Bf16, Fp16, IntGroups, Smaq, SmaqParameters
 from actbench.codecs.encodings.registry import COMPARED, ENCODINGS, build
-from actbench.codecs.encodings.s2fp8 import S2fp8
-from actbench.codecs.encodings.simulated import SmaqSimulated
-from actbench.codecs.encodings.snr import Quality, snr_db, snr_table
+from actbench.codecs.encodings.simulated import SmaqSimulated, simulate_normalized
+from actbench.codecs.encodings.snr import DISTRIBUTIONS, Distribution, Quality, snr_db, snr_table
 
 __all__ = [
     "COMPARED",

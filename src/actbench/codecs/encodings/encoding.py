@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from actbench.records import Data
+from actbench.results.records import Data
 from actbench.spec import shortest
 
 Parts = tuple[Tensor, ...]

@@ -1,17 +1,115 @@
+"""Encodings that are stored in their bytes: halves, groups, and those of SmaQ."""
+
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, at_most, flat
-from actbench.ops import smaq, smaqblocks
-from actbench.ops.smaqformat import Format, format_of
-from actbench.records import Data
+from actbench.codecs.encodings.rounding import FP16, bf16_stochastic
+from actbench.ops import groupquant, smaq
+from actbench.ops.smaq import reference
+from actbench.ops.smaq.format import Format, format_of
+from actbench.results.records import Data
+
+
+class Bf16(Encoding):
+    """bfloat16; the part is the vector of numbers, 2 bytes each. Beyond 3.39e38 it overflows to infinity.
+
+    Attributes:
+        rounding: To the nearest as torch converts, or stochastic, without bias.
+    """
+
+    name: ClassVar[str] = "bf16"
+    summary: ClassVar[str] = "bfloat16: the range of float32, 8 bits of precision"
+    kept_as: ClassVar[torch.dtype] = torch.bfloat16
+
+    rounding: Rounding = "nearest"
+
+    def encode(self, x: Tensor, seed: Tensor) -> Parts:
+        """Return (n,) bfloat16."""
+        values = flat(x)
+        if self.rounding == "nearest" or x.dtype == torch.bfloat16:
+            return (values.to(torch.bfloat16, copy=True),)
+        return (bf16_stochastic(values.float(), seed),)
+
+    def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the numbers."""
+        return parts[0].view(shape).to(dtype)
+
+    def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return ``2 n``."""
+        return 2 * math.prod(shape)
+
+    def largest(self, dtype: torch.dtype) -> float:
+        """Return what no rounding takes beyond the largest number that is finite in this format and in that type.
+
+        To the nearest that is all below half a step above it, 65520 for float16; at random it is the number itself.
+        """
+        top = at_most(torch.finfo(dtype).max, self.kept_as)
+        if self.rounding == "nearest":
+            step = math.ldexp(torch.finfo(self.kept_as).eps, math.frexp(top)[1] - 1)
+            top = math.nextafter(top + step / 2, 0.0)  # ties go to the even neighbour, which is the one above
+        return at_most(top, dtype)
+
+
+class Fp16(Bf16):
+    """float16; as :class:`Bf16`. Above 65504 it overflows to infinity, below 2**-24 little is left."""
+
+    name: ClassVar[str] = "fp16"
+    summary: ClassVar[str] = "float16: 11 bits of precision from 6e-5 to 65504, unscaled"
+    kept_as: ClassVar[torch.dtype] = torch.float16
+
+    def encode(self, x: Tensor, seed: Tensor) -> Parts:
+        """Return (n,) float16."""
+        values = flat(x)
+        if self.rounding == "nearest" or x.dtype == torch.float16:
+            return (values.to(torch.float16, copy=True),)
+        return (FP16.stochastic(values.float(), seed),)
+
+
+class IntGroups(Encoding):
+    """Whole numbers of a few bits between the smallest and the largest value of each group.
+
+    Parts are the codes and one word a group, its two bounds as bfloat16: :mod:`actbench.ops.groupquant`. Zeros stay
+    zeros in groups whose bound is zero, so behind a ReLU. A group with a value that is not finite is NaN, all of it.
+
+    Attributes:
+        bits: Of a code, 2 to 8.
+        group_size: Elements that share two bounds, a multiple of 32 from 32 to 1024.
+        rounding: To the nearest code, or stochastic, without bias.
+    """
+
+    name: ClassVar[str] = "int"
+    summary: ClassVar[str] = "whole numbers of a few bits between the bounds of each group"
+    positional: ClassVar[str | None] = "bits"
+
+    bits: Annotated[int, Field(ge=2, le=8)] = 6
+    group_size: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] = 64
+    rounding: Rounding = "nearest"
+
+    def encode(self, x: Tensor, seed: Tensor) -> Parts:
+        """Return (ceil(n bits / 8),) uint8 and (ceil(n / group_size),) int32."""
+        return groupquant.encode(flat(x), self.bits, self.group_size, seed, self.rounding == "stochastic")
+
+    def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return what the codes stand for."""
+        codes, words = parts
+        return groupquant.decode(codes, words, self.bits, self.group_size, 0, math.prod(shape), dtype).view(shape)
+
+    def half_steps(self, parts: Parts, count: int) -> Tensor:
+        """Return half a step of each element's group."""
+        steps = groupquant.ranges(parts[1]) / ((1 << self.bits) - 1)
+        return (steps * 0.5).repeat_interleave(self.group_size)[:count]
+
+    def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Return ``ceil(n bits / 8)``, and 4 for each group."""
+        return groupquant.packed_bytes(math.prod(shape), self.bits, self.group_size)
 
 
 class SmaqParameters(Data):
@@ -46,7 +144,7 @@ class Smaq(SmaqParameters, Encoding):
     """SmaQ, really stored: blocks of which a fixed share are outliers, so that bytes are known beforehand.
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
-    2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaqformat`. The
+    2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaq.format`. The
     numbers farthest from the mean of their block are its outliers, and the farthest ends their range: none is clipped.
     The part is one vector of bytes. A block with a value that is not finite, or from 2**126 on, is NaN, all of it.
     """
@@ -57,15 +155,15 @@ class Smaq(SmaqParameters, Encoding):
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return one uint8 vector."""
-        return (smaq.encode(flat(x), seed, stochastic=self.rounding == "stochastic", **self._format()),)
+        return (smaq.encode(flat(x), seed, self.form, stochastic=self.rounding == "stochastic"),)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return what the codes stand for."""
-        return smaq.decode(parts[0], math.prod(shape), dtype, **self._format()).view(shape)
+        return smaq.decode(parts[0], math.prod(shape), dtype, form=self.form).view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
         """Return half a main step of each element's block."""
-        return smaqblocks.half_steps(parts[0], count, self.form)
+        return reference.half_steps(parts[0], count, self.form)
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
         """Return, of whole blocks, ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number."""
@@ -73,7 +171,4 @@ class Smaq(SmaqParameters, Encoding):
 
     def largest(self, dtype: torch.dtype) -> float:
         """Return the number below 2**126: from there on a difference of two, and what it decodes to, may overflow."""
-        return at_most(math.nextafter(smaqblocks.HUGE, 0.0), dtype)
-
-    def _format(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"rounding"})
+        return at_most(math.nextafter(reference.HUGE, 0.0), dtype)

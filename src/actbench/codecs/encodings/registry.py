@@ -5,12 +5,9 @@ from typing import Final
 
 from actbench import spec
 from actbench.codecs.encodings.encoding import Encoding
-from actbench.codecs.encodings.fp8 import Fp8
-from actbench.codecs.encodings.grouped import IntGroups
-from actbench.codecs.encodings.halves import Bf16, Fp16
+from actbench.codecs.encodings.fp8 import Fp8, S2fp8
 from actbench.codecs.encodings.nnwbdi import NnwBdi
-from actbench.codecs.encodings.packed import Smaq
-from actbench.codecs.encodings.s2fp8 import S2fp8
+from actbench.codecs.encodings.packed import Bf16, Fp16, IntGroups, Smaq
 from actbench.codecs.encodings.simulated import SmaqSimulated
 
 ENCODINGS: Final[dict[str, type[Encoding]]] = {

@@ -7,8 +7,7 @@ kept: :func:`compress` gives the sketch of X and a key, and :func:`project` make
 
 from __future__ import annotations
 
-from actbench.codecs.sketch.fresh import fresh_sketch
-from actbench.codecs.sketch.sketching import KINDS, Kind, Sketching, compress, project
+from actbench.codecs.sketch.sketching import KINDS, Kind, Sketching, compress, fresh_sketch, project
 from actbench.codecs.sketch.variances import batch_variance, variance
 
 __all__ = ["KINDS", "Kind", "Sketching", "batch_variance", "compress", "fresh_sketch", "project", "variance"]

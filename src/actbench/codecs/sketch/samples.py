@@ -1,4 +1,4 @@
-"""Sketches that are rows of the matrix: no product with S, O(k d) work, and k rows to keep.
+"""Sketches that are rows of the matrix, and how rows are drawn: no product with S, O(k d) work, k rows to keep.
 
 ``rows`` and ``rows_distinct`` draw rows with the same chance and are made again from their seed. ``norm`` and ``wta``
 look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows' numbers are kept.
@@ -13,8 +13,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from actbench.codecs.sketch import draws
 from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
+from actbench.ops.noise import random_words
+
+_POSITIVE = (1 << 63) - 1
+_FRACTION_BITS = 52
+
+
+def uniform(seed: Tensor, rows: int, size: int, device: torch.device) -> Tensor:
+    """Return ``size`` rows drawn with replacement, each with the same chance: (size,) int64."""
+    return (random_words(seed, 0, size, device) & _POSITIVE) % rows
+
+
+def distinct(seed: Tensor, rows: int, size: int, device: torch.device) -> Tensor:
+    """Return ``size`` different rows in random order: (size,) int64. Sorts a word per row, 24 bytes a row meanwhile."""
+    return random_words(seed, 0, rows, device).argsort(stable=True)[:size]
+
+
+def fractions(seed: Tensor, size: int, device: torch.device) -> Tensor:
+    """Return ``size`` numbers from 0 to below 1: (size,) float64, of 52 random bits each."""
+    bits = random_words(seed, 0, size, device) & ((1 << _FRACTION_BITS) - 1)
+    return bits.double() * 2.0**-_FRACTION_BITS
+
 
 Uniform = Literal["rows", "rows_distinct"]
 Weighted = Literal["norm", "wta"]
@@ -33,7 +53,7 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
         (k, d) in the working type.
     """
     rows = matrix.shape[0]
-    draw = draws.distinct if kind == "rows_distinct" else draws.uniform
+    draw = distinct if kind == "rows_distinct" else uniform
     return taken(matrix, draw(seed, rows, size, matrix.device)) * math.sqrt(rows / size)
 
 
@@ -114,7 +134,7 @@ def _drawn(upto: Tensor, total: Tensor, seed: Tensor, size: int) -> Tensor:
 
     A part that rounding has made the total lies behind the last place.
     """
-    return torch.searchsorted(upto, draws.fractions(seed, size, upto.device) * total, right=True)
+    return torch.searchsorted(upto, fractions(seed, size, upto.device) * total, right=True)
 
 
 def _weights(share: Tensor, norms: Tensor) -> Tensor:

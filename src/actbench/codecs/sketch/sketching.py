@@ -1,4 +1,11 @@
-"""The kinds of sketch behind one face."""
+"""The kinds of sketch behind one face, and sketches by a seed of their own.
+
+The operator of a sketch draws the seed and uses it. A compiler that sees two operators, one that draws a seed and one
+that makes a sketch by it, may keep the sketch of the forward pass and draw again in the backward pass, where the new
+seed makes another matrix S: the estimate is then noise. The tag ``nondeterministic_seeded`` does not prevent it. One
+operator that gives both gives them of one draw, in whichever pass it runs. It has not that tag, so that a compiler may
+make one of two sketches of one input, as layers do that are not compiled.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,9 @@ from typing import Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from actbench.codecs.sketch import dense, samples, transforms
+from actbench.codecs.sketch import samples, transforms
+from actbench.ops.library import EVERYWHERE, HOST_NUMBER, define, traced
+from actbench.ops.seeds import fresh_seed
 
 Kind = Literal["gaussian", "rademacher", "dct", "dft", "hadamard", "rows", "rows_distinct", "norm", "wta"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -80,7 +89,7 @@ def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
         (k, d) in float64 for a float64 matrix and in float32 for all others.
     """
     if kind == "gaussian" or kind == "rademacher":
-        return dense.project(matrix, key, size, kind)
+        return transforms.project(matrix, key, size, kind)
     if kind == "dct" or kind == "dft":
         return transforms.fourier(matrix, key, size, kind)
     if kind == "hadamard":
@@ -88,3 +97,37 @@ def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
     if kind == "rows" or kind == "rows_distinct":
         return samples.project(matrix, key, size, kind)
     return samples.taken(matrix, key)
+
+
+def _make(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    sketch, key = compress(matrix, fresh_seed(), size, kind)
+    return sketch.to(dtype), key
+
+
+@define(
+    "fresh_sketch(Tensor matrix, SymInt size, str kind, ScalarType dtype) -> (Tensor sketch, Tensor key)",
+    {EVERYWHERE: _make},
+    tags=HOST_NUMBER,
+)
+def _traced(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return matrix.new_empty(size, matrix.shape[1], dtype=dtype), key_like(matrix, size, kind)
+
+
+def fresh_sketch(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the sketch of a matrix by a fresh seed, and the key that S is made again from.
+
+    Who traces sees one operator. Otherwise its parts run as they are, so that simulations see what they allocate.
+
+    Args:
+        matrix: (rows, d), of a float type.
+        size: k, the rows of the sketch, below ``rows``.
+        kind: What S is.
+        dtype: The type to keep the sketch in.
+
+    Returns:
+        The sketch, (k, d) of ``dtype``, and the key, as of :func:`~actbench.codecs.sketch.compress`.
+
+    Raises:
+        KernelError: A CUDA graph is being captured, or the seed cannot be drawn.
+    """
+    return (_traced if traced() else _make)(matrix, size, kind, dtype)

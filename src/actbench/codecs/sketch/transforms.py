@@ -1,8 +1,9 @@
-"""Sketches that are rows of an orthonormal transform of the columns, O(N d log N) work for an (N, d) matrix.
+"""Sketches by a matrix of independent entries, and by an orthonormal transform of the columns.
 
-``dct`` is the DCT-II and ``dft`` the real Fourier basis (1, then cosines and sines of each frequency): k rows drawn
-with replacement and scaled by sqrt(N / k), as in arXiv 2201.13195. ``hadamard`` is the subsampled randomized Hadamard
-transform (Tropp, arXiv 1011.1595): random signs first, then k different rows.
+Rows of a transform of the columns take O(N d log N) work for an (N, d) matrix. ``dct`` is the DCT-II and ``dft`` the
+real Fourier basis (1, then cosines and sines of each frequency): k rows drawn with replacement and scaled by sqrt(N /
+k), as in arXiv 2201.13195. ``hadamard`` is the subsampled randomized Hadamard transform (Tropp, arXiv 1011.1595):
+random signs first, then k different rows.
 
 Without random signs a transform only moves what the rows hold: where X and Y have a common mean or are smooth along the
 rows, a few frequencies hold everything, and the estimate is worse than one from plain rows. Signs prevent that.
@@ -19,9 +20,37 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from actbench.codecs.sketch import draws
+from actbench.codecs.sketch import samples
 from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
+from actbench.ops import sketch
 from actbench.ops.sketch import sketch_rows
+
+_LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than the products are worth
+
+
+def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tensor:
+    """Return S M / sqrt(k), S (k, rows) of entries of mean 0 and mean square 1.
+
+    Besides the result, at most 2 MiB of S exist at a time, or 64 rows of S^T where these are more.
+
+    Args:
+        matrix: (rows, d), of a float type.
+        seed: 0-d int64 CPU tensor that stands for S.
+        size: k, the rows of the sketch.
+        kind: Distribution of the entries of S.
+
+    Returns:
+        (k, d) in the working type.
+    """
+    dtype = working_type(matrix)
+    total = matrix.new_zeros(size, matrix.shape[1], dtype=dtype)
+    step = max(CHUNK_BYTES // (size * dtype.itemsize), _LEAST_ROWS)
+    for first in range(0, matrix.shape[0], step):
+        part = matrix[first : first + step]
+        entries = sketch_rows(seed, first, part.shape[0], size, kind, dtype, matrix.device)
+        total.addmm_(entries.t(), part.to(dtype), alpha=size**-0.5)
+    return total
+
 
 Fourier = Literal["dct", "dft"]
 _LEAST_COLUMNS = 8
@@ -40,7 +69,7 @@ def fourier(matrix: Tensor, seed: Tensor, size: int, kind: Fourier) -> Tensor:
         (k, d) in the working type.
     """
     rows = matrix.shape[0]
-    chosen = draws.uniform(seed, rows, size, matrix.device)
+    chosen = samples.uniform(seed, rows, size, matrix.device)
     return transform_rows(matrix, chosen, kind).mul_((rows / size) ** 0.5)
 
 
@@ -85,7 +114,7 @@ def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
     """
     rows, dtype = matrix.shape[0], working_type(matrix)
     padded = 1 << max(rows - 1, 0).bit_length()
-    chosen = draws.distinct(seed, padded, size, matrix.device)
+    chosen = samples.distinct(seed, padded, size, matrix.device)
     signs = sketch_rows(seed, 64 * padded, rows, 1, "rademacher", dtype, matrix.device) * size**-0.5
     out = matrix.new_empty(size, matrix.shape[1], dtype=dtype)
     for columns in _column_chunks(padded, matrix.shape[1], dtype):

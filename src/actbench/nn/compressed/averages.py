@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.nn.compressed.pieces import needs_codes
-from actbench.nn.compressed.pool import blank, torch_order, widened
-from actbench.nn.compressed.windows import Numbers, numbers
+from actbench.nn.compressed.pool import Numbers, blank, numbers, torch_order, widened
 from actbench.nn.firstorder import first_order
 
 aten = torch.ops.aten

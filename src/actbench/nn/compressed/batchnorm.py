@@ -1,18 +1,19 @@
-"""Batch norm that keeps its input through a keeper."""
+"""Batch norm, over several processes too, that packs its input."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.nn.compressed.channels import Statistics, input_gradient, sum_of, sums
-from actbench.nn.compressed.held import Held, keep, save, saved
-from actbench.nn.compressed.layer import Compressed, is_differentiated
+from actbench.nn.compressed.savedinput import Compressed, SavedInput, is_differentiated, load, pack_input, save
 from actbench.nn.firstorder import first_order
-from actbench.nn.keeping import Keeper, Place
 from actbench.nn.precision import cast
+from actbench.nn.saved import SavedTensors, SiteState
 
 
 class BatchNormalization(torch.autograd.Function):
@@ -28,90 +29,57 @@ class BatchNormalization(torch.autograd.Function):
         training: bool,
         momentum: float,
         eps: float,
-        keeper: Keeper,
-        place: Place,
+        packer: SavedTensors,
+        site: SiteState,
     ) -> Tensor:
         """Return the normalised batch; update the running statistics in training."""
         ctx.training, ctx.eps = training, eps
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
-        kept = keep(x, keeper, place, needed=for_weight or (for_x and training))
+        packed = pack_input(x, packer, site, needed=for_weight or (for_x and training))
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
             x, weight, bias, *running, training, momentum, eps, torch.backends.cudnn.enabled
         )
         used = (None, None) if training else running
-        save(ctx, kept, place, keeper, weight, *used, mean, invstd, reserve)
+        save(ctx, packed, site, packer, weight, *used, mean, invstd, reserve)
         return output
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
-        ctx.place.see_gradient(grad)
-        held, others = saved(ctx, grad)
-        if held.form is not None and len(held.pieces()) == 1:
-            found = _at_once(ctx, grad, held, others)
+        ctx.site.see_gradient(grad)
+        saved, others = load(ctx, grad)
+        if saved.packed is not None and len(saved.pieces()) == 1:
+            found = _at_once(ctx, grad, saved, others)
         else:
-            found = _in_pieces(ctx, grad, held, others)
+            found = _in_pieces(ctx, grad, saved, others)
         wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:3], strict=True)
         return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), *(None,) * 6
 
 
-def batch_norm(
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    keeper: Keeper,
-    place: Place,
-) -> Tensor:
-    """Return what ``F.batch_norm`` returns, bit for bit, keeping x where a wanted gradient needs it.
-
-    In training those of x and weight need it, in evaluation that of weight.
-
-    Args:
-        x: ``(N, C, *)`` with more than one value a channel; a floating-point type, any strides.
-        running_mean: (C,), updated in training, used in evaluation; or None.
-        running_var: As ``running_mean``.
-        weight: (C,), or None.
-        bias: (C,), or None.
-        training: Whether the statistics are those of the batch.
-        momentum: Share of the batch in the new running statistics.
-        eps: Added to the variance.
-        keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
-        place: Whom x is kept for.
-    """
-    running = (running_mean, running_var)
-    output: Tensor = BatchNormalization.apply(x, weight, bias, running, training, momentum, eps, keeper, place)
-    return output
-
-
-def _at_once(ctx: Any, grad: Tensor, held: Held, others: Any) -> Any:
+def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
     weight, running_mean, running_var, mean, invstd, reserve = others
-    x = held.rows(held.pieces()[0])
+    x = saved.rows(saved.pieces()[0])
     wanted = list(ctx.needs_input_grad[:3])
     return torch.ops.aten._batch_norm_impl_index_backward(
         ctx.backend, x, grad, weight, running_mean, running_var, mean, invstd, ctx.training, ctx.eps, wanted, reserve
     )
 
 
-def _in_pieces(ctx: Any, grad: Tensor, held: Held, others: Any) -> tuple[Tensor | None, ...]:
+def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[Tensor | None, ...]:
     weight, running_mean, running_var, mean, invstd, _ = others
     if not ctx.training:
         wide_var = running_var.to(torch.promote_types(running_var.dtype, torch.float32))
         mean, invstd = running_mean, (wide_var + ctx.eps).rsqrt()
     statistics = Statistics(mean, invstd, weight)
-    if held.form is None:
+    if saved.packed is None:
         return grad * statistics.slope(grad) if ctx.needs_input_grad[0] else None, None, sum_of(grad)
-    sum_dy, sum_dy_deviation = sums(held, grad, statistics)
+    sum_dy, sum_dy_deviation = sums(saved, grad, statistics)
     for_x = None
     if ctx.needs_input_grad[0] and ctx.training:
         count = grad.numel() // grad.shape[1]
-        for_x = input_gradient(held, grad, statistics, sum_dy / count, sum_dy_deviation / count)
+        for_x = input_gradient(saved, grad, statistics, sum_dy / count, sum_dy_deviation / count)
     elif ctx.needs_input_grad[0]:
         for_x = grad * statistics.slope(grad)
     return for_x, sum_dy_deviation * invstd, sum_dy
@@ -130,9 +98,10 @@ class BatchNorm(Compressed):
             return exact
         layer: Any = self
         layer._check_input_dim(input)
-        return batch_norm(
-            input, *self.running(), self.weight, self.bias, *self.mode(), layer.eps, self.keeper, self.place
+        output: Tensor = BatchNormalization.apply(
+            input, self.weight, self.bias, self.running(), *self.mode(), layer.eps, self.packer, self.site
         )
+        return output
 
     def is_worth(self, x: Tensor) -> bool:
         """Return whether a gradient is wanted, and there is more than a number of each channel to keep for it."""
@@ -165,3 +134,82 @@ class CompressedBatchNorm2d(BatchNorm, nn.BatchNorm2d):
 
 class CompressedBatchNorm3d(BatchNorm, nn.BatchNorm3d):
     """``nn.BatchNorm3d``."""
+
+
+class SyncBatchNormalization(torch.autograd.Function):
+    """Torch's own function with another memory: its forward runs as it is, its backward in pieces of the batch."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running: tuple[Tensor | None, Tensor | None],
+        momentum: float,
+        eps: float,
+        group: Any,
+        packer: SavedTensors,
+        site: SiteState,
+    ) -> Tensor:
+        """Return the normalised batch; update the running statistics."""
+        ctx.group = group
+        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        exact = _Context()
+        size = distributed.get_world_size(group)
+        output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
+            exact, x, weight, bias, *running, eps, momentum, group, size
+        )
+        _, _, mean, invstd, counts = exact.load
+        save(ctx, packed, site, packer, weight, mean, invstd, counts)
+        return output
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, where they are wanted; those of the last two of this process."""
+        ctx.site.see_gradient(grad)
+        for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
+        saved, (weight, mean, invstd, counts) = load(ctx, grad)
+        found: list[Tensor | None] = [None, None, None]
+        if saved.packed is None:
+            found[2] = sum_of(grad)
+        else:
+            statistics = Statistics(mean, invstd, weight)
+            sum_dy, sum_dy_deviation = sums(saved, grad, statistics)
+            found[1:] = sum_dy_deviation * invstd if for_weight else None, sum_dy if for_bias else None
+            if for_x:
+                both = torch.stack([sum_dy, sum_dy_deviation])
+                distributed.all_reduce(both, group=ctx.group)
+                found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
+        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), *(None,) * 6
+
+
+class _Context(SimpleNamespace):
+    """Stands in for autograd's context where torch's function saves what it would keep."""
+
+    load: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None:
+        self.load = tensors
+
+
+class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
+    """``nn.SyncBatchNorm``."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return what the exact layer returns, bit for bit; without a group of processes, as batch norm does."""
+        if not (self.training and distributed.is_available() and distributed.is_initialized()):
+            return super().forward(input)
+        group = self.process_group or distributed.group.WORLD
+        if distributed.get_world_size(group) < 2 and input.device.type != "cpu":
+            return super().forward(input)
+        if input.device.type == "cpu" or not self.is_worth(input):
+            return nn.SyncBatchNorm.forward(self, input)  # on a CPU it refuses
+        self._check_input_dim(input)
+        _, momentum = self.mode()
+        output: Tensor = SyncBatchNormalization.apply(
+            input, self.weight, self.bias, self.running(), momentum, self.eps, group, self.packer, self.site
+        )
+        return output

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actbench.nn.compressed.held import Held, RowByRow, summed, wide
+from actbench.nn.compressed.savedinput import RowByRow, SavedInput, summed, wide
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Statistics:
         )
 
 
-def sums(held: Held, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
+def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
     """Return the sums over each channel of dy and of dy (x - mean), in float32 for halves."""
 
     def of(piece: slice) -> tuple[Tensor, Tensor]:
         part = grad[piece].to(wide(grad.dtype))
-        return _per_channel(part), _per_channel(statistics.deviation(held.rows(piece)).mul_(part))
+        return _per_channel(part), _per_channel(statistics.deviation(saved.rows(piece)).mul_(part))
 
-    gathered = summed(held.pieces(), of)
+    gathered = summed(saved.pieces(), of)
     assert gathered[0] is not None
     assert gathered[1] is not None
     return gathered[0], gathered[1]
@@ -62,12 +62,12 @@ def sum_of(grad: Tensor) -> Tensor:
 
 
 def input_gradient(
-    held: Held, grad: Tensor, statistics: Statistics, mean_dy: Tensor, mean_dy_deviation: Tensor
+    saved: SavedInput, grad: Tensor, statistics: Statistics, mean_dy: Tensor, mean_dy_deviation: Tensor
 ) -> Tensor | None:
     """Return dx in training.
 
     Args:
-        held: x.
+        saved: x.
         grad: dy.
         statistics: Of the batch.
         mean_dy: The first sum over M.
@@ -77,14 +77,14 @@ def input_gradient(
     inclination = mean_dy_deviation * statistics.invstd.to(mean_dy.dtype).square()
 
     def write(piece: slice) -> None:
-        x, part = held.rows(piece), grad[piece]
+        x, part = saved.rows(piece), grad[piece]
         room = found.room(piece, x)
         work = room if room.dtype == wide(room.dtype) else torch.empty_like(room, dtype=wide(room.dtype))
         torch.sub(x, _over_channels(statistics.mean, x), out=work).mul_(_over_channels(inclination, x))
         torch.sub(part, work, out=work).sub_(_over_channels(mean_dy, part)).mul_(statistics.slope(part))
         room.copy_(work)
 
-    for piece in held.pieces():
+    for piece in saved.pieces():
         write(piece)
     return found.whole
 

@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones too, that keep their input through a keeper."""
+"""Convolutions, transposed ones too, that pack their input."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from actbench.nn.compressed.geometry import Geometry
-from actbench.nn.compressed.held import Held, Sums, keep, save, saved, summed
-from actbench.nn.compressed.layer import Compressed, is_differentiated
+from actbench.nn.compressed.savedinput import (
+    Compressed,
+    SavedInput,
+    Sums,
+    is_differentiated,
+    load,
+    pack_input,
+    save,
+    summed,
+)
 from actbench.nn.firstorder import first_order
-from actbench.nn.keeping import Keeper, Place
 from actbench.nn.precision import cast, no_autocast, product_dtype
+from actbench.nn.saved import SavedTensors, SiteState
 
 
 class Convolution(torch.autograd.Function):
-    """A convolution whose weight's gradient is found from what was kept of the input.
+    """A convolution whose weight's gradient is found from what was packed of the input.
 
     That gradient is found first, and what was decoded for it is freed before the gradient of the input is made, which
     needs no input: beside the gradient of the output one of the two is alive, not both.
@@ -24,16 +32,22 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, keeper: Keeper, place: Place
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        packer: SavedTensors,
+        site: SiteState,
     ) -> Tensor:
         """Return the convolution in autocast's type, where it is on."""
         ctx.geometry, ctx.shape = geometry, x.shape
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
         ctx.format = _channels_last(x)
-        kept = keep(x, keeper, place, needed=ctx.needs_input_grad[1])
-        if place.watched:
-            place.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
-        save(ctx, kept, place, keeper, weight, by_row=geometry.has_batch(x))
+        packed = pack_input(x, packer, site, needed=ctx.needs_input_grad[1])
+        if site.watched:
+            site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
+        save(ctx, packed, site, packer, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
             return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
@@ -42,14 +56,14 @@ class Convolution(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
-        ctx.place.see_gradient(grad)
-        held, (weight,) = saved(ctx, grad)
+        ctx.site.see_gradient(grad)
+        saved, (weight,) = load(ctx, grad)
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         found: list[Tensor | None] = [None, None, None]
         with no_autocast(grad):
             weight = weight.to(grad.dtype)
             if for_weight:
-                found[1:] = _weight_gradients(ctx.geometry, held, grad, weight, for_bias)
+                found[1:] = _weight_gradients(ctx.geometry, saved, grad, weight, for_bias)
             elif for_bias:
                 found[2] = grad.sum(
                     [dim for dim in range(grad.dim()) if dim != grad.dim() - len(ctx.geometry.stride) - 1]
@@ -59,33 +73,16 @@ class Convolution(torch.autograd.Function):
         return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None, None, None
 
 
-def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, keeper: Keeper, place: Place
-) -> Tensor:
-    """Convolve, bit for bit as torch does, keeping x for the gradient of the weight where that is wanted.
-
-    Args:
-        x: ``(N, C, *spatial)`` or ``(C, *spatial)``; a floating-point type, any strides.
-        weight: As torch's function takes it.
-        bias: ``(channels of the output,)``, or None.
-        geometry: The constants.
-        keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
-        place: Whom x is kept for.
-    """
-    output: Tensor = Convolution.apply(x, weight, bias, geometry, keeper, place)
-    return output
-
-
-def _weight_gradients(geometry: Geometry, held: Held, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
+def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
     """Return the gradients of the weight and, where it is wanted, of the bias."""
 
     def of(piece: slice) -> Sums:
-        x = held.rows(piece).to(grad.dtype)
+        x = saved.rows(piece).to(grad.dtype)
         x, part = (x, grad[piece]) if geometry.has_batch(x) else (x.unsqueeze(0), grad.unsqueeze(0))
         found = geometry.backward(part, geometry.padded(x), weight, (False, True, for_bias))
         return found[1], found[2] if for_bias else None
 
-    return summed(held.pieces(), of)
+    return summed(saved.pieces(), of)
 
 
 def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
@@ -121,7 +118,8 @@ class Direct(Compressed):
         if not (_is_worth(input, self.weight, self.bias) and geometry.takes(input)):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
-        return convolution(input, self.weight, self.bias, geometry, self.keeper, self.place)
+        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self.packer, self.site)
+        return output
 
 
 class Transposed(Compressed):
@@ -142,7 +140,8 @@ class Transposed(Compressed):
             input, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.stride), layer.dilation
         )
         geometry = Geometry.of(self, padding)
-        return convolution(input, self.weight, self.bias, geometry, self.keeper, self.place)
+        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self.packer, self.site)
+        return output
 
 
 def _is_worth(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""Which layers have a form that keeps its input through a keeper."""
+"""Which layers have a form that packs its input."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from actbench.nn.compressed import batchnorm, convolution, linear, norms, syncbatchnorm
-from actbench.nn.compressed.layer import Compressed
-from actbench.nn.compressed.small import coded
-from actbench.nn.keeping import Keeper, Place
+from actbench.nn.compressed import batchnorm, convolution, linear
+from actbench.nn.compressed import norms as norms_
+from actbench.nn.compressed.exactcodes import coded
+from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.swap import inherit
 
 STANDS_FOR: dict[type[nn.Module], type[Compressed]] = {
@@ -25,20 +26,23 @@ STANDS_FOR: dict[type[nn.Module], type[Compressed]] = {
     nn.BatchNorm1d: batchnorm.CompressedBatchNorm1d,
     nn.BatchNorm2d: batchnorm.CompressedBatchNorm2d,
     nn.BatchNorm3d: batchnorm.CompressedBatchNorm3d,
-    nn.SyncBatchNorm: syncbatchnorm.CompressedSyncBatchNorm,
-    nn.LayerNorm: norms.CompressedLayerNorm,
-    nn.GroupNorm: norms.CompressedGroupNorm,
+    nn.SyncBatchNorm: batchnorm.CompressedSyncBatchNorm,
+    nn.LayerNorm: norms_.CompressedLayerNorm,
+    nn.GroupNorm: norms_.CompressedGroupNorm,
 }
 """For exactly these classes, a subclass with another forward."""
 
+_NORMS = (batchnorm.BatchNorm, norms_.CompressedLayerNorm, norms_.CompressedGroupNorm)
 
-def compressed(layer: nn.Module, keeper: Keeper, place: Place) -> nn.Module | None:
-    """Return a layer with the identity of ``layer`` that keeps its input through a keeper, or an exact small code.
+
+def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms: bool = True) -> nn.Module | None:
+    """Return a layer with the identity of ``layer`` that packs its input, or an exact small code.
 
     Args:
         layer: Not changed. Its parameters, buffers, hooks and train/eval flag are shared with the new layer.
-        keeper: Keeps for the whole model.
-        place: The layer's input.
+        packer: Keeps for the whole model.
+        site: The layer's input.
+        norms: Whether norms have such a form.
 
     Returns:
         A layer of a subclass (another layer for rectifiers other than ReLU), or None for a class that has no such
@@ -50,9 +54,11 @@ def compressed(layer: nn.Module, keeper: Keeper, place: Place) -> nn.Module | No
     cls = compressed_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
     if cls is None:
         return coded(layer)
+    if not norms and issubclass(cls, _NORMS):
+        return None
     new: Any = cls.__new__(cls)
     nn.Module.__init__(new)
-    new.keeper, new.place = keeper, place
+    new.packer, new.site = packer, site
     inherit(new, layer)
     return new  # type: ignore[no-any-return]
 

@@ -1,4 +1,4 @@
-"""Layer norm and group norm that keep their input through a keeper."""
+"""Layer norm and group norm that pack their input."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch._prims_common import suggest_memory_format
 
-from actbench.nn.compressed.held import Held, RowByRow, Sums, keep, save, saved, summed
-from actbench.nn.compressed.layer import Compressed, is_differentiated
+from actbench.nn.compressed.savedinput import (
+    Compressed,
+    RowByRow,
+    SavedInput,
+    Sums,
+    is_differentiated,
+    load,
+    pack_input,
+    save,
+    summed,
+)
 from actbench.nn.firstorder import first_order
-from actbench.nn.keeping import Keeper, Place
 from actbench.nn.precision import cast, no_autocast, norm_dtype
+from actbench.nn.saved import SavedTensors, SiteState
 
 
 class LayerNormalization(torch.autograd.Function):
-    """Layer norm, whose backward pass has what was kept of the input, and the exact mean and deviation of each row."""
+    """Layer norm, whose backward pass has what was packed of the input, and the exact statistics of each row."""
 
     @staticmethod
     def forward(
@@ -28,39 +37,39 @@ class LayerNormalization(torch.autograd.Function):
         bias: Tensor | None,
         normalized: Sequence[int],
         eps: float,
-        keeper: Keeper,
-        place: Place,
+        packer: SavedTensors,
+        site: SiteState,
     ) -> Tensor:
         """Return the normalised rows, in float32 under autocast on CUDA."""
         ctx.normalized, ctx.cast = tuple(normalized), norm_dtype(x)
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
-        kept = keep(x, keeper, place, needed=any(ctx.needs_input_grad[:2]))
+        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (x, weight, bias))
             output, mean, rstd = _layer_norm(wide, ctx.normalized, *parameters, eps)
-        save(ctx, kept, place, keeper, weight, bias, mean, rstd, by_row=x.dim() > len(ctx.normalized))
+        save(ctx, packed, site, packer, weight, bias, mean, rstd, by_row=x.dim() > len(ctx.normalized))
         return output
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
-        held, (weight, bias, mean, rstd) = saved(ctx, grad)
+        saved, (weight, bias, mean, rstd) = load(ctx, grad)
         weight, bias = cast(weight, ctx.cast), cast(bias, ctx.cast)
 
         def of(piece: slice) -> Sums:
-            x = held.rows(piece).to(grad.dtype)
+            x = saved.rows(piece).to(grad.dtype)
             statistics = mean[piece], rstd[piece]
             return _layer_norm_backward(
                 grad[piece], x, ctx.normalized, *statistics, weight, bias, list(ctx.needs_input_grad[:3])
             )
 
         inner = len(ctx.normalized)
-        return *_finish(ctx, held, grad, of, list(range(grad.dim() - inner))), *(None,) * 4
+        return *_finish(ctx, saved, grad, of, list(range(grad.dim() - inner))), *(None,) * 4
 
 
 class GroupNormalization(torch.autograd.Function):
-    """Group norm, whose backward pass has what was kept of the input, and the exact statistics of each group."""
+    """Group norm, whose backward pass has what was packed of the input, and the exact statistics of each group."""
 
     @staticmethod
     def forward(
@@ -70,28 +79,28 @@ class GroupNormalization(torch.autograd.Function):
         bias: Tensor | None,
         groups: int,
         eps: float,
-        keeper: Keeper,
-        place: Place,
+        packer: SavedTensors,
+        site: SiteState,
     ) -> Tensor:
         """Return the normalised groups, in float32 under autocast on CUDA."""
         ctx.groups, ctx.cast = groups, norm_dtype(x)
         ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
-        kept = keep(x, keeper, place, needed=any(ctx.needs_input_grad[:2]))
+        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (_laid_out(x, x), weight, bias))
             output, mean, rstd = _group_norm(wide, *parameters, *_sizes(x), groups, eps)
-        save(ctx, kept, place, keeper, weight, mean, rstd)
+        save(ctx, packed, site, packer, weight, mean, rstd)
         return output
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias, where they are wanted."""
-        held, (weight, mean, rstd) = saved(ctx, grad)
+        saved, (weight, mean, rstd) = load(ctx, grad)
         weight = cast(weight, ctx.cast)
 
         def of(piece: slice) -> Sums:
-            x = held.rows(piece).to(grad.dtype)
+            x = saved.rows(piece).to(grad.dtype)
             statistics = mean[piece], rstd[piece], weight
             return _group_norm_backward(
                 _laid_out(grad[piece], x),
@@ -103,67 +112,25 @@ class GroupNormalization(torch.autograd.Function):
             )
 
         others = [dim for dim in range(grad.dim()) if dim != 1]
-        return *_finish(ctx, held, grad, of, others), *(None,) * 4
+        return *_finish(ctx, saved, grad, of, others), *(None,) * 4
 
 
-def layer_norm(
-    x: Tensor,
-    normalized: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    keeper: Keeper,
-    place: Place,
-) -> Tensor:
-    """Return what ``F.layer_norm`` returns, bit for bit, keeping x where the gradient of x or weight is wanted.
-
-    Args:
-        x: ``(*, *normalized)``; a floating-point type, any strides.
-        normalized: The shape of what is normalised.
-        weight: Of that shape, or None.
-        bias: Of that shape, or None.
-        eps: Added to the variance.
-        keeper: Keeps x; cuts dimension 0 into ``keeper.pieces`` pieces in the backward pass, if it is not normalised.
-        place: Whom x is kept for.
-    """
-    place.row = math.prod(normalized)
-    output: Tensor = LayerNormalization.apply(x, weight, bias, normalized, eps, keeper, place)
-    return output
-
-
-def group_norm(
-    x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, keeper: Keeper, place: Place
-) -> Tensor:
-    """Return what ``F.group_norm`` returns, bit for bit, keeping x where the gradient of x or weight is wanted.
-
-    Args:
-        x: ``(N, C, *)`` with more than one value a group; a floating-point type, any strides.
-        groups: Of channels.
-        weight: (C,), or None.
-        bias: (C,), or None.
-        eps: Added to the variance.
-        keeper: Keeps x; cuts the batch into ``keeper.pieces`` pieces in the backward pass.
-        place: Whom x is kept for.
-    """
-    place.row = x.numel() // (x.shape[0] * groups)
-    output: Tensor = GroupNormalization.apply(x, weight, bias, groups, eps, keeper, place)
-    return output
-
-
-def _finish(ctx: Any, held: Held, grad: Tensor, of: Callable[[slice], Sums], outer: list[int]) -> list[Tensor | None]:
+def _finish(
+    ctx: Any, saved: SavedInput, grad: Tensor, of: Callable[[slice], Sums], outer: list[int]
+) -> list[Tensor | None]:
     """Return the gradients of x, weight and bias from what ``of`` gives for each piece of the batch."""
-    ctx.place.see_gradient(grad)
-    if held.form is None:  # only the bias learns
+    ctx.site.see_gradient(grad)
+    if saved.packed is None:  # only the bias learns
         found: Sums = (None, None, grad.sum(outer) if outer else grad)
-    elif len(held.pieces()) == 1:
-        found = of(held.pieces()[0])
+    elif len(saved.pieces()) == 1:
+        found = of(saved.pieces()[0])
     else:
-        found = _in_pieces(held, grad, of)
+        found = _in_pieces(saved, grad, of)
     wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:3], strict=True)
     return [cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted]
 
 
-def _in_pieces(held: Held, grad: Tensor, of: Callable[[slice], Sums]) -> Sums:
+def _in_pieces(saved: SavedInput, grad: Tensor, of: Callable[[slice], Sums]) -> Sums:
     for_x = RowByRow(grad.shape[0])
 
     def write(piece: slice) -> Sums:
@@ -172,7 +139,7 @@ def _in_pieces(held: Held, grad: Tensor, of: Callable[[slice], Sums]) -> Sums:
             for_x.write(piece, part)
         return for_weight, for_bias
 
-    for_weight, for_bias = summed(held.pieces(), write)
+    for_weight, for_bias = summed(saved.pieces(), write)
     return for_x.whole, for_weight, for_bias
 
 
@@ -199,7 +166,11 @@ class CompressedLayerNorm(Compressed, nn.LayerNorm):
         """Return what the exact layer returns, bit for bit."""
         if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
             return super().forward(input)
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, self.keeper, self.place)
+        self.site.row = math.prod(self.normalized_shape)
+        output: Tensor = LayerNormalization.apply(
+            input, self.weight, self.bias, self.normalized_shape, self.eps, self.packer, self.site
+        )
+        return output
 
 
 class CompressedGroupNorm(Compressed, nn.GroupNorm):
@@ -210,4 +181,8 @@ class CompressedGroupNorm(Compressed, nn.GroupNorm):
         is_worth = input.dim() > 1 and input.numel() > self.num_groups  # else torch refuses it
         if not (is_worth and is_differentiated(input, self.weight, self.bias)):
             return super().forward(input)
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, self.keeper, self.place)
+        self.site.row = input.numel() // (input.shape[0] * self.num_groups)
+        output: Tensor = GroupNormalization.apply(
+            input, self.weight, self.bias, self.num_groups, self.eps, self.packer, self.site
+        )
+        return output

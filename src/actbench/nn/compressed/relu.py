@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from actbench.nn import piecewise
 from actbench.nn.compressed.pieces import needs_codes
-from actbench.nn.fused import MaskedRelu
+from actbench.nn.fused import RELU
 from actbench.nn.layout import constants
 from actbench.nn.piecewise import Piecewise
 from actbench.nn.stepwise import StepwiseGradient
@@ -61,7 +61,8 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002  (torch'
     """Return ``F.relu``; kept is ``ceil(input.numel() / 8)`` bytes."""
     if not needs_codes(input, inplace):
         return F.relu(input, inplace)
-    output: Tensor = MaskedRelu.apply(input, inplace)
+    exact = _Exact(F.relu, (inplace,), inplace)
+    output: Tensor = StepwiseGradient.apply(input, exact, piecewise.relu(), None, None, RELU)
     return output
 
 

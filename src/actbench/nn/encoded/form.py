@@ -1,74 +1,78 @@
-"""A tensor in a number format of :mod:`actbench.codecs.encodings`, as a form in which tensors are kept."""
+"""The number formats of :mod:`actbench.codecs.encodings` as codecs of saved tensors."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from actbench.codecs.encodings import Encoding
-from actbench.nn.keeping.forms import Kept, Parts, flat_of, laid_out, order_of
-from actbench.nn.keeping.keeper import FLOATS, SMALLEST
+from actbench.nn.layout import Layout, flat_of
+from actbench.nn.saved.codecs import FLOATS, SMALLEST, Codec, Packed, Parts
+from actbench.nn.saved.groups import NOT_FINITE
+from actbench.nn.saved.sitestate import SiteState
 from actbench.ops.seeds import fresh_seed
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A whole tensor in a number format, its elements in the order of its memory; parts are the format's.
+class Encoded(Codec):
+    """A number format, of the elements of a tensor in the order of its memory; parts are the format's.
 
     Attributes:
-        shape: Of the tensor.
-        dtype: Of the tensor.
-        order: Its dimensions, widest stride first; None for contiguous.
-        encoding: The format.
+        encoding: The format; for saved tensors of fixed rate, since parts must follow from the shape.
     """
 
-    shape: torch.Size
-    dtype: torch.dtype
-    order: tuple[int, ...] | None
     encoding: Encoding
-    divisible: bool = False
 
-    @property
-    def bits(self) -> float:
-        """Bits of an element, with all that is stored beside it."""
-        count = self.shape.numel()
-        return 8 * self.encoding.packed_bytes((count,), self.dtype) / count
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why the format is not for a tensor, or None."""
+        reason = super().why_not(x)
+        if reason is None and x.dtype != torch.bool and not gains(x, self.encoding):
+            return f"no larger than in {self.encoding.spec}"
+        return reason
 
-    def restore(self, parts: Parts) -> Tensor:
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return the format's parts, with fresh noise."""
+        return self.encoding.encode(flat, fresh_seed())
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the decoded tensor."""
-        flat = self.encoding.decode(parts, (self.shape.numel(),), self.dtype)
+        flat = self.encoding.decode(parts, (layout.elements,), layout.dtype)
         if not self.encoding.stored:
             flat = flat.clone()  # it is the part, which must stay as it is for a further backward pass
-        return laid_out(flat, self.shape, self.order)
+        return layout.laid_out(flat)
 
-    def rows(self, parts: Parts, first: int, last: int) -> Tensor:
-        """Return rows of the whole tensor."""
-        return self.restore(parts)[first:last]
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the format's bytes."""
+        return self.encoding.packed_bytes((layout.elements,), layout.dtype)
 
-    def seen_as(self, x: Tensor) -> Encoded:
-        """Return the form of another view."""
-        return replace(self, shape=x.shape, order=order_of(x))
+    def lost(self, flat: Tensor, parts: Parts) -> str | None:
+        """Return which values may not come back finite, by the ends of all, which take no memory."""
+        least, most = flat.aminmax()
+        found, largest = torch.maximum(-least, most).item(), self.encoding.largest(flat.dtype)
+        if found <= largest:
+            return None
+        if not math.isfinite(found):
+            return NOT_FINITE
+        return f"values beyond {largest:.5g}, which {self.encoding.spec} may not bring back finite"
 
 
 @torch.no_grad()
-def encoded(x: Tensor, encoding: Encoding, flat: Tensor | None = None) -> Kept:
+def encoded(x: Tensor, encoding: Encoding) -> Packed:
     """Return a tensor in a number format, with fresh noise.
 
     Args:
         x: float32, float16, bfloat16 or float64, of any shape and strides.
         encoding: The format.
-        flat: Its elements in the order of its memory, where they are at hand.
     """
-    elements = flat_of(x) if flat is None else flat
-    return Kept(Encoded(x.shape, x.dtype, order_of(x), encoding), encoding.encode(elements, fresh_seed()))
+    return Packed(Encoded(encoding), Layout.of(x), encoding.encode(flat_of(x), fresh_seed()))
 
 
 def through(x: Tensor, encoding: Encoding) -> Tensor:
     """Return what a number format leaves of a tensor, laid out as x; arguments as for :func:`encoded`."""
-    kept = encoded(x, encoding)
-    return kept.form.restore(kept.parts)
+    return encoded(x, encoding).unpack()
 
 
 def takes(x: Tensor) -> bool:

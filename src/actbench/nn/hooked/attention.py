@@ -1,7 +1,7 @@
 """Fused attention whose query, key and value are packed.
 
 Its own backward pass recomputes the probabilities from query and key, and scales them by the logarithm of a sum that
-belongs to the exact ones: with the scores of packed ones they grow without bound. So what is kept here is the three
+belongs to the exact ones: with the scores of packed ones they grow without bound. So what is packed here is the three
 inputs alone, and the backward pass runs the whole operator again on what they have become. The mask stays whole.
 """
 
@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,14 +19,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from actbench import savedtensors
+from actbench.nn import savedtensors
 from actbench.nn.firstorder import first_order
-from actbench.nn.intercepted import Rules
-
-if TYPE_CHECKING:
-    from actbench.nn.hooked.hooks import Hooks
+from actbench.nn.overrides import Rules
+from actbench.nn.saved import Packed, SavedTensors, SiteState
 
 Options = dict[str, Any]
+
+
+class Packs(Protocol):
+    """What fused attention asks of the hooks that it runs under."""
+
+    packer: SavedTensors
+    rules: Rules
+
+    def pack_at_site(self, tensor: Tensor) -> tuple[Packed, SiteState]:
+        """Pack a tensor."""
+
+    def restored(self, packed: Packed, site: SiteState) -> Tensor:
+        """Return a tensor that was packed for a site."""
 
 
 class FusedAttention(torch.autograd.Function):
@@ -34,16 +45,16 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, hooks: Hooks, options: Options
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, hooks: Packs, options: Options
     ) -> Tensor:
         """Return what the operator returns."""
-        held = [hooks.held(tensor) for tensor in (query, key, value)]
+        saved = [hooks.pack_at_site(tensor) for tensor in (query, key, value)]
         if mask is not None:
             savedtensors.left(mask, "the mask of attention, which stays whole")
-            hooks.keeper.leave([mask])
+            hooks.packer.exclude.add([mask])
         ctx.hooks, ctx.options, ctx.around = hooks, options, _Surroundings(query, options["dropout_p"])
-        ctx.places = [(one.kept.form, one.place, len(one.kept.parts)) for one in held]
-        ctx.save_for_backward(mask, *(part for one in held for part in one.kept.parts))
+        ctx.saved = [(packed._replace(parts=()), site, len(packed.parts)) for packed, site in saved]
+        ctx.save_for_backward(mask, *(part for packed, _ in saved for part in packed.parts))
         with saved_tensors_hooks(_nothing, _nothing), torch.enable_grad():  # the operator that is chosen with a graph
             return _attend(_inputs([query, key, value, mask], ctx.needs_input_grad), options).detach()
 
@@ -53,8 +64,8 @@ class FusedAttention(torch.autograd.Function):
         """Return the gradients of the operator on what the inputs have become."""
         mask, *parts = ctx.saved_tensors
         restored: list[Tensor | None] = []
-        for form, place, count in ctx.places:
-            restored.append(ctx.hooks.restored(form, tuple(parts[:count]), place))
+        for packed, site, count in ctx.saved:
+            restored.append(ctx.hooks.restored(packed._replace(parts=tuple(parts[:count])), site))
             parts = parts[count:]
         inputs = _inputs([*restored, mask], ctx.needs_input_grad)
         with torch.enable_grad(), ctx.around.again():
@@ -64,8 +75,8 @@ class FusedAttention(torch.autograd.Function):
         return *(next(found) if x is not None and x.requires_grad else None for x in inputs), None, None
 
 
-def attention_rules(hooks: Hooks) -> Rules:
-    """Return rules, as for :class:`~actbench.nn.intercepted.Intercepted`, under which hooks pack fused attention.
+def attention_rules(hooks: Packs) -> Rules:
+    """Return rules, as for :class:`~actbench.nn.overrides.Intercepted`, under which hooks pack fused attention.
 
     Of torch's own attention layers the operators are seen too: their function runs with other names for these.
     """
@@ -79,7 +90,7 @@ def attention_rules(hooks: Hooks) -> Rules:
 
 
 def fused_attention(
-    hooks: Hooks,
+    hooks: Packs,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -88,7 +99,7 @@ def fused_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> Tensor:
-    """Return ``F.scaled_dot_product_attention`` of the other arguments; of its inputs only packed forms are kept."""
+    """Return ``F.scaled_dot_product_attention`` of the other arguments; its inputs are packed."""
     options = {"dropout_p": dropout_p, "is_causal": is_causal, **more}
     graph = any(tensor is not None and tensor.requires_grad for tensor in (query, key, value, attn_mask))
     if not (graph and torch.is_grad_enabled()):

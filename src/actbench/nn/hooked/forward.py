@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch import nn
 
 from actbench.nn.hooked.hooks import Hooks
-from actbench.nn.hooked.probing import Probing
+from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward
 
 HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")

@@ -6,7 +6,7 @@ some steps only moves nothing but its own kind.
 
 Where a model is called with inputs of other lengths than the first time, shapes say nothing: there a tensor is known by
 its operator, its number of dimensions and its turn among such tensors, and has the bits of the one whose turn it was
-in the first step. So there are no more places for fifty lengths than for two.
+in the first step. So there are no more sites for fifty lengths than for two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actbench.nn.keeping import Place
+from actbench.nn.saved import SiteState
 
 Family = tuple[str, str, int]
 """The recomputed block a tensor is saved in (or nothing), the operator that made it, its number of dimensions."""
@@ -32,18 +32,18 @@ further, though the inputs have the lengths they had."""
 
 
 class Occurrences:
-    """The places of a model's saved tensors, made as they are first seen.
+    """The sites of a model's saved tensors, made as they are first seen.
 
     Args:
-        bits: What a new place is given.
+        bits: What a new site is given.
     """
 
     def __init__(self, bits: float) -> None:
         self.bits = bits
-        self._places: dict[Kind, list[Place]] = {}
-        self._in_turn: dict[Family, list[Place]] = {}
+        self._sites: dict[Kind, list[SiteState]] = {}
+        self._in_turn: dict[Family, list[SiteState]] = {}
         self._late: Counter[Family] = Counter()
-        self._seen: dict[Kind, list[Place]] = {}
+        self._seen: dict[Kind, list[SiteState]] = {}
         self._turns: Counter[Family] = Counter()
         self._first: Shapes | None = None
         self._is_usual, self._is_late, self._block = True, False, ""
@@ -73,44 +73,44 @@ class Occurrences:
         finally:
             self._block = outer
 
-    def place(self, tensor: Tensor) -> Place:
-        """Return the place of a tensor that is being saved."""
+    def site(self, tensor: Tensor) -> SiteState:
+        """Return the site of a tensor that is being saved."""
         maker = "output" if tensor.grad_fn is None else tensor.grad_fn.name()
         kind, family = (self._block, maker, tuple(tensor.shape[1:])), (self._block, maker, tensor.dim())
         seen, turn = self._seen.setdefault(kind, []), self._turns[family]
         self._turns[family] += 1
         if self._is_usual and self._is_known(kind, family):
-            place = _nth(self._places.setdefault(kind, []), len(seen), _name(kind, len(seen)), self.bits)
+            site = _nth(self._sites.setdefault(kind, []), len(seen), _name(kind, len(seen)), self.bits)
             if turn == len(self._in_turn.setdefault(family, [])):
-                self._in_turn[family].append(place)
+                self._in_turn[family].append(site)
         else:
-            place = _nth(self._in_turn.setdefault(family, []), turn, _name_in_turn(family, turn), self.bits)
-        seen.append(place)
-        return place
+            site = _nth(self._in_turn.setdefault(family, []), turn, _name_in_turn(family, turn), self.bits)
+        seen.append(site)
+        return site
 
     def _is_known(self, kind: Kind, family: Family) -> bool:
-        if kind not in self._places and self._is_late:
+        if kind not in self._sites and self._is_late:
             self._late[family] += 1
             return self._late[family] <= MOST_LATE
         return True
 
     def forget_seen(self) -> None:
-        """Forget which tensors were seen in the last forward pass; their places stay."""
+        """Forget which tensors were seen in the last forward pass; their sites stay."""
         self._seen.clear()
         self._turns.clear()
 
-    def seen(self) -> dict[Kind, list[Place]]:
-        """Return the places of the last forward pass, by kind, in order of time."""
+    def seen(self) -> dict[Kind, list[SiteState]]:
+        """Return the sites of the last forward pass, by kind, in order of time."""
         return dict(self._seen)
 
     def adapted(self) -> Any:
-        """Return the bits of all places; see :class:`actbench.nn.adapted.Adapted`."""
-        at = {place: (kind, index) for kind, places in self._places.items() for index, place in enumerate(places)}
+        """Return the bits of all sites; see :class:`actbench.nn.adapted.Adapted`."""
+        at = {site: (kind, index) for kind, sites in self._sites.items() for index, site in enumerate(sites)}
         return {
             "first": self._first,
-            "places": [(kind, [place.bits for place in places]) for kind, places in self._places.items()],
+            "places": [(kind, [site.bits for site in sites]) for kind, sites in self._sites.items()],
             "in_turn": [
-                (family, [at.get(place, place.bits) for place in places]) for family, places in self._in_turn.items()
+                (family, [at.get(site, site.bits) for site in sites]) for family, sites in self._in_turn.items()
             ],
         }
 
@@ -118,31 +118,31 @@ class Occurrences:
         """Go on from what :meth:`adapted` returned."""
         first = state["first"]
         self._first = None if first is None else tuple(tuple(shape) for shape in first)
-        self._places, self._in_turn = {}, {}
+        self._sites, self._in_turn = {}, {}
         for (block, maker, shape), widths in state["places"]:
             kind = (block, maker, tuple(shape))
-            self._places[kind] = [Place(_name(kind, index), bits) for index, bits in enumerate(widths)]
+            self._sites[kind] = [SiteState(_name(kind, index), bits) for index, bits in enumerate(widths)]
         for (block, maker, dims), given in state["in_turn"]:
             family = (block, maker, dims)
             self._in_turn[family] = [self._read(family, turn, entry) for turn, entry in enumerate(given)]
 
-    def _read(self, family: Family, turn: int, entry: Any) -> Place:
+    def _read(self, family: Family, turn: int, entry: Any) -> SiteState:
         if isinstance(entry, int | float):
-            return Place(_name_in_turn(family, turn), entry)
+            return SiteState(_name_in_turn(family, turn), entry)
         (block, maker, shape), index = entry
-        place: Place = self._places[block, maker, tuple(shape)][index]
-        return place
+        site: SiteState = self._sites[block, maker, tuple(shape)][index]
+        return site
 
-    def __iter__(self) -> Iterator[Place]:
-        found = [*self._places.values(), *self._in_turn.values()]
-        return iter(dict.fromkeys(place for places in found for place in places))
+    def __iter__(self) -> Iterator[SiteState]:
+        found = [*self._sites.values(), *self._in_turn.values()]
+        return iter(dict.fromkeys(site for sites in found for site in sites))
 
 
-def _nth(places: list[Place], index: int, name: str, bits: float) -> Place:
-    """Return a place of a list, which grows by one where it is the next."""
-    if index == len(places):
-        places.append(Place(name, bits))
-    return places[index]
+def _nth(sites: list[SiteState], index: int, name: str, bits: float) -> SiteState:
+    """Return a site of a list, which grows by one where it is the next."""
+    if index == len(sites):
+        sites.append(SiteState(name, bits))
+    return sites[index]
 
 
 def _name(kind: Kind, index: int) -> str:

@@ -135,4 +135,4 @@ def _parallel() -> bool:
 @functools.cache
 def _cache_folder() -> Path | None:
     """Return the folder for machine code of these sources: Numba itself looks at one file, not at what it calls."""
-    return cache.folder("parallel" if _parallel() else "serial", Path(__file__).parent.glob("*.py"))
+    return cache.folder("parallel" if _parallel() else "serial", Path(__file__).parents[1].rglob("*.py"))

@@ -1,4 +1,4 @@
-"""Float types in Numba, which has no half precision: values travel as their bits, in integers.
+"""Float types in Numba, and random words. There is no half precision: values travel as their bits, in integers.
 
 Widening is exact and narrowing rounds once to nearest even, as torch does. The loops are free of branches, so that
 they vectorise; every intermediate is cast back to 32 bits, because Numba widens integer results to 64.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from actbench.ops import noise
 from actbench.ops.cpu.compiled import inlined
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 """The kind that kernels are told, by type."""
+
+_GOLDEN, _FIRST, _SECOND = np.uint64(noise.GOLDEN), np.uint64(noise.FIRST), np.uint64(noise.SECOND)
 
 
 @inlined
@@ -98,3 +101,13 @@ def _rounded_half(wide: np.uint32) -> np.uint32:
     half = np.uint32(0x7C00) if magnitude >= np.uint32(0x477FF000) else half  # 65520 and above round to infinity
     half = np.uint32(0x7E00) if magnitude > np.uint32(0x7F800000) else half
     return np.uint32(half | sign)
+
+
+@inlined
+def fill_random(state: np.uint64, first: int, words: np.ndarray) -> None:
+    """Write the words of a state from number ``first`` on, as :func:`actbench.ops.noise.words` gives them."""
+    for i in range(words.size):
+        word = state + np.uint64(first + i + 1) * _GOLDEN
+        word = (word ^ (word >> np.uint64(30))) * _FIRST
+        word = (word ^ (word >> np.uint64(27))) * _SECOND
+        words[i] = word ^ (word >> np.uint64(31))

@@ -16,6 +16,11 @@ from numba import config, types
 
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
+MANY = 32
+"""Values of a step, of most kernels."""
+
+VALUES = ir.VectorType(FLOAT, MANY)
+
 TABLE = 8
 """Entries of the largest table that AVX2 permutes."""
 

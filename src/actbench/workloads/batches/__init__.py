@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from actbench.errors import ModelError
-from actbench.records import Case, Task
-from actbench.training import Batch
+from actbench.results.records import Case, Task
+from actbench.setup import Batch
 from actbench.workloads import inputs
 from actbench.workloads.batches import audio, images, text
 

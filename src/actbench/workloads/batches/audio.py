@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from actbench.errors import ModelError
-from actbench.records import Task
-from actbench.training import Batch
+from actbench.results.records import Task
+from actbench.setup import Batch
 from actbench.workloads import inputs
 from actbench.workloads.batches import text
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.records import Task
-from actbench.training import Batch
+from actbench.results.records import Task
+from actbench.setup import Batch
 from actbench.workloads import inputs
 
 USUAL_SIZE = 224

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from actbench.workloads.graphs.settings import NETWORKS, Network
-from actbench.workloads.graphs.workload import GraphWorkload
+from actbench.workloads.graphs.settings import NETWORKS, GraphWorkload, Network
 
 __all__ = ["NETWORKS", "GraphWorkload", "Network"]

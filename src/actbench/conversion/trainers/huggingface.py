@@ -1,0 +1,134 @@
+"""A scheme in a run of the Hugging Face ``Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from actbench.conversion.trainers.session import MEASURE_EVERY, SchemeCallback, compiled
+from actbench.errors import ConversionError
+from actbench.schemes import Scheme
+
+
+class ActbenchCallback(SchemeCallback, TrainerCallback):
+    """Converts the model when training begins, logs what that saves, and takes the scheme off when training ends.
+
+    ::
+
+        trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[ActbenchCallback("gact:L2")])
+        trainer.train()
+
+    Parameters stay the same objects under the same ``state_dict`` keys: the optimizer fits, checkpoints load into the
+    plain model, ``resume_from_checkpoint`` works. Evaluation keeps nothing. Bits that a scheme shares out are shared
+    out anew after a resume.
+
+    ``Trainer`` tells its callbacks of no exception. Inside of ``with callback.on(trainer):`` the scheme comes off after
+    one; otherwise at :meth:`close`, when the next ``train()`` begins, or when trainer and callback are gone.
+
+    Logged with each training loss, in ``log_history`` and on the console: ``actbench/activation_bytes``,
+    ``actbench/exact_bytes`` and ``actbench/saved_bytes`` of the last forward pass that was measured, and on CUDA
+    ``actbench/peak_bytes``, torch's peak in this process since training began. ``Trainer`` calls its reporters, such as
+    TensorBoard's, before the callbacks that it is given: they see the numbers under :meth:`on`.
+
+    Args:
+        scheme: A specification such as ``gact:L2``, or a scheme.
+        measure_every: Forward passes in training from one that is measured to the next.
+        sample_ids: Under which key a batch has the index in the data set of each of its rows, for schemes that
+            remember single samples (``actnn:L3,use_gradient=true``). It is taken out before the model is called, and
+            needs ``TrainingArguments(remove_unused_columns=False)``.
+
+    Raises:
+        SpecError: The specification is wrong.
+        UsageError: ``measure_every`` is below 1.
+    """
+
+    def __init__(
+        self, scheme: str | Scheme = "gact:L2", *, measure_every: int = MEASURE_EVERY, sample_ids: str | None = None
+    ) -> None:
+        super().__init__(scheme, measure_every=measure_every)
+        self._sample_ids = sample_ids
+        self._naming = ExitStack()
+
+    @contextmanager
+    def on(self, trainer: Trainer) -> Iterator[Self]:
+        """Add this callback to a trainer for the length of a with-block, in front of all others.
+
+        ::
+
+            with ActbenchCallback("gact:L2").on(trainer):
+                trainer.train()
+
+        At its end nothing of the scheme is left, after an exception neither.
+
+        Args:
+            trainer: Its reporters see what is logged, as they come after this callback.
+        """
+        handler = trainer.callback_handler
+        handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
+        try:
+            yield self
+        finally:
+            handler.callbacks = [callback for callback in handler.callbacks if callback is not self]
+            self.close()
+
+    def close(self) -> None:
+        """Take the scheme off the model; see :meth:`SchemeCallback.close`."""
+        self._naming.close()
+        super().close()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """Convert the model.
+
+        Raises:
+            ConversionError: The scheme cannot be applied to it.
+        """
+        if args.torch_compile:
+            raise ConversionError(compiled("with torch_compile=True the model", self.scheme))
+        model: nn.Module = given["model"]
+        self.begin(model, _autocast_dtype(args))
+        if self._sample_ids is not None:
+            hook = model.register_forward_pre_hook(self._name_samples, with_kwargs=True)
+            self._naming.callback(hook.remove)
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        """See that what was converted runs."""
+        self._check_ran()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """See that what was converted runs."""
+        self._check_ran()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Add the numbers to what is logged with a training loss."""
+        logs: dict[str, float] = given["logs"]
+        if "loss" in logs:
+            logs.update(self.numbers())
+            state.log_history[-1].update(self.numbers())
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Take the scheme off."""
+        self.close()
+
+    def _check_ran(self) -> None:
+        if self.session is not None:
+            self.session.check_ran()
+
+    def _name_samples(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        key = self._sample_ids
+        if key is not None and module.training and torch.is_grad_enabled():
+            self.name_samples(kwargs, key)
+        return args, {name: value for name, value in kwargs.items() if name != key}
+
+
+def _autocast_dtype(args: TrainingArguments) -> torch.dtype | None:
+    """Return the type of the autocast that Accelerate puts around the model's own forward, or None."""
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None

@@ -1,0 +1,140 @@
+"""A scheme in a run of the ``Trainer`` of Lightning: package ``lightning`` or, without it, ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from actbench.conversion.trainers.session import MEASURE_EVERY, SchemeCallback, compiled
+from actbench.errors import ConversionError, UsageError
+from actbench.schemes import Scheme
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+except ModuleNotFoundError:
+    try:
+        from pytorch_lightning import Callback, LightningModule, Trainer  # type: ignore[assignment,unused-ignore]
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            "actbench.conversion.trainers.lightning needs Lightning, and neither lightning nor pytorch_lightning is "
+            "there; install one of them: pip install lightning"
+        ) from error
+
+
+class ActbenchCallback(SchemeCallback, Callback):
+    """Converts a module when fitting begins, logs what that saves, and takes the scheme off when fitting ends.
+
+    ::
+
+        trainer = Trainer(callbacks=[ActbenchCallback("actnn:L3")])
+        trainer.fit(module, data)
+
+    Parameters stay the same objects under the same ``state_dict`` keys: optimizers fit, checkpoints load into the plain
+    module. Validation keeps nothing. What a scheme has learned while it trained is in the checkpoint, and goes on after
+    a resume. After an exception, or an interrupt, the scheme is off too.
+
+    A scheme that stands around a forward, as ``gact`` does, needs one that the training step calls. Without ``module``
+    that is the only child of the LightningModule that has parameters, if it is no single layer, else the
+    LightningModule itself, which ``training_step`` then calls as ``self(x)``. A first step that does not call it
+    fails with the reason.
+
+    Logged for each training step: ``actbench/activation_bytes``, ``actbench/exact_bytes`` and
+    ``actbench/saved_bytes`` of the last forward pass that was measured, and on CUDA ``actbench/peak_bytes``, torch's
+    peak in this process since fitting began.
+
+    Args:
+        scheme: A specification such as ``gact:L2``, or a scheme.
+        module: Path of the module to convert, such as ``model`` for ``self.model``; empty for the whole.
+        measure_every: Forward passes in training from one that is measured to the next.
+        sample_ids: Under which key or position a batch has the index in the data set of each of its rows, for schemes
+            that remember single samples (``actnn:L3,use_gradient=true``).
+
+    Raises:
+        SpecError: The specification is wrong.
+        UsageError: ``measure_every`` is below 1.
+    """
+
+    def __init__(
+        self,
+        scheme: str | Scheme = "gact:L2",
+        *,
+        module: str | None = None,
+        measure_every: int = MEASURE_EVERY,
+        sample_ids: str | int | None = None,
+    ) -> None:
+        super().__init__(scheme, measure_every=measure_every)
+        self._path, self._sample_ids = module, sample_ids
+        self._adapted: dict[str, Any] | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Convert the module, and bring the scheme to where the checkpoint was written.
+
+        Raises:
+            UsageError: There is no module of that path, or the checkpoint is of another scheme or model.
+            ConversionError: The scheme cannot be applied to it.
+        """
+        if getattr(pl_module, "_compiler_ctx", None) is not None:
+            raise ConversionError(compiled(type(pl_module).__name__, self.scheme))
+        self.begin(self._chosen(pl_module))
+        self._go_on()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Tell the scheme which samples the batch holds."""
+        if self._sample_ids is not None:
+            self.name_samples(batch, self._sample_ids)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the numbers, and see that what was converted runs."""
+        if self.session is not None:
+            self.session.check_ran()
+        for name, number in self.numbers().items():
+            pl_module.log(name, torch.tensor(number, dtype=torch.float64), on_step=True, on_epoch=False)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the scheme off."""
+        self.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Take the scheme off."""
+        self.close()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the scheme off, wherever fitting ended."""
+        self.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheme and what it has learned, for Lightning's checkpoint."""
+        return {} if self.session is None else {"scheme": self.scheme.spec, "adapted": self.session.adapted()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take in what :meth:`state_dict` returned, which some strategies load before fitting begins, others after."""
+        self._adapted = state_dict.get("adapted")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.session is not None and self._adapted is not None:
+            self.session.adapt(self._adapted)
+            self._adapted = None
+
+    def _chosen(self, pl_module: LightningModule) -> nn.Module:
+        if self._path is None:
+            return _only_model(pl_module) or pl_module
+        try:
+            return pl_module.get_submodule(self._path)
+        except AttributeError as error:
+            raise UsageError(
+                f"module={self._path!r}: {type(pl_module).__name__} has none; its children are "
+                f"{', '.join(name for name, _ in pl_module.named_children()) or 'none'}"
+            ) from error
+
+
+def _only_model(pl_module: LightningModule) -> nn.Module | None:
+    """Return the only child with parameters, where it is a model that is called and no single layer or list of them."""
+    trained = [child for child in pl_module.children() if any(True for _ in child.parameters())]
+    if len(trained) != 1 or not any(True for _ in trained[0].children()):
+        return None
+    return None if type(trained[0]).forward is nn.Module.forward else trained[0]

@@ -1,0 +1,165 @@
+"""What the model of a training run keeps for its backward pass, and what it would keep without the scheme."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_leaves, tree_map
+
+from actbench.errors import ActbenchError, UntraceableError
+from actbench.measuring.inspection.ledger import tensors_in
+from actbench.measuring.inspection.recorder import Recorder, traced
+from actbench.measuring.meters import profiles
+from actbench.measuring.meters.operators import device_operators
+from actbench.ops.hostmemory import is_host
+from actbench.setup import TrainingSetup
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Bytes that one forward pass of a model keeps for its backward pass: the loss if it returns one, no other result.
+
+    Attributes:
+        activation_bytes: What is there when the backward pass begins.
+        exact_bytes: What would be there without the scheme; None where that could not be found out.
+    """
+
+    activation_bytes: int
+    exact_bytes: int | None
+
+    def logged(self) -> dict[str, int]:
+        """Return the numbers by the names under which they are logged."""
+        found = {"actbench/activation_bytes": self.activation_bytes}
+        if self.exact_bytes is not None:
+            found["actbench/exact_bytes"] = self.exact_bytes
+            found["actbench/saved_bytes"] = self.exact_bytes - self.activation_bytes
+        return found
+
+
+class Watch:
+    """Reads every so many forward passes of a model in training.
+
+    The pass that is read runs under a dispatch mode that notes its storages; when the backward pass reaches the first
+    of the model's results, those that are still alive are what was kept. The exact model never runs: it is put
+    together again for one forward pass on fake tensors of the same shapes, without memory or values, once for each
+    shape of the batch.
+
+    Args:
+        undone: A context in which the model is as it was before.
+        interval: Passes from one that is read to the next; the first pass is read.
+        autocast_dtype: Type for ``torch.autocast`` where the model's own forward does not tell, or None.
+
+    Attributes:
+        passes: Forward passes in training so far.
+        last: The last reading; None before the first backward pass.
+    """
+
+    def __init__(
+        self, undone: Callable[[], AbstractContextManager[None]], interval: int, autocast_dtype: torch.dtype | None
+    ) -> None:
+        self._undone, self._interval, self._autocast_dtype = undone, interval, autocast_dtype
+        self.passes = 0
+        self._known: dict[Any, int | None] = {}
+        self.last: Reading | None = None
+
+    def run(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a forward pass in training, and read it where it is time."""
+        self.passes += 1
+        if (self.passes - 1) % self._interval:
+            return inner(module, *args, **kwargs)
+        exact_bytes = self._exact_bytes(module, args, kwargs)
+        known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": (args, kwargs)}
+        with Recorder(module, known) as recorder:
+            output = inner(module, *args, **kwargs)
+        nodes, scalars = _graph_of(output)
+        device_type = _device_of(module).type
+        pending = [(recorder, scalars)]
+
+        def read(_: Any) -> None:
+            if pending:
+                if self.last is None:  # frames in which kernels were compiled wait in cycles, and hold tensors
+                    gc.collect()
+                self.last = Reading(_bytes_of(pending[0][0], device_type), exact_bytes)
+                pending.clear()
+
+        for node in nodes:
+            node.register_prehook(read)
+        return output
+
+    def _exact_bytes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        trained = sum(parameter.requires_grad for parameter in module.parameters())
+        dtype = self._autocast_dtype or _autocast_dtype(_device_of(module).type)
+        key = (trained, dtype, tuple(_shape_of(leaf) for leaf in tree_leaves((args, kwargs))))
+        if key not in self._known:
+            with self._undone():
+                self._known[key] = _found_out(module, dtype, args, kwargs)
+        return self._known[key]
+
+
+def _found_out(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
+    """Return what a forward pass of an exact model keeps, or None with a warning where fake tensors cannot tell."""
+    setup = TrainingSetup(module, loss=_kept_alone, autocast_dtype=dtype)
+    device_type = _device_of(module).type
+    operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
+    try:
+        if any(isinstance(part, nn.RNNBase) for part in module.modules()):
+            raise UntraceableError("what recurrent layers keep does not show on fake tensors")
+        with operators, traced(setup, lambda: {"args": _like(args), "kwargs": _like(kwargs)}) as (recorder, _):
+            return _bytes_of(recorder)
+    except (ActbenchError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        warnings.warn(
+            "actbench/exact_bytes and actbench/saved_bytes are not logged: the model without its scheme does not run "
+            f"on fake tensors ({error})",
+            stacklevel=2,
+        )
+        return None
+
+
+def _kept_alone(module: nn.Module, batch: Mapping[str, Any]) -> Any:
+    """Run the forward, without hooks on the model itself, and hold its graph and loss but no other result."""
+    forward: Any = module.forward
+    return _graph_of(forward(*batch["args"], **batch["kwargs"]))
+
+
+def _graph_of(output: Any) -> tuple[list[Node], list[UntypedStorage]]:
+    """Return the nodes of what a model returns, and where its scalars lie, which is held and no graph with it."""
+    results = list(tensors_in(dict(output) if isinstance(output, Mapping) else output))
+    nodes = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
+    return nodes, [tensor.untyped_storage() for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
+
+
+def _bytes_of(recorder: Recorder, device_type: str | None = None) -> int:
+    """Return the bytes of the noted storages that are alive, on one type of device where that is given."""
+    alive = [storage for storage, _ in recorder.made() if not is_host(storage)]
+    return sum(storage.nbytes() for storage in alive if device_type in (None, storage.device.type))
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+
+
+def _autocast_dtype(device_type: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+
+
+def _shape_of(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
+
+
+def _like(inputs: Any) -> Any:
+    """Return tensors of the same shapes on the CPU, fake where a fake tensor mode is active."""
+
+    def like(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+
+    return tree_map(like, inputs)

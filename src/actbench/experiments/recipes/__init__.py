@@ -1,0 +1,11 @@
+"""What to compare: recipes as TOML files or flags, and the grids of cases they span."""
+
+from __future__ import annotations
+
+from actbench.experiments.recipes.recipe import Recipe
+from actbench.experiments.recipes.sections import Planned, parse_batch_range
+
+__all__ = ["Planned", "Recipe", "load", "names", "parse_batch_range", "shipped", "source"]
+
+load, shipped = Recipe.load, Recipe.shipped
+names, source = Recipe.shelf.names, Recipe.shelf.source

@@ -1,0 +1,238 @@
+"""What recipes of all kinds have in common: the files that they are read from, and the schemes to compare."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from actbench.errors import RecipeError
+from actbench.experiments.recipes.sections import SchemeRow
+from actbench.paths import read_bytes
+from actbench.results.records import Data, Published
+from actbench.units import MIB
+from actbench.validation import Location, dotted, explain
+
+_MOST_BYTES = MIB
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The shipped recipes of one kind.
+
+    Attributes:
+        suffix: What the names of their files end with, such as ``.toml``; the rest is a bare name without a dot.
+        verb: What runs them.
+        section: The table that each of them has, and none of another kind.
+    """
+
+    suffix: str
+    verb: str
+    section: str
+
+    def names(self) -> list[str]:
+        """Return the names of the shipped recipes."""
+        files = (file.name for file in resources.files("actbench.recipes").iterdir())
+        found = (name.removesuffix(self.suffix) for name in files if name.endswith(self.suffix))
+        return sorted(name for name in found if "." not in name)
+
+    def source(self, name: str) -> str:
+        """Return the text of a shipped recipe.
+
+        Raises:
+            RecipeError: None is called so.
+        """
+        if name not in self.names():
+            raise self._unknown(name)
+        return self._shipped(name).read_text(encoding="utf-8")
+
+    def read(self, source: str | Path) -> dict[str, Any]:
+        """Read a recipe from a file, or a shipped one by its name; ``name`` is that of the file unless given.
+
+        Raises:
+            RecipeError: There is no such recipe, or it is no TOML, or of another kind.
+        """
+        file = self._file(source)
+        try:
+            content = read_bytes(file, _MOST_BYTES) if isinstance(file, Path) else file.read_bytes()
+            data = tomllib.loads(content.decode())
+        except OSError as error:
+            raise RecipeError(f"{source}: the recipe cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise RecipeError(f"{source}: the recipe is not UTF-8 text (byte {error.start})") from None
+        except RecursionError:
+            raise RecipeError(f"{source}: not valid TOML: it is nested too deeply") from None
+        except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError
+            raise RecipeError(f"{source}: not valid TOML: {error}") from None
+        for other in SHELVES:
+            if other.section in data and self.section not in data:
+                raise other._is_here(source)
+        return {"name": Path(file.name.removesuffix(self.suffix)).stem, **data}
+
+    def ships(self, source: str | Path) -> bool:
+        """Whether a recipe is meant that ships with actbench, and no file of a user's."""
+        return str(source) in self.names()
+
+    def _file(self, source: str | Path) -> Traversable:
+        text = str(source)
+        if self.ships(source):
+            return self._shipped(text)
+        if not text.strip():
+            raise RecipeError("the name of the recipe is empty")
+        path = Path(source)
+        if os.path.exists(path) or path.suffix == ".toml" or len(path.parts) > 1:
+            return path
+        raise self._unknown(text)
+
+    def _shipped(self, name: str) -> Traversable:
+        return resources.files("actbench.recipes") / f"{name}{self.suffix}"
+
+    def _unknown(self, name: str) -> RecipeError:
+        for other in SHELVES:
+            if name in other.names():
+                return other._is_here(name)
+        names = self.names()
+        close = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one of: {', '.join(names)}")
+
+    def _is_here(self, source: str | Path) -> RecipeError:
+        return RecipeError(f"{source} is a recipe of 'actbench {self.verb}': run 'actbench {self.verb} {source}'")
+
+
+SWEEPS = Shelf(".toml", "sweep", "workload")
+TRAININGS = Shelf(".train.toml", "train", "train")
+SHELVES = (SWEEPS, TRAININGS)
+
+
+def _as_rows(value: Any) -> Any:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+T = TypeVar("T")
+Tables = Annotated[tuple[T, ...], BeforeValidator(_as_rows), Field(min_length=1)]
+"""One table of a file, or several beside each other, read as a tuple."""
+
+
+MOST_CASES = 100_000
+
+
+def check_count(count: int, what: str) -> None:
+    """Refuse with a ValueError a recipe that spans more than ``MOST_CASES``, before any of them is made."""
+    if count > MOST_CASES:
+        raise ValueError(
+            f"the recipe spans {count:,} {what} and may span {MOST_CASES:,}: give fewer values, seeds, models or "
+            "schemes, or divide it among several recipes"
+        )
+
+
+class Written(Data):
+    """A recipe as its author wrote it. Ratios and differences are from the exact model, which is always compared.
+
+    Class attributes that a kind of recipe gives:
+        shelf: Where those that ship with actbench are.
+        sections: The model of each table that it has beside ``[[scheme]]``, by key.
+
+    Attributes:
+        title: The question that the comparison answers.
+        name: Names the results; that of the file unless given.
+        scheme: The schemes to compare.
+    """
+
+    shelf: ClassVar[Shelf]
+    sections: ClassVar[Mapping[str, type[Data]]]
+
+    title: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    if TYPE_CHECKING:  # each kind declares it itself, behind its tables: mistakes are told in the order of the fields
+        scheme: tuple[SchemeRow, ...] = ()
+
+    @property
+    @abstractmethod
+    def models(self) -> tuple[str, ...]:
+        """The models that schemes are compared on."""
+
+    @abstractmethod
+    def _check_repeats(self) -> None:
+        """Refuse with a ValueError what stands twice."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        self._check_repeats()
+        models = tuple(dict.fromkeys(self.models))
+        for place, row in enumerate(self.scheme):
+            for model in row.models or ():
+                if model not in models:
+                    found = f"scheme[{place}].models: {model!r} is not a model of this recipe"
+                    raise ValueError(f"{found}: {', '.join(models)}")
+        return self
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What the recipe names that is code, which measuring runs; a kind of recipe may know of more."""
+        named = [f"model {model}" for model in self.models if ".py:" in model]
+        return tuple(dict.fromkeys(named + [f"scheme {row.spec}" for row in self.scheme if ".py:" in row.spec]))
+
+    def rows(self, model: str) -> tuple[SchemeRow, ...]:
+        """Return the schemes for a model, with ``exact`` first when the author gave none."""
+        rows = tuple(row for row in self.scheme if row.suits(model))
+        return rows if any(row.spec == "exact" for row in rows) else (SchemeRow(spec="exact"), *rows)
+
+    @classmethod
+    def load(cls, source: str | Path) -> Self:
+        """Read a recipe from a file, or one that ships with actbench by its name.
+
+        Raises:
+            RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
+                file and the place of a mistake.
+        """
+        return cls.validated(cls.shelf.read(source), str(source))
+
+    @classmethod
+    def load_to_run(cls, source: str | Path, *, trusted: bool) -> Self:
+        """Read a recipe as :meth:`load` does, and refuse one that names code unless the user trusts it.
+
+        What a user types runs as it is typed; a recipe may have come from anyone, and reads like data.
+
+        Raises:
+            RecipeError: As :meth:`load`, or a recipe that does not ship with actbench names code and is not trusted.
+        """
+        recipe = cls.load(source)
+        if recipe.code and not trusted and not cls.shelf.ships(source):
+            raise RecipeError(
+                f"{source}: the recipe runs code: {', '.join(recipe.code)}. Read that code; if you trust it, say so "
+                "with --trust-recipe"
+            )
+        return recipe
+
+    @classmethod
+    def shipped(cls) -> dict[str, str]:
+        """Return the title of each recipe that ships with actbench, by name."""
+        return {name: cls.load(name).title for name in cls.shelf.names()}
+
+    @classmethod
+    def validated(cls, data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Self:
+        """Return the recipe that keys and values make.
+
+        Args:
+            data: As its author wrote it.
+            source: Where, for messages.
+            place: How a location in it is written.
+
+        Raises:
+            RecipeError: It does not validate; the message has a line for each mistake.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            lines = explain(error, data, {"": cls, **cls.sections, "scheme": SchemeRow, "published": Published}, place)
+            raise RecipeError("\n".join(dict.fromkeys(f"{source}: {line}" for line in lines))) from None

@@ -1,0 +1,139 @@
+"""What to compare, as its author wrote it: a TOML file, or flags, that span a grid of cases.
+
+A list in ``[workload]``, ``meters`` and ``seed`` spans the grid, several ``[[workload]]`` stand beside each other, and
+each ``[[scheme]]`` is measured at every point. Ratios are against the exact model, so a row ``exact`` is put first when
+the author gave none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import field_validator
+
+from actbench.experiments.recipes.base import SWEEPS, Shelf, Tables, Written, check_count
+from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, WorkloadGrid
+from actbench.results.records import Case, Data
+from actbench.validation import flag
+
+
+class Recipe(Written):
+    """What to compare.
+
+    Attributes:
+        workload: Grids of models, settings and batch sizes; one or several.
+        measure: Meters and their settings.
+    """
+
+    shelf: ClassVar[Shelf] = SWEEPS
+    sections: ClassVar[Mapping[str, type[Data]]] = {"workload": WorkloadGrid, "measure": Measure}
+
+    workload: Tables[WorkloadGrid]
+    measure: Measure = Measure()
+    scheme: tuple[SchemeRow, ...] = ()
+
+    @field_validator("scheme")
+    @classmethod
+    def _no_scheme_twice(cls, rows: tuple[SchemeRow, ...]) -> tuple[SchemeRow, ...]:
+        alike: dict[tuple[str, ...], list[SchemeRow]] = {}
+        for row in rows:
+            before = alike.setdefault(row.parts, [])
+            for other in before:
+                if row.meets(other):
+                    raise ValueError(f"the same scheme stands twice: {other.spec!r} and {row.spec!r}")
+            before.append(row)
+        return rows
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models of all grids."""
+        return tuple(model for grid in self.workload for model in grid.model)
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What the recipe names that is code, which measuring runs."""
+        trusting = [grid for grid in self.workload if grid.trust_remote_code]
+        remote = [f"trust_remote_code of {model}" for grid in trusting for model in grid.model]
+        return tuple(dict.fromkeys([*super().code, *remote]))
+
+    def _check_repeats(self) -> None:
+        check_count(sum(self._count(grid) for grid in self.workload), "cases")
+        seen: set[str] = set()
+        for planned in self.cases():
+            case = planned.case
+            if case.key() in seen:
+                raise ValueError(
+                    f"the same case stands twice: {case.model}, batch size {case.batch_size}, {case.scheme} "
+                    f"({case.meter}); each [[workload]] must differ from the others"
+                )
+            seen.add(case.key())
+
+    def _count(self, grid: WorkloadGrid) -> int:
+        rows = sum(len(self.rows(model)) for model in grid.model)
+        return grid.points_of_a_model * len(grid.meters or self.measure.meters) * len(self.measure.seed) * rows
+
+    def cases(self) -> tuple[Planned[Case], ...]:
+        """Return every case of the grid, the schemes of one point beside each other."""
+        return tuple(planned for grid in self.workload for planned in self._cases_of(grid))
+
+    def _cases_of(self, grid: WorkloadGrid) -> Iterator[Planned[Case]]:
+        # The largest batch does not depend on the batch size, so only the smallest of the grid asks for it.
+        measure, smallest = self.measure, min(grid.batch_size)
+        for point, meter, seed in itertools.product(grid.points(), grid.meters or measure.meters, measure.seed):
+            for row in self.rows(point["model"]):
+                case = Case(
+                    **point,
+                    **measure.settings(meter),
+                    scheme=row.spec,
+                    meter=meter,
+                    find_largest_batch=measure.largest_batch and point["batch_size"] == smallest,
+                    seed=seed,
+                )
+                yield Planned(case, row.label, row.published)
+
+    @classmethod
+    def from_flags(
+        cls, workload: Mapping[str, Any], measure: Mapping[str, Any] | None = None, schemes: Sequence[str] = ()
+    ) -> Recipe:
+        """Build a recipe from command-line flags; those that are None were not given.
+
+        Args:
+            workload: By field of :class:`~actbench.experiments.recipes.sections.WorkloadGrid`.
+            measure: By field of :class:`~actbench.experiments.recipes.sections.Measure`.
+            schemes: Specifications.
+
+        Raises:
+            RecipeError: A value cannot be used; the message names its flag.
+        """
+        models = workload.get("model") or ()
+        name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
+        base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
+        return Recipe.validated(_with_flags(base, workload, measure or {}, schemes), "command line", flag)
+
+    def with_flags(
+        self,
+        workload: Mapping[str, Any] | None = None,
+        measure: Mapping[str, Any] | None = None,
+        schemes: Sequence[str] = (),
+    ) -> Recipe:
+        """Return this recipe with the flags that were given in place of what it says; see :meth:`from_flags`."""
+        base = self.model_dump(exclude_none=True)
+        return Recipe.validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", flag)
+
+
+def _with_flags(
+    base: Mapping[str, Any], workload: Mapping[str, Any], measure: Mapping[str, Any], schemes: Sequence[str]
+) -> dict[str, Any]:
+    merged = dict(base)
+    chosen = {**_given(workload), **({"meters": None} if measure.get("meters") else {})}
+    merged["workload"] = [{**grid, **chosen} for grid in base["workload"]]
+    merged["measure"] = {**base.get("measure", {}), **_given(measure)}
+    if schemes:
+        merged["scheme"] = [{"spec": text} for text in schemes]
+    return merged
+
+
+def _given(flags: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}

@@ -1,0 +1,217 @@
+"""The sections of a recipe: what is trained, how it is measured, and which schemes are compared."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+
+from actbench import spec
+from actbench.errors import SpecError, UsageError
+from actbench.results.records import (
+    Attention,
+    CaseT,
+    Data,
+    FloatType,
+    MeterName,
+    Optimizer,
+    Published,
+    Task,
+    WeightsChoice,
+)
+from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, parse_bytes
+
+MOST_BATCH_SIZES = 1000
+
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})([+*])(\d{1,18})")
+
+
+def parse_batch_range(text: str) -> tuple[int, ...]:
+    """Read batch sizes: ``8``, ``8,16``, ``8-32+8`` (in steps of 8), ``8-512*2`` (doubling), or these with commas.
+
+    A range holds its first value, and its last only when a step lands on it.
+
+    Raises:
+        UsageError: The text is none of these, or a size is 0 or stands twice.
+    """
+    sizes: list[int] = []
+    for part in text.split(","):
+        sizes.extend(_parse_part(part.strip(), text))
+        if len(sizes) > MOST_BATCH_SIZES:
+            raise UsageError(f"batch size {text!r} spans more than {MOST_BATCH_SIZES:,} sizes: take larger steps")
+    if len(set(sizes)) < len(sizes):
+        raise UsageError(f"batch size {text!r} holds the same size twice")
+    return tuple(sizes)
+
+
+def _parse_part(part: str, text: str) -> tuple[int, ...]:
+    if part.isascii() and part.isdigit() and len(part) < 19 and int(part) > 0:
+        return (int(part),)
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        raise UsageError(
+            f"batch size {text!r}: {part!r} is neither a size, such as 8, nor a range, such as 8-32+8 or 8-512*2"
+        )
+    first, last, step = int(match[1]), int(match[2]), int(match[4])
+    if not 0 < first <= last:
+        raise UsageError(f"batch size {text!r}: a range begins at 1 or more and ends at its beginning or after it")
+    if step < (2 if match[3] == "*" else 1):
+        raise UsageError(f"batch size {text!r}: a range never ends with the step {match[3]}{step}")
+    return tuple(_steps(first, last, match[3], step))
+
+
+def _steps(first: int, last: int, kind: str, step: int) -> Iterator[int]:
+    size = first
+    for _ in range(MOST_BATCH_SIZES + 1):
+        if size > last:
+            return
+        yield size
+        size = size * step if kind == "*" else size + step
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    seen: set[Any] = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{value!r} stands twice")
+        seen.add(value)
+    return values
+
+
+def read_by(parse: Callable[[str], Any]) -> BeforeValidator:
+    """Return what reads a text by a function that may raise a UsageError, and takes any other value as it is."""
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
+    return BeforeValidator(read)
+
+
+T = TypeVar("T")
+Count = Annotated[int, Field(strict=True, gt=0, lt=COUNT_LIMIT)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(_as_tuple), Field(min_length=1), AfterValidator(_distinct)]
+"""One value or a list of distinct values, read as a tuple."""
+BatchSizes = Annotated[Axis[Count], read_by(parse_batch_range)]
+"""An axis that can also be written as a range."""
+
+
+Switch = Annotated[bool, Field(strict=True)]
+Steps = Annotated[int, Field(strict=True, ge=0, lt=COUNT_LIMIT)]
+
+
+class WorkloadGrid(Data):
+    """The models and how they are trained; what is left out is as :class:`~actbench.results.records.Case` has it.
+
+    ``meters`` stands for this workload in place of those of ``[measure]``.
+    """
+
+    model: Axis[Annotated[str, Field(min_length=1)]]
+    batch_size: BatchSizes
+    task: Task | None = None
+    sequence_length: Axis[Count] | None = None
+    image_size: Axis[Count] | None = None
+    attention: Axis[Attention] | None = None
+    dtype: Axis[FloatType] | None = None
+    autocast: Axis[Literal["none", "bfloat16", "float16"]] | None = None
+    optimizer: Axis[Optimizer] | None = None
+    weights: WeightsChoice | None = None
+    trust_remote_code: Switch | None = None
+    meters: Axis[MeterName] | None = None
+
+    @property
+    def points_of_a_model(self) -> int:
+        """How many points of the grid each of its models has."""
+        return math.prod(len(values) for name, values in self._axes().items() if name != "model")
+
+    def _axes(self) -> dict[str, tuple[Any, ...]]:
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name != "meters"}
+        given = {name: value for name, value in fields.items() if value is not None}
+        axes = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
+        axes["batch_size"] = axes.pop("batch_size")
+        return axes
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of a case for each point of the grid, the batch size changing fastest."""
+        axes = self._axes()
+        for values in itertools.product(*axes.values()):
+            point = dict(zip(axes, values, strict=True))
+            yield {name: None if value == "none" else value for name, value in point.items()}
+
+
+class Measure(Data):
+    """How to measure. Steps and seconds of timing do not concern the simulated meter, which has no clock."""
+
+    meters: Axis[MeterName] = ("simulated",)
+    device_profile: Annotated[str, Field(min_length=1)] | None = None
+    memory_limit: Annotated[Count | None, read_by(parse_bytes)] = None
+    largest_batch: Switch = False
+    gradient_quality: Switch | None = None
+    warmup_steps: Steps | None = None
+    min_steps: Count | None = None
+    min_seconds: Annotated[float, Field(strict=True, ge=0, le=LONGEST_SECONDS)] | None = None
+    seed: Axis[Steps] = (0,)
+
+    def settings(self, meter: MeterName) -> dict[str, Any]:
+        """Return the fields of a case that follow from these settings, those left out not among them."""
+        given: dict[str, Any] = {
+            "memory_limit_bytes": self.memory_limit,
+            "gradient_quality": self.gradient_quality,
+        }
+        if meter == "simulated":
+            given["device_profile"] = self.device_profile
+        else:
+            given |= {name: getattr(self, name) for name in ("warmup_steps", "min_steps", "min_seconds")}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class SchemeRow(Data):
+    """A scheme, how tables call it, the models it is for (all, unless given), and what its authors published."""
+
+    spec: str
+    models: Axis[str] | None = None
+    label: str | None = Field(default=None, min_length=1)
+    published: tuple[Published, ...] = ()
+
+    @field_validator("spec")
+    @classmethod
+    def _parses(cls, text: str) -> str:
+        try:
+            return "+".join(str(part) for part in spec.parse(text))
+        except SpecError as error:
+            raise ValueError(str(error)) from None
+
+    def suits(self, model: str) -> bool:
+        """Whether the scheme is to be measured on a model."""
+        return self.models is None or model in self.models
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The schemes that it composes, in an order that does not depend on how they are written."""
+        return tuple(sorted(self.spec.split("+")))
+
+    def meets(self, other: SchemeRow) -> bool:
+        """Whether both are for one model."""
+        return self.models is None or other.models is None or not set(self.models).isdisjoint(other.models)
+
+
+@dataclass(frozen=True)
+class Planned(Generic[CaseT]):
+    """A case of any kind with what its recipe says of it."""
+
+    case: CaseT
+    label: str | None = None
+    published: tuple[Published, ...] = ()

@@ -1,0 +1,229 @@
+"""The fork server: a process that has imported what cases need and forks one process for each of them.
+
+It is single-threaded, touches neither CUDA nor a thread pool, and does nothing but fork, kill and reap. Its parent
+sends it three descriptors for each process wanted: the connection over which that process works, its *leash*, and a
+file for its noise (standard output and error). The server writes the exit code to the leash when the process ends, and
+kills the process with all its children when the other end of the leash is closed, which the kernel does too when the
+parent is killed; a byte on the leash asks the process to end by itself. So nothing outlives the parent, whatever ends
+it. What a process leaves behind, in sessions of its own too, becomes the server's child when it ends, and is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from typing import Any, NoReturn
+
+import psutil
+
+from actbench.experiments.runner import worker
+from actbench.experiments.runner.worker import TOKEN_BYTES, Frames
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def die_with(parent: int, signal_number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends; elsewhere closed leashes do that."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make descendants children of this process when those between end, so that none gets away by a double fork."""
+    if _libc is not None:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children(spared: Container[int] = ()) -> int:
+    """Kill the children of this process, and return how many there were; none where the system does not list them.
+
+    Their own children become those of this process when they end, if it adopts orphans.
+
+    Args:
+        spared: Ids of children that live on.
+    """
+    killed = 0
+    with suppress(psutil.Error):
+        for child in psutil.Process().children():  # type: ignore[no-untyped-call]
+            if child.pid not in spared:
+                with suppress(OSError):
+                    os.kill(child.pid, signal.SIGKILL)
+                    killed += 1
+    return killed
+
+
+READY = b"r"
+FORK = b"f"
+STOP = b"s"
+DESCRIPTORS = 3
+KINDS: dict[str, Callable[[Frames, Any], None]] = {"case": worker.work, "task": worker.work_task}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the parent closes the control socket or ends.
+
+    Args:
+        arguments: Descriptor of the control socket, the parent's process id, the kind of work (a key of ``KINDS``), the
+            module that does it, and further modules to import before forking.
+    """
+    descriptor, parent, kind, bench, *preload = arguments
+    die_with(int(parent), signal.SIGTERM)
+    adopt_orphans()
+    control = socket.socket(fileno=int(descriptor))
+    for module in (bench, *preload):
+        importlib.import_module(module)
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    control.sendall(READY)
+    _Server(control, KINDS[kind], bench).serve()
+
+
+class _Server:
+    def __init__(self, control: socket.socket, work: Callable[[Frames, Any], None], bench: str) -> None:
+        self._control = control
+        self._work = work
+        self._bench = bench
+        self._pid = os.getpid()
+        self._leashes: dict[int, socket.socket] = {}
+        self._condemned: set[int] = set()
+        self._wakeup, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+
+    def serve(self) -> None:
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        try:
+            while True:
+                self._react()
+        finally:
+            if os.getpid() == self._pid:  # a fork that came this far must not take the other cases with it
+                self._end_all()
+
+    def _end_all(self) -> None:
+        for pid in self._leashes:
+            _kill(pid)
+        with suppress(ChildProcessError):  # none is left
+            while True:
+                kill_children()
+                os.waitpid(-1, 0)
+
+    def _react(self) -> None:
+        held = {leash: pid for pid, leash in self._leashes.items() if pid not in self._condemned}
+        for ready in wait([self._control, self._wakeup, *held]):
+            if ready is self._control:
+                self._fork()
+            elif ready is self._wakeup:
+                self._wakeup.recv(4096)
+                self._reap()
+            elif isinstance(ready, socket.socket) and held[ready] in self._leashes:
+                self._pull(held[ready])
+
+    def _pull(self, pid: int) -> None:
+        """Do as the leash of a process says: ask it to end, or kill it where the other end is closed."""
+        if self._leashes[pid].recv(1):
+            os.kill(pid, signal.SIGTERM)
+        else:
+            self._condemned.add(pid)
+            _kill(pid)
+
+    def _fork(self) -> None:
+        said, descriptors, _, _ = socket.recv_fds(self._control, len(FORK) + TOKEN_BYTES, DESCRIPTORS)
+        if not descriptors:
+            sys.exit()  # the parent closed its end or was killed
+        connection, leash, noise = descriptors
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(connection, said.removeprefix(FORK), leash, noise)
+        _lead_group(pid)
+        os.close(connection)
+        os.close(noise)
+        self._leashes[pid] = socket.socket(fileno=leash)
+
+    def _become_worker(self, connection: int, token: bytes, leash: int, noise: int) -> NoReturn:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            _lead_group(0)
+            die_with(self._pid, signal.SIGKILL)
+            adopt_orphans()
+            os.set_inheritable(connection, False)
+            os.close(leash)
+            for held in (self._control, self._wakeup, self._waker, *self._leashes.values()):
+                held.close()
+            _redirect(noise)
+            self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            try:
+                for stream in (sys.stdout, sys.stderr):
+                    with suppress(Exception):  # the model closed it or the disk is full: what it said last is lost
+                        stream.flush()
+            finally:
+                os._exit(code)
+
+    def _reap(self) -> None:
+        while (pid := _ended_child()) is not None:
+            _kill(pid)  # while it is unreaped, its id is no one else's: what it started ends with it
+            _, status = os.waitpid(pid, 0)
+            kill_children(spared=self._leashes.keys() - {pid})
+            self._condemned.discard(pid)
+            leash = self._leashes.pop(pid, None)
+            if leash is not None:
+                with leash:
+                    _tell(leash, os.waitstatus_to_exitcode(status))
+
+
+def _ended_child() -> int | None:
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid
+
+
+def _tell(leash: socket.socket, code: int) -> None:
+    try:
+        leash.sendall(str(code).encode())
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the parent did not wait for it
+
+
+def _lead_group(pid: int) -> None:
+    """Make a process the leader of a group; both sides do, so that neither needs to wait for the other."""
+    try:
+        os.setpgid(pid, pid)
+    except (PermissionError, ProcessLookupError):
+        return  # it already ended
+
+
+def _kill(pid: int) -> None:
+    """Kill a child and its group, which it may have left."""
+    for kill in (os.killpg, os.kill):
+        with suppress(PermissionError, ProcessLookupError):  # it already ended
+            kill(pid, signal.SIGKILL)
+
+
+def _redirect(noise: int) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(noise, 1)
+    os.dup2(noise, 2)
+    os.close(nothing)
+    os.close(noise)

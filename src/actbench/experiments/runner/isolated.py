@@ -1,0 +1,210 @@
+"""Cases and tasks in processes of their own, whose death or delay is an outcome like any other."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from pydantic import ValidationError
+
+from actbench import errors
+from actbench.errors import ActbenchError, MeasurementError
+from actbench.experiments.runner.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
+from actbench.experiments.runner.worker import REPLIES, Answer, Asked, GarbledError, Raised, Seconds
+from actbench.results.cgroup import memory_kills
+from actbench.results.machine import available_memory_bytes
+from actbench.results.measured import Measurement
+from actbench.results.records import Case, Failure
+from actbench.units import format_bytes, format_seconds
+
+Reply = TypeVar("Reply", Measurement, Seconds)
+
+
+class IsolatedSession:
+    """What ``actbench.measuring.bench.Session`` is, in another process; errors come back as failures.
+
+    Args:
+        server: Where the process is forked.
+        case: What it measures.
+        timeout_seconds: Time that the process may work; waiting for its turn is not work. None is without end.
+
+    Attributes:
+        died: Whether the process ended without an answer.
+    """
+
+    def __init__(self, server: ForkServer, case: Case, timeout_seconds: float | None) -> None:
+        self._kills_before = memory_kills()
+        self._process = server.fork()
+        self._case = case
+        self._timeout_seconds = timeout_seconds
+        self._worked_seconds = 0.0
+        self.died = False
+
+    def memory(self) -> Measurement | Failure:
+        """Build the case and read everything but time."""
+        return self._ask(self._case.model_dump_json(), Measurement, "its memory was read")
+
+    def time(self, steps: int) -> tuple[float, ...] | Failure | None:
+        """Run one round of timed steps; None where the meter has no clock."""
+        reply = self._ask(str(steps), Seconds, "its steps were timed")
+        return reply.steps if isinstance(reply, Seconds) else reply
+
+    def _ask(self, request: str, expected: type[Reply], doing: str) -> Reply | Failure:
+        """Send a request and return the answer, or what became of the process instead.
+
+        Raises:
+            MeasurementError: The fork server is gone, and this process with it.
+        """
+        left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
+        started = time.monotonic()
+        try:
+            reply = REPLIES.validate_json(self._process.ask(request.encode(), left))
+            if isinstance(reply, expected | Failure):
+                return reply
+            raise GarbledError("the answer to another question")
+        except ProcessDiedError as death:
+            if death.code is None:
+                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
+            self.died = True
+            return self._failure(death)
+        except NoAnswerError:
+            self._process.kill()
+            limit = format_seconds(self._timeout_seconds or 0)
+            return Failure(
+                reason="timeout",
+                message=f"the case worked for longer than --timeout {limit} and was stopped while {doing}; allow more",
+            )
+        except (GarbledError, ValidationError) as garbled:
+            self._process.kill()
+            found = garbled if isinstance(garbled, GarbledError) else "an answer that cannot be read"
+            return Failure(
+                reason="crash",
+                message=f"the process of the case sent {found}; does the model write into descriptors that are not "
+                f"its own? The process was stopped while {doing}",
+            )
+        finally:
+            self._worked_seconds += time.monotonic() - started
+
+    def _failure(self, death: ProcessDiedError) -> Failure:
+        kills = memory_kills()
+        before = self._kills_before
+        if death.code == -signal.SIGKILL and kills is not None and before is not None and kills > before:
+            return Failure(
+                reason="out-of-memory",
+                message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
+                "close other programs and give --retry-failed",
+            )
+        advice = " and give --retry-failed"
+        return Failure(reason="crash", message=f"the process of the case {describe(death, advice)}")
+
+    def close(self) -> None:
+        """Let the process end."""
+        self._process.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._process.kill()
+
+
+class Tasks:
+    """Calls functions of a module, each call in a process of its own.
+
+    Args:
+        module: Name of the module; its functions take a text and return one.
+        preload: Names of modules to import before.
+
+    Attributes:
+        said: The end of what the last call that was answered printed.
+
+    Raises:
+        MeasurementError: The processes cannot be started at all.
+    """
+
+    def __init__(self, module: str, preload: Sequence[str] = ()) -> None:
+        self._server = ForkServer(module, preload, kind="task")
+        self.said = ""
+
+    def call(
+        self,
+        function: str,
+        text: str,
+        *,
+        doing: str,
+        timeout_seconds: float | None = None,
+        memory_bytes: int | None = None,
+    ) -> str:
+        """Call a function and return what it returns.
+
+        Args:
+            function: Its name.
+            text: What it is called with.
+            doing: What it does, for messages, such as "converting x".
+            timeout_seconds: Time that it may take; None is without end.
+            memory_bytes: Memory that it may take, where that is less than what is free.
+
+        Raises:
+            ActbenchError: The one that the function raised; or, as a MeasurementError, that it took too much time or
+                memory, raised something else, or ended its process.
+        """
+        free = available_memory_bytes()
+        memory = free if memory_bytes is None else min(free, memory_bytes)
+        asked = Asked(function=function, text=text, memory_bytes=memory)
+        process = self._server.fork()
+        try:
+            answer = _answer(process, asked, doing, timeout_seconds)
+        except BaseException:
+            process.stop()
+            raise
+        self.said = process.said
+        process.end()
+        if answer.raised is not None:
+            raise _error(answer.raised, doing, memory)
+        return answer.text or ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+
+
+def _answer(process: Process, asked: Asked, doing: str, timeout_seconds: float | None) -> Answer:
+    try:
+        return Answer.model_validate_json(process.ask(asked.model_dump_json().encode(), timeout_seconds))
+    except ProcessDiedError as death:
+        raise MeasurementError(f"{doing}: its process {describe(death)}") from None
+    except NoAnswerError:
+        limit = format_seconds(timeout_seconds or 0)
+        raise MeasurementError(f"{doing} took longer than --timeout {limit} and was stopped; allow more") from None
+    except (GarbledError, ValidationError):
+        raise MeasurementError(
+            f"{doing}: its process sent something else than an answer; does the model write into descriptors that are "
+            "not its own?"
+        ) from None
+
+
+def _error(raised: Raised, doing: str, memory_bytes: int) -> ActbenchError:
+    error: ActbenchError
+    if raised.out_of_memory:
+        error = MeasurementError(
+            f"{doing} needs more memory than the {format_bytes(memory_bytes)} that it may take: free some, raise "
+            "--memory-limit where it is given, or take a smaller model"
+        )
+    elif raised.kind is not None:
+        error = getattr(errors, raised.kind)(raised.message)
+    else:
+        error = MeasurementError(f"{doing} failed: {raised.message} ('actbench --debug …' shows where)")
+    error.add_note(f"In the process of its own:\n{raised.trace}")
+    return error

@@ -1,0 +1,270 @@
+"""The parent's side of the fork server: start processes, talk to them, learn how they died."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import IO, Literal, Self
+
+from actbench.errors import MeasurementError
+from actbench.experiments.runner.forkserver import FORK, READY, STOP
+from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError
+from actbench.units import LONGEST_SECONDS
+
+_START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from actbench.experiments.runner.forkserver import main
+main(sys.argv[2:])
+"""
+# OpenMP threads that wait for work sleep rather than spin, unless the user has said otherwise: a case that waits for
+# its turn must not take the processor from the one that is timed. Seen on 2 busy cores: steps 3 to 6 times faster so.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+_NOISE_BYTES = 2000
+_ENDING_SECONDS = 5.0
+_STOPPING_SECONDS = 30.0  # it may be in the middle of writing a large file
+_KILLING_SECONDS = 60.0  # a process with much memory takes its time to give it back
+_STARTING_SECONDS = 600.0
+
+
+class ProcessDiedError(Exception):
+    """The process ended without answering.
+
+    Attributes:
+        code: Its exit code; negative, the signal that killed it; None where the fork server was lost with it.
+        noise: The last of what it wrote to its standard output and error.
+    """
+
+    def __init__(self, code: int | None, noise: str) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+        self.noise = noise
+
+
+class NoAnswerError(Exception):
+    """The process did not answer in time; it is still alive."""
+
+
+class Process:
+    """A forked process that answers requests.
+
+    Args:
+        frames: Where it is asked and answers.
+        leash: Tells how it ended, and ends it when it is closed; see :mod:`actbench.experiments.runner.forkserver`.
+        noise: What it writes to its standard output and error.
+        rouse: Wakes the fork server, should something have stopped it.
+    """
+
+    def __init__(self, frames: Frames, leash: socket.socket, noise: IO[bytes], rouse: Callable[[], None]) -> None:
+        self._frames = frames
+        self._leash = leash
+        self._noise = noise
+        self._rouse = rouse
+
+    def ask(self, request: bytes, timeout_seconds: float | None) -> bytes:
+        """Send a request and wait for the answer, all of it.
+
+        Raises:
+            ProcessDiedError: The process ended without one.
+            NoAnswerError: There was none in time.
+            GarbledError: Something else than an answer came, or no answer can come any more.
+        """
+        timeout_seconds = None if timeout_seconds is None else min(timeout_seconds, LONGEST_SECONDS)
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        with suppress(BrokenPipeError, ConnectionResetError):  # what is sent to a process that is gone is noticed below
+            try:
+                self._frames.send(request, timeout_seconds)
+            except (TimeoutError, BlockingIOError):
+                raise NoAnswerError from None
+        while True:
+            ready = wait([self._frames.socket, self._leash], _left(deadline))
+            if not ready:
+                raise NoAnswerError
+            if self._frames.socket not in ready:
+                raise self._death()
+            try:
+                answer = self._frames.read()
+            except (EOFError, ConnectionResetError):
+                raise self._silence(deadline) from None
+            if answer is not None:
+                return answer
+
+    def _silence(self, deadline: float | None) -> Exception:
+        """Return what became of a process whose end of the connection is closed: it ended, or is about to."""
+        left = _left(deadline)
+        if wait([self._leash], _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)):
+            return self._death()
+        return GarbledError("nothing: it closed the descriptor over which it answers")
+
+    def _death(self) -> ProcessDiedError:
+        try:
+            code = int(self._leash.recv(16))
+        except (ValueError, ConnectionResetError):
+            code = None
+        return ProcessDiedError(code, self.said)
+
+    @property
+    def said(self) -> str:
+        """The last of what it wrote to its standard output and error."""
+        return _last(self._noise)
+
+    def stop(self) -> None:
+        """Ask the process to stop what it does, clean up and end; it is killed if it does not."""
+        with suppress(OSError):
+            self._leash.send(STOP)
+        self._rouse()
+        wait([self._leash], _STOPPING_SECONDS)
+        self.end()
+
+    def end(self) -> None:
+        """Let the process end by itself and wait for it; it is killed if it does not."""
+        self._rouse()
+        self._frames.close()
+        if self._leash.fileno() != -1:
+            wait([self._leash], _ENDING_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and all its descendants, and return when it is gone; does nothing to one that ended.
+
+        What even the kernel cannot end, because a device does not let go of it, is not waited for.
+        """
+        self._rouse()
+        self._frames.close()
+        if self._leash.fileno() != -1:
+            with suppress(OSError):  # the other end is closed where the process has ended
+                self._leash.shutdown(socket.SHUT_WR)
+            wait([self._leash], _KILLING_SECONDS)
+            self._leash.close()
+            self._noise.close()
+
+
+class ForkServer:
+    """A process that has imported what cases need and from which their processes are forked.
+
+    Args:
+        bench: Name of the module that measures cases or does tasks, imported before forking.
+        preload: Names of further modules to import before forking.
+        kind: Whether the processes measure cases or each does a task; see :mod:`actbench.experiments.runner.worker`.
+
+    Raises:
+        MeasurementError: It cannot be started; the message holds what it wrote.
+    """
+
+    def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
+        self._lock = threading.Lock()
+        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
+        self._control, theirs = socket.socketpair()
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
+                stdin=subprocess.DEVNULL,
+                stdout=self._noise,
+                stderr=self._noise,
+                env=_ENVIRONMENT | os.environ,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C in the terminal is for the parent, which then closes this server
+            )
+        try:
+            ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
+        except BaseException:
+            self._server.terminate()
+            self.close()
+            raise
+        if not ready:
+            said = _last(self._noise)
+            self.close()
+            raise MeasurementError(f"the process that starts all others cannot be started:\n{said}")
+
+    def fork(self) -> Process:
+        """Start a process.
+
+        Raises:
+            MeasurementError: The server is gone.
+        """
+        self._rouse()
+        ours, connection = socket.socketpair()
+        leash, held = socket.socketpair()
+        token = secrets.token_bytes(TOKEN_BYTES)
+        noise = tempfile.TemporaryFile()  # noqa: SIM115
+        with connection, held:
+            try:
+                with self._lock:
+                    descriptors = [connection.fileno(), held.fileno(), noise.fileno()]
+                    socket.send_fds(self._control, [FORK, token], descriptors)
+            except OSError:
+                for ours_alone in (ours, leash, noise):
+                    ours_alone.close()
+                raise MeasurementError("the process that starts all others is gone; run the command again") from None
+            return Process(Frames(ours, token), leash, noise, self._rouse)
+
+    def close(self) -> None:
+        """Kill every process that was forked, with its descendants, and end the server."""
+        self._rouse()
+        self._control.close()
+        try:
+            self._server.wait(_KILLING_SECONDS)
+        except subprocess.TimeoutExpired:  # it waits for what the kernel cannot end
+            self._server.kill()
+            self._server.wait()
+        self._noise.close()
+
+    def _rouse(self) -> None:
+        """Wake the server, should a case have stopped it."""
+        self._server.send_signal(signal.SIGCONT)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _last(noise: IO[bytes]) -> str:
+    """Return the end of what was written to a file, without moving the offset that its writer shares."""
+    start = max(0, os.fstat(noise.fileno()).st_size - _NOISE_BYTES)
+    return os.pread(noise.fileno(), _NOISE_BYTES, start).decode(errors="replace").strip()
+
+
+def describe(death: ProcessDiedError, advice: str = "") -> str:
+    """Return how a process ended, as the rest of a sentence about it.
+
+    Args:
+        death: Of the process.
+        advice: What else to do where the kernel killed it.
+    """
+    code, hint = death.code or 0, ""
+    how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
+    if death.code is None:
+        how = "is gone, with the one that started it"
+    if code == -signal.SIGKILL:
+        hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch, or close other programs"
+        hint += advice
+    noise = f"\nThe last it wrote:\n{death.noise}" if death.noise else ""
+    return f"{how}{hint}{noise}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return f"signal {number}"

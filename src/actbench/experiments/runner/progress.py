@@ -1,0 +1,249 @@
+"""What an experiment tells of its progress, and how it is shown: a live table, a bar, or plain lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from actbench.results.measured import Measurement, Outcome
+from actbench.results.plain import plain
+from actbench.results.records import Case, Failure
+from actbench.results.runs import Trained, TrainingCase
+from actbench.units import format_bytes, format_seconds
+
+AnyCase = Case | TrainingCase
+AnyOutcome = Outcome | Trained
+
+
+class Progress:
+    """Told what happens in an experiment, and shows nothing of it; what shows something overrides what it shows.
+
+    Several simulated cases at once may tell it from threads of their own.
+    """
+
+    def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
+        """These cases will be run, simulated ones up to ``jobs`` at a time."""
+
+    def skipped(self, case: AnyCase) -> None:
+        """The case stands in the results already."""
+
+    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+        """The case starts, or starts afresh; a training run after ``done`` of its ``steps``."""
+
+    def memory_read(self, case: Case, peak_bytes: int) -> None:
+        """The peak of the case is known."""
+
+    def round_timed(self, case: Case, steps: int) -> None:
+        """One more round of the case was timed, which makes ``steps`` steps of it."""
+
+    def tried(self, case: Case, batch_size: int, fits: bool) -> None:
+        """The search for the case's largest batch tried one."""
+
+    def stepped(self, done: int, loss: float) -> None:
+        """The training run at work took one more step, which makes ``done`` of them."""
+
+    def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
+        """The case ended and its record is stored."""
+
+    def message(self, text: str) -> None:
+        """Something that the user should know."""
+
+
+_ROWS_KEPT_FREE = 6  # for the table's frame, its head and the bar
+_ETA_WINDOW_SECONDS = 3600.0
+
+
+@contextmanager
+def shown(console: Console | None = None, *, as_bar: bool = False) -> Iterator[Progress]:
+    """Show the progress that is told inside the block.
+
+    Args:
+        console: Where; standard error unless given.
+        as_bar: Whether a terminal gets a bar of the steps of the run at work, in place of a table of all cases.
+    """
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        yield Lines(console)
+    elif as_bar:
+        run = RunBar(console)
+        with run.bar:
+            yield run
+    else:
+        table = LiveTable(console)
+        with Live(table, console=console, refresh_per_second=4, transient=True):
+            yield table
+
+
+class Lines(Progress):
+    """Progress as one line for each case that ended."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._total = 0
+        self._ended = 0
+
+    def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
+        """Remember how many there are."""
+        self._total = len(cases)
+
+    def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
+        """Write how the case ended."""
+        self._ended += 1
+        self.message(f"[{self._ended}/{self._total}] {case.name}: {_ending(outcome)}")
+
+    def message(self, text: str) -> None:
+        """Write the message."""
+        self._console.print(Text(plain(text)), soft_wrap=True)
+
+
+class RunBar(Lines):
+    """Progress as a bar of the training run at work, below a line for each that ended."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self.bar.add_task("", total=None, loss="")
+
+    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+        """Begin the bar of a run."""
+        self.bar.reset(self._task, total=steps, completed=done, description=plain(case.name), loss="")
+
+    def stepped(self, done: int, loss: float) -> None:
+        """Move the bar."""
+        self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
+
+
+@dataclass
+class _Row:
+    """What is shown of one case; times are readings of ``time.monotonic``."""
+
+    state: str = "waiting"
+    peak: str = ""
+    started: float | None = None
+    ended: float | None = None
+
+    @property
+    def elapsed(self) -> str:
+        if self.started is None:
+            return ""
+        return format_seconds(round((self.ended or time.monotonic()) - self.started, 1) or 0.1)
+
+    @property
+    def style(self) -> str:
+        if self.ended is None:
+            return "dim" if self.started is None else "bold"
+        return "green" if self.state == "measured" else "red"
+
+
+class LiveTable(Progress):
+    """Progress as a table with a line for each case, those at work in sight, and a bar with the time that is left."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rows: dict[AnyCase, _Row] = {}
+        self._lock = threading.Lock()
+        self._bar = Bar(
+            TextColumn("{task.completed:.0f} of {task.total:.0f} cases"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=console,
+            speed_estimate_period=_ETA_WINDOW_SECONDS,
+        )
+        self._task = self._bar.add_task("cases", total=0)
+        self._skipped = 0
+
+    def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
+        """Show all cases as waiting."""
+        with self._lock:
+            self._rows = {case: _Row() for case in cases}
+        self._bar.update(self._task, total=len(cases))
+
+    def skipped(self, case: AnyCase) -> None:
+        """Count the case among those that were done before."""
+        self._skipped += 1
+
+    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+        """Show the case at work."""
+        row = self._rows[case]
+        row.state, row.started = "memory", time.monotonic()
+
+    def memory_read(self, case: Case, peak_bytes: int) -> None:
+        """Show the peak."""
+        row = self._rows[case]
+        row.state, row.peak = "waiting for its turn", format_bytes(peak_bytes)
+
+    def round_timed(self, case: Case, steps: int) -> None:
+        """Show how many steps were timed."""
+        self._rows[case].state = f"{steps} steps timed"
+
+    def tried(self, case: Case, batch_size: int, fits: bool) -> None:
+        """Show the batch that was tried last."""
+        self._rows[case].state = f"batch {batch_size} {'fits' if fits else 'does not fit'}"
+
+    def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
+        """Show how the case ended; a failure stays on the terminal after the table is gone."""
+        row = self._rows[case]
+        row.ended = time.monotonic()
+        row.state = outcome.reason if isinstance(outcome, Failure) else "measured"
+        if outcome.peak_bytes is not None:
+            row.peak = format_bytes(outcome.peak_bytes)
+        self._bar.advance(self._task)
+        if isinstance(outcome, Failure):
+            self.message(f"{case.name}: {_ending(outcome)}")
+
+    def message(self, text: str) -> None:
+        """Write the message above the table, where it stays."""
+        self._console.print(Text(plain(text)))
+
+    def __rich__(self) -> RenderableType:
+        """Draw the table and the bar."""
+        table = Table(expand=True)
+        for heading in ("model", "scheme", "batch", "meter", "state", "peak", "time"):
+            table.add_column(heading, no_wrap=True, justify="right" if heading in ("batch", "peak", "time") else "left")
+        with self._lock:
+            rows = list(self._rows.items())
+        for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
+            device = case.meter if isinstance(case, Case) else case.device
+            cells = (case.model, case.scheme, str(case.batch_size), device, row.state, row.peak, row.elapsed)
+            table.add_row(*(Text(plain(cell)) for cell in cells), style=row.style)
+        done_before = [Text(f"{self._skipped} done before")] if self._skipped else []
+        return Group(table, *done_before, self._bar)
+
+
+def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase, _Row]]:
+    """Return the rows around the first that has not ended."""
+    at = next((index for index, (_, row) in enumerate(rows) if row.ended is None), len(rows))
+    start = max(0, min(at - height // 3, len(rows) - height))
+    return rows[start : start + height]
+
+
+def _ending(outcome: AnyOutcome) -> str:
+    if isinstance(outcome, Failure):
+        return f"failed, {outcome.reason}: {outcome.message.splitlines()[0] if outcome.message else 'no message'}"
+    if isinstance(outcome, Measurement):
+        largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
+        return f"peak {format_bytes(outcome.peak_bytes)}{largest}"
+    accuracy = outcome.final.accuracy
+    score = f"correlation {outcome.score:.3f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+    diverged = "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"
+    return f"{score}, loss {outcome.final.loss:.4g}{diverged}"

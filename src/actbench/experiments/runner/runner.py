@@ -1,0 +1,210 @@
+"""Measuring the cases of a plan, each in a process of its own, failures too, and finding their largest batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+
+from actbench.experiments.experiment import Kept, Summary, keep, pending
+from actbench.experiments.recipes.sections import Planned
+from actbench.experiments.runner.isolated import IsolatedSession
+from actbench.experiments.runner.processes import ForkServer
+from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.timinggroup import Cohort, awaits_search, cohorts, exact_of
+from actbench.measuring import search
+from actbench.results.machine import available_memory_bytes, provenance
+from actbench.results.measured import LargestBatch, MeasuredRecord, Measurement, Outcome
+from actbench.results.records import Case, Failure, Machine, MeterName
+
+
+class _UndecidedError(Exception):
+    """There is no telling the largest batch; the message says why."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Finds largest batches on a device that nothing else uses meanwhile.
+
+    Attributes:
+        server: Where the process of each trial is forked.
+        memory_bytes: Memory that a step may use where its case sets no limit; None where that is unknown.
+        timeout_seconds: Time that each trial may take.
+        progress: Told of each trial.
+    """
+
+    server: ForkServer
+    memory_bytes: int | None
+    timeout_seconds: float | None
+    progress: Progress
+
+    def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
+        """Return a case's outcome with its largest batch, or with the reason why there is none.
+
+        A measurement gets it as a number, or a warning; a case that ran out of memory stays failed, and its message
+        then names the largest batch that fits.
+        """
+        try:
+            found = self._search(case, outcome)
+        except _UndecidedError as undecided:
+            why = f"the largest batch is unknown: {undecided}"
+            if isinstance(outcome, Failure):
+                return _explained(outcome, why)
+            return outcome.model_copy(update={"warnings": (*outcome.warnings, why)})
+        if isinstance(outcome, Failure):
+            return _explained(outcome, f"the largest batch that fits is {found.batch_size}")
+        return outcome.model_copy(update={"largest_batch": found.batch_size, "largest_batch_search": found})
+
+    def _search(self, case: Case, outcome: Outcome) -> LargestBatch:
+        limit = case.memory_limit_bytes or self.memory_bytes
+        if limit is None:
+            raise _UndecidedError("the memory of the device cannot be read; give --memory-limit")
+        return search.largest(
+            lambda batch_size: self._try(case, batch_size, limit),
+            memory_limit_bytes=limit,
+            predicted=self._predict(case, limit),
+            known={case.batch_size: search.Trial(isinstance(outcome, Measurement), outcome.peak_bytes)},
+        )
+
+    def _predict(self, case: Case, limit: int) -> int | None:
+        simulated = {
+            "meter": "simulated",
+            "batch_size": 1,  # the search does not need it, and the case's own may be too much for a simulation
+            "device_profile": "cpu" if case.meter == "cpu" else case.device_profile,
+            "memory_limit_bytes": limit,
+            "gradient_quality": False,
+        }
+        outcome = self._memory(case.model_copy(update=simulated))
+        if isinstance(outcome, Failure):
+            self.progress.message(f"no prediction of the largest batch: {outcome.message}")
+            return None
+        return outcome.largest_batch
+
+    def _try(self, case: Case, batch_size: int, limit: int) -> search.Trial:
+        alone = {
+            "batch_size": batch_size,
+            "memory_limit_bytes": limit,
+            "find_largest_batch": False,
+            "gradient_quality": False,
+        }
+        outcome = self._memory(case.model_copy(update=alone))
+        if isinstance(outcome, Failure) and outcome.reason != "out-of-memory":
+            raise _UndecidedError(f"the step at batch {batch_size} ended in {outcome.reason}: {outcome.message}")
+        trial = search.Trial(isinstance(outcome, Measurement), outcome.peak_bytes)
+        self.progress.tried(case, batch_size, trial.fits)
+        return trial
+
+    def _memory(self, case: Case) -> Measurement | Failure:
+        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+            return session.memory()
+
+
+def _explained(failure: Failure, why: str) -> Failure:
+    return failure.model_copy(update={"message": f"{failure.message}; {why}"})
+
+
+BENCH = "actbench.measuring.bench"
+PRELOAD = ("transformers.modeling_utils", "torchvision.models")
+"""What takes seconds to import and most models need.
+
+It is imported before any memory is limited: some of it waits for ever where it meets a limit.
+"""
+
+
+def run(
+    plan: Sequence[Planned[Case]],
+    store: Kept[MeasuredRecord],
+    *,
+    recipe: str,
+    command: str,
+    jobs: int = 1,
+    timeout_seconds: float | None = None,
+    force: bool = False,
+    retry_failed: bool = False,
+    progress: Progress | None = None,
+    bench: str = BENCH,
+    preload: Sequence[str] = PRELOAD,
+) -> Summary:
+    """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
+
+    A case that runs out of memory, takes too long, raises or dies becomes a failed record, and the sweep goes on.
+    Simulated cases come first, several at a time; of the others, one works at a time. Killed at any moment, the
+    sweep leaves no process behind and goes on where it was when it is run again.
+
+    Args:
+        plan: Cases in the order of the table; one that stands twice is measured once.
+        store: Where records go.
+        recipe: Name of the recipe, for the records.
+        command: What the user can type to have the same, for the records.
+        jobs: How many simulated cases run at a time.
+        timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
+        force: Whether to measure what is done as well.
+        retry_failed: Whether to measure again what is done and failed.
+        progress: Told what happens.
+        bench: Module that measures a case; see :class:`actbench.experiments.runner.worker.Bench`.
+        preload: Modules that are imported once, before the first case, because cases need them.
+
+    Raises:
+        MeasurementError: The processes cannot be started at all.
+        StoreError: A record cannot be stored.
+        KeyboardInterrupt: The user stopped the sweep; what ended before is stored, and no process is left.
+    """
+    progress = progress or Progress()
+    todo = pending(plan, store, progress, jobs=jobs, force=force, retry_failed=retry_failed)
+    if not todo:
+        return Summary(skipped=len({entry.case for entry in plan}))
+    origin = provenance(command)
+    with ForkServer(bench, preload) as server:
+        sweep = _Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress)
+        with closing(sweep.outcomes(todo)) as outcomes:
+            return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=origin)
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    server: ForkServer
+    here: Machine
+    done: Callable[[Case], bool]
+    jobs: int
+    timeout_seconds: float | None
+    progress: Progress
+
+    def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
+        """Yield each case with its outcome as soon as that is known, in the order in which the cases end."""
+        yield from self._simulate([case for case in cases if case.meter == "simulated"])
+        for cohort in cohorts([case for case in cases if case.meter != "simulated"]):
+            yield from self._measure(cohort)
+
+    def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+        with ThreadPoolExecutor(self.jobs) as pool:
+            futures = {pool.submit(self._simulate_one, case): case for case in cases}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:  # the user, or whoever stores the records, stops the sweep
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.server.close()
+                raise
+
+    def _simulate_one(self, case: Case) -> Outcome:
+        self.progress.started(case)
+        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+            return session.memory()
+
+    def _measure(self, cohort: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+        memory_bytes = self._memory_bytes(cohort[0].meter)
+        rounds = Cohort(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
+        exact = exact_of(cohort[0])
+        is_known = exact not in cohort and self.done(exact)
+        for case, outcome in rounds.measure(cohort, exact if is_known else None):
+            yield case, self._with_largest_batch(case, outcome) if awaits_search(case, outcome) else outcome
+
+    def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
+        trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress)
+        return trials.add_largest_batch(case, outcome)
+
+    def _memory_bytes(self, meter: MeterName) -> int | None:
+        """Return the memory that a step may use now that no case is alive, as the meter will find it."""
+        return self.here.gpu_memory_bytes if meter == "cuda" else available_memory_bytes()

@@ -1,0 +1,250 @@
+"""Cases that are compared with each other, measured one at a time and timed in rounds, so that drift hits all alike."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from actbench.experiments.runner.isolated import IsolatedSession
+from actbench.experiments.runner.processes import ForkServer
+from actbench.experiments.runner.progress import Progress
+from actbench.results.measured import Measurement, Outcome
+from actbench.results.records import Case, Failure
+
+_ROUNDS = 5
+
+
+def held_bytes(outcome: Outcome) -> int:
+    """Return the memory that a case may come to hold in a turn; nothing once it has failed and its process ended."""
+    if isinstance(outcome, Failure):
+        return 0
+    return max(outcome.peak_bytes, outcome.reserved_bytes or 0)
+
+
+@dataclass(eq=False)
+class Member:
+    """A case in its process, with what is known of it so far.
+
+    Attributes:
+        case: The case.
+        session: Its process.
+        outcome: What it read of its memory, or how it failed.
+        step_seconds: Seconds of the steps timed so far.
+        has_clock: Whether its meter reads time.
+    """
+
+    case: Case
+    session: IsolatedSession
+    outcome: Measurement | Failure
+    step_seconds: list[float] = field(default_factory=list)
+    has_clock: bool = True
+
+    @property
+    def wants_turn(self) -> bool:
+        """Whether it has too few steps timed."""
+        enough = len(self.step_seconds) >= self.case.min_steps and sum(self.step_seconds) >= self.case.min_seconds
+        return self.has_clock and isinstance(self.outcome, Measurement) and not enough
+
+    def take_turn(self) -> None:
+        """Time one round."""
+        timed = self.session.time(self._steps())
+        if isinstance(timed, Failure):
+            self.outcome = timed
+        elif timed is None:
+            self.has_clock = False
+        else:
+            self.step_seconds.extend(timed)
+
+    def result(self, timing_round: str, reference: Member | None) -> Outcome:
+        """Return the outcome with the seconds of all rounds.
+
+        Args:
+            timing_round: What the group that it took turns with is called.
+            reference: The exact model that took turns with it, where that has no record of its own to show for it.
+        """
+        if isinstance(self.outcome, Failure) or not self.has_clock:
+            return self.outcome
+        seconds = {"step_seconds": tuple(self.step_seconds), "timing_round": timing_round}
+        if reference is not None and isinstance(reference.outcome, Measurement):
+            seconds["exact_step_seconds"] = tuple(reference.step_seconds)
+        return self.outcome.model_copy(update=seconds)
+
+    def _steps(self) -> int:
+        steps = math.ceil(self.case.min_steps / _ROUNDS)
+        if self.step_seconds:
+            one = max(statistics.median(self.step_seconds), 1e-6)
+            steps = max(steps, math.ceil(self.case.min_seconds / _ROUNDS / one))
+        return steps
+
+
+MEMORY_SHARE = 0.7
+"""Share of the memory that the peaks of cases kept alive together may add up to."""
+
+
+def exact_of(case: Case) -> Case:
+    """Return the case that a case's speed is read against."""
+    return case.model_copy(update={"scheme": "exact"})
+
+
+def cohorts(cases: Sequence[Case]) -> list[list[Case]]:
+    """Group cases that differ in nothing but the scheme, in order of first appearance, the exact model first."""
+    groups: dict[Case, list[Case]] = {}
+    for case in cases:
+        groups.setdefault(exact_of(case), []).append(case)
+    return [sorted(group, key=lambda case: case.scheme != "exact") for group in groups.values()]
+
+
+def awaits_search(case: Case, outcome: Outcome) -> bool:
+    """Whether the largest batch is yet to be found, for which the device must be free of other cases."""
+    searchable = isinstance(outcome, Measurement) or outcome.reason == "out-of-memory"
+    return case.find_largest_batch and searchable
+
+
+@dataclass
+class _Group:
+    """Cases that are alive together and take turns.
+
+    Attributes:
+        name: Tells this group from all others, of other sweeps too.
+        members: Those whose outcome is still to come.
+        put_off: Cases that found no room in it.
+        reference: The exact model where it is timed again for the others' sake only.
+        alive_bytes: Memory that all of it may come to hold.
+    """
+
+    name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
+    members: list[Member] = field(default_factory=list)
+    put_off: list[Case] = field(default_factory=list)
+    reference: Member | None = None
+    alive_bytes: int = 0
+
+    def turns(self) -> list[Member]:
+        """Return those that want a turn, the exact model first."""
+        if not self.members:
+            return []
+        everyone = self.members if self.reference is None else [self.reference, *self.members]
+        return [member for member in everyone if member.wants_turn]
+
+    def pop_finished(self) -> list[tuple[Case, Outcome]]:
+        """Take out those that need no more turns; what is read against the exact model waits for it."""
+        exact = self.reference or next((member for member in self.members if member.case.scheme == "exact"), None)
+        if exact is not None and exact.wants_turn:
+            finished = [member for member in self.members if isinstance(member.outcome, Failure)]
+        else:
+            finished = [member for member in self.members if not member.wants_turn]
+        self.members = [member for member in self.members if member not in finished]
+        return [(member.case, member.result(self.name, self.reference)) for member in finished]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The exact model of a cohort, when it was measured before, with the memory it is known to need (0: unknown)."""
+
+    case: Case
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Measures cases that are compared with each other, on a device that nothing else uses meanwhile.
+
+    Attributes:
+        server: Where the processes of the cases are forked.
+        memory_bytes: Memory of the device.
+        timeout_seconds: Time that each case may work.
+        progress: Told what happens.
+    """
+
+    server: ForkServer
+    memory_bytes: float
+    timeout_seconds: float | None
+    progress: Progress
+
+    def measure(self, cases: Sequence[Case], exact: Case | None = None) -> Iterator[tuple[Case, Outcome]]:
+        """Measure cases that differ in nothing but the scheme.
+
+        Each reads its memory in turn and then waits while the next does; when all have, they are timed in rounds. A
+        case whose peak is too much beside those that wait, or that may have failed for want of room beside them, is
+        put off: it starts afresh when they have ended. Where the exact model was measured before, in another group or
+        another sweep, it is timed again beside the others if there is room, because only steps that took turns can be
+        compared.
+
+        Args:
+            cases: The cases.
+            exact: The exact model of the cases, if it is not among them but has a record.
+
+        Yields:
+            Each case with its outcome as soon as that is known; one whose largest batch is yet to be found, when the
+            processes of its group have ended.
+        """
+        known, waiting = None if exact is None else _Known(exact), list(cases)
+        while waiting:
+            group = _Group()
+            last: list[tuple[Case, Outcome]] = []
+            with ExitStack() as held:
+                for case, outcome in self._outcomes(waiting, group, known, held):
+                    if case.scheme == "exact" and isinstance(outcome, Measurement):
+                        known = _Known(case, held_bytes(outcome))
+                    if awaits_search(case, outcome):
+                        last.append((case, outcome))
+                    else:
+                        yield case, outcome
+            yield from last
+            waiting = group.put_off
+
+    def _outcomes(
+        self, cases: Sequence[Case], group: _Group, known: _Known | None, held: ExitStack
+    ) -> Iterator[tuple[Case, Outcome]]:
+        for case in cases:
+            self.progress.started(case)
+            member = self._begin(case, held)
+            if isinstance(member.outcome, Measurement):
+                self.progress.memory_read(case, member.outcome.peak_bytes)
+            if self._crowded(member, group.alive_bytes):
+                member.session.close()
+                group.put_off.append(case)
+            elif isinstance(member.outcome, Failure):
+                yield case, member.outcome
+            else:
+                group.members.append(member)
+                group.alive_bytes += held_bytes(member.outcome)
+                if known is not None:
+                    self._add_reference(known, group, held)
+                    known = None
+        while turns := group.turns():
+            for member in turns:
+                member.take_turn()
+                if member is not group.reference:
+                    self.progress.round_timed(member.case, len(member.step_seconds))
+                yield from group.pop_finished()
+
+    def _begin(self, case: Case, held: ExitStack) -> Member:
+        session = held.enter_context(IsolatedSession(self.server, case, self.timeout_seconds))
+        return Member(case, session, session.memory())
+
+    def _add_reference(self, known: _Known, group: _Group, held: ExitStack) -> None:
+        """Let the exact model take turns with the group, if it still can."""
+        if group.alive_bytes + known.held_bytes <= MEMORY_SHARE * self.memory_bytes:
+            member = self._begin(known.case, held)
+            if isinstance(member.outcome, Measurement) and not self._crowded(member, group.alive_bytes):
+                group.reference = member
+                group.alive_bytes += held_bytes(member.outcome)
+                return
+            member.session.close()
+        beside = group.members[0].case
+        self.progress.message(
+            f"{beside.model} {beside.scheme}, batch {beside.batch_size}: exact, measured before, cannot be timed again"
+            " beside it, so its speed stays empty"
+        )
+
+    def _crowded(self, member: Member, beside_bytes: int) -> bool:
+        if beside_bytes == 0:
+            return False
+        if isinstance(member.outcome, Failure):  # where its peak is known the step ran, and needs more than its limit
+            refused = member.outcome.reason == "out-of-memory" and member.outcome.peak_bytes is None
+            return refused or member.session.died
+        return beside_bytes + held_bytes(member.outcome) > MEMORY_SHARE * self.memory_bytes

@@ -1,0 +1,255 @@
+"""What runs in a process of its own, a case that is measured or a task (one call of a function), and its messages.
+
+Foreign code may have got hold of the socket, so what is no message is recognised at its first byte.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Annotated, Literal, Protocol
+
+from pydantic import Field, TypeAdapter
+
+from actbench import errors
+from actbench.results.machine import available_memory_bytes
+from actbench.results.measured import Measurement
+from actbench.results.records import Case, Data, Failure
+
+TOKEN_BYTES = 16
+MOST_BYTES = 256 * 1024**2
+"""The longest message; the sites and warnings of a model of 100,000 layers take a tenth of it."""
+
+_HEADER = struct.Struct(f"!{TOKEN_BYTES}sQ")
+_CHUNK_BYTES = 1024**2
+
+
+class GarbledError(Exception):
+    """What came over the socket is no message; the argument says what it is, for the user."""
+
+
+class Frames:
+    """One message after the other, each behind a token and its length.
+
+    Args:
+        connection: One end of the socket; closed with this.
+        token: ``TOKEN_BYTES`` random bytes that both ends were given, and that nothing else writes.
+
+    Attributes:
+        socket: The end, to wait for.
+    """
+
+    def __init__(self, connection: socket.socket, token: bytes) -> None:
+        self.socket = connection
+        self._token = token
+        self._pending = bytearray()
+
+    def send(self, message: bytes, timeout_seconds: float | None = None) -> None:
+        """Send a message.
+
+        Raises:
+            TimeoutError: The other end did not read it in time.
+            OSError: The other end is gone.
+        """
+        self.socket.settimeout(timeout_seconds)
+        self.socket.sendall(_HEADER.pack(self._token, len(message)) + message)
+
+    def receive(self) -> bytes:
+        """Wait for the next message, without end.
+
+        Raises:
+            EOFError: The other end closed the socket.
+        """
+        self.socket.settimeout(None)
+        while (message := self.read()) is None:
+            pass
+        return message
+
+    def read(self) -> bytes | None:
+        """Read what has come, and return the message where that is the end of one; waits only where nothing has come.
+
+        Raises:
+            EOFError: The other end closed the socket.
+            GarbledError: It is no message, or one longer than ``MOST_BYTES``.
+        """
+        chunk = self.socket.recv(min(self._missing_bytes(), _CHUNK_BYTES))
+        if not chunk:
+            raise EOFError
+        self._pending += chunk
+        begun = bytes(self._pending[:TOKEN_BYTES])
+        if not self._token.startswith(begun):
+            raise GarbledError(f"something else than an answer, which begins with {begun!r}")
+        if self._missing_bytes():
+            return None
+        message = bytes(self._pending[_HEADER.size :])
+        self._pending.clear()
+        return message
+
+    def _missing_bytes(self) -> int:
+        if len(self._pending) < _HEADER.size:
+            return _HEADER.size - len(self._pending)
+        _, length = _HEADER.unpack_from(self._pending)
+        if length > MOST_BYTES:
+            raise GarbledError(f"an answer of {length} bytes")
+        return _HEADER.size + int(length) - len(self._pending)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.socket.close()
+
+
+class Seconds(Data):
+    """Seconds of each step of one round, or None where the meter has no clock."""
+
+    kind: Literal["timed"] = "timed"
+    steps: tuple[float, ...] | None
+
+
+Reply = Annotated[Measurement | Failure | Seconds, Field(discriminator="kind")]
+REPLIES: TypeAdapter[Measurement | Failure | Seconds] = TypeAdapter(Reply)
+
+
+class Session(Protocol):
+    """One case being measured, in the process it is made in."""
+
+    def memory(self) -> Measurement:
+        """Read everything but time."""
+        ...
+
+    def time(self, steps: int) -> tuple[float, ...] | None:
+        """Run one round of timed steps; the first call warms up before."""
+        ...
+
+
+class Bench(Protocol):
+    """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place."""
+
+    Session: Callable[[Case], Session]
+    failure_of: Callable[[BaseException], Failure]
+
+
+def work(frames: Frames, bench: Bench) -> None:
+    """Measure the case that comes, and answer until the other end closes the connection.
+
+    The case is answered with a ``Measurement``; each number of steps that follows, with ``Seconds``. An error is
+    answered with a ``Failure`` and ends the work.
+    """
+    case = Case.model_validate_json(frames.receive())
+    volunteer_for_the_oom_killer()
+    if case.meter != "cuda":
+        limit_memory()
+    try:
+        session = bench.Session(case)
+        _answer(frames, session.memory())
+        for steps in _requests(frames):
+            _answer(frames, Seconds(steps=session.time(steps)))
+    except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
+        traceback.print_exc()
+        _answer(frames, bench.failure_of(error))
+
+
+def _answer(frames: Frames, reply: Measurement | Failure | Seconds) -> None:
+    frames.send(reply.model_dump_json().encode())
+
+
+def _requests(frames: Frames) -> Iterator[int]:
+    while True:
+        try:
+            yield int(frames.receive())
+        except EOFError:
+            return
+
+
+def limit_memory(most_bytes: int | None = None) -> None:
+    """Turn an allocation that the machine cannot serve into an error here, before the kernel kills something for it.
+
+    Limited is what the process may write to (data), not its address space, of which libraries reserve far more than
+    they use.
+
+    Args:
+        most_bytes: What it may take beside what it has; None is all that is free.
+    """
+    limit = _data_bytes() + (available_memory_bytes() if most_bytes is None else most_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _data_bytes() -> int:
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
+
+
+def volunteer_for_the_oom_killer() -> None:
+    """Should memory run out all the same, let the kernel end this case and neither the sweep nor its neighbours."""
+    if sys.platform == "linux" and os.access("/proc/self/oom_score_adj", os.W_OK):
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+
+
+class Asked(Data):
+    """A task: the function, what it is called with, and the memory that it may take beside what is there (or None)."""
+
+    function: str
+    text: str
+    memory_bytes: int | None
+
+
+class Raised(Data):
+    """An error: its class where that is one of actbench's own, its message, where it arose, and whether memory ran out.
+
+    Attributes:
+        kind: Name of the class in :mod:`actbench.errors`, or None.
+    """
+
+    kind: str | None
+    message: str
+    trace: str
+    out_of_memory: bool
+
+
+class Answer(Data):
+    """What the function returned, or what it raised."""
+
+    text: str | None = None
+    raised: Raised | None = None
+
+
+def work_task(frames: Frames, module: ModuleType) -> None:
+    """Do the task that comes, and answer. A SIGTERM raises in it, so that it takes back what it has begun."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
+    asked = Asked.model_validate_json(frames.receive())
+    volunteer_for_the_oom_killer()
+    limit_memory(asked.memory_bytes)
+    try:
+        answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
+    except BaseException as error:  # whatever a model does, SystemExit too, is an answer
+        answer = Answer(raised=_raised(error)).model_dump_json()
+    frames.send(answer.encode())
+
+
+def _raised(error: BaseException) -> Raised:
+    kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), None)
+    return Raised(
+        kind=kind,
+        message=errors.encodable(str(error)) if kind else errors.told(error),
+        trace=errors.encodable("".join(traceback.format_exception(error))),
+        out_of_memory=any(map(errors.is_out_of_memory, _causes(error))),
+    )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return an error and what it came from, each once: foreign code may raise an error from itself."""
+    found: dict[int, BaseException] = {}
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in found:
+        found[id(cause)] = cause
+        cause = cause.__cause__ if cause.__suppress_context__ else cause.__context__
+    return list(found.values())

@@ -1,0 +1,113 @@
+"""A whole comparison as one call: check the recipe, run what is not done yet, and render the tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from actbench import schemes, workloads
+from actbench.experiments.experiment import Comparison, Kind, check_distinct
+from actbench.experiments.recipes import Recipe, load, names
+from actbench.experiments.recipes.sections import Planned
+from actbench.experiments.runner import runner
+from actbench.experiments.runner.progress import Progress
+from actbench.measuring import meters
+from actbench.measuring.meters import profiles
+from actbench.results import store
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Case
+from actbench.results.tables import report_tables
+
+MEASURED = Kind(MeasuredRecord, ".jsonl", report_tables)
+
+
+def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
+    """Return the cases of a recipe with every scheme and model name checked and written in its one canonical form.
+
+    Raises:
+        SpecError: A scheme does not exist or a value of it is wrong.
+        ModelError: A model does not exist.
+        UsageError: A device profile does not exist.
+        RecipeError: Two rows are the same scheme, written in two ways.
+        MeasurementError: The device of a meter is not there.
+    """
+    written_cases = recipe.cases()
+    for meter in dict.fromkeys(entry.case.meter for entry in written_cases):
+        meters.check(meter)
+    spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
+    planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
+    check_distinct(recipe.name, written_cases, planned)
+    for case in dict.fromkeys(_workload_of(entry.case) for entry in planned):
+        workloads.load(case)
+    for profile in dict.fromkeys(entry.case.device_profile for entry in planned):
+        if profile is not None:
+            profiles.get(profile)
+    return planned
+
+
+def _workload_of(case: Case) -> Case:
+    """Return a case that stands for all that have its workload: the model and how it is fed, whatever the amounts."""
+    return case.model_copy(update={"scheme": "exact", "batch_size": 1, "seed": 0, "find_largest_batch": False})
+
+
+def run(
+    recipe: Recipe,
+    output: Path | None,
+    *,
+    command: str,
+    jobs: int,
+    timeout_seconds: float | None,
+    force: bool = False,
+    retry_failed: bool = False,
+    progress: Progress | None = None,
+) -> Comparison[MeasuredRecord]:
+    """Measure the cases of a recipe that the results file does not hold yet.
+
+    Args:
+        recipe: What to compare.
+        output: A folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
+            or None to keep no file.
+        command: What a user types to have the same, for the records.
+        jobs: How many simulated cases run at a time.
+        timeout_seconds: Time that one case may work; None is without end.
+        force: Measure again what the file holds.
+        retry_failed: Measure again what failed.
+        progress: Told what happens.
+
+    Raises:
+        UsageError: The recipe names something that does not exist.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    planned = plan(recipe)
+    with MEASURED.opened(recipe.name, output) as opened:
+        summary = runner.run(
+            planned,
+            opened,
+            recipe=recipe.name,
+            command=command,
+            jobs=jobs,
+            timeout_seconds=timeout_seconds,
+            force=force,
+            retry_failed=retry_failed,
+            progress=progress,
+        )
+        return MEASURED.finished(opened, planned, summary, recipe.title, output)
+
+
+def render_again(folder: Path) -> list[Path]:
+    """Write the tables beside every results file below a folder anew, and return the files.
+
+    Raises:
+        StoreError: A file cannot be read or written, or the folder holds none.
+    """
+    files = store.files_in([folder])
+    for file in files:
+        title = load(file.parent.name).title if file.parent.name in names() else file.parent.name
+        MEASURED.write_beside(file, store.read(file).records, title)
+    return files
+
+
+def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:
+    """Return a case as records have it: the scheme in its one spelling, the simulated device named."""
+    profile = entry.case.device_profile or (profiles.DEFAULT if entry.case.meter == "simulated" else None)
+    return replace(entry, case=entry.case.model_copy(update={"scheme": spec, "device_profile": profile}))

@@ -1,7 +1,0 @@
-"""Callbacks for trainers, which put a scheme around a training run and take it off again.
-
-Each trainer has a file of its own, which alone imports it::
-
-    from actbench.integrations.huggingface import ActbenchCallback
-    from actbench.integrations.lightning import ActbenchCallback
-"""

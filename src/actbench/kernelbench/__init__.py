@@ -1,4 +1,0 @@
-"""How fast the operators are: seconds and bytes a second, beside a copy and beside the exact operator.
-
-``actbench.kernelbench.measure`` (which imports torch) measures; the records and their table need no torch.
-"""

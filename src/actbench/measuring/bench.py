@@ -1,0 +1,273 @@
+"""Measuring one case: the only place where workload, scheme and meter meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from pydantic import TypeAdapter
+
+from actbench import schemes, workloads
+from actbench.errors import (
+    ActbenchError,
+    ConversionError,
+    IdleError,
+    MeasurementError,
+    OutOfMemoryError,
+    UntraceableError,
+    UsageError,
+    is_out_of_memory,
+    shortened,
+    told,
+)
+from actbench.foreign import boundary, place_of
+from actbench.measuring import inspection, meters, search
+from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.nn.saved.bitallocation import waiting
+from actbench.results.ledger import Ledger
+from actbench.results.measured import LargestBatch, Measurement
+from actbench.results.records import Built, Case, Failure, FailureReason
+from actbench.setup import Batch, TrainingSetup, TrainStep
+
+Found = TypeVar("Found")
+
+
+class Session:
+    """One case being measured, in the process in which it is made.
+
+    Args:
+        case: What to build, what to apply and how to measure it.
+
+    Raises:
+        ActbenchError: The case cannot be built here; :func:`failure_of` says what that means for its record.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.scheme = schemes.build(case.scheme)
+        self.meter = meters.open_meter(case)
+        self.workload = workloads.load(case)
+        self._warm = False
+        self._step: TrainStep | None = None
+        torch.manual_seed(case.seed)
+        exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
+        exact = self.meter.adopt(exact)
+        self._dtype = meters.types(exact.module)
+        self._built = exact.built or Built(model_class=type(exact.module).__name__)
+        self._warnings: tuple[str, ...] = ()
+        before = self._trace(exact)
+        self._exact_gradient = _if_it_fits(lambda: self._gradient(exact)) if self._wants_gradient_quality else None
+        self.setup = self.scheme.apply(exact)
+        after = self._trace(self.setup) if before is not None else None
+        self.sites, self.unreached = self.setup.sites, self.setup.unreached
+        if before is not None and after is not None:
+            self._inspect(before, after)
+
+    def memory(self) -> Measurement:
+        """Read everything but time: bytes, sites, gradient quality and, where asked, the largest batch.
+
+        Raises:
+            OutOfMemoryError: The step does not fit.
+        """
+        with waiting():
+            return self._memory()
+
+    def _memory(self) -> Measurement:
+        quality, warnings = self._gradient_quality()
+        search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
+        reading, optimizer = self._reading(search_result)
+        return Measurement(
+            weights_bytes=reading.weights_bytes,
+            gradients_bytes=reading.gradients_bytes,
+            optimizer_bytes=reading.optimizer_bytes,
+            activation_bytes=reading.activation_bytes,
+            peak_bytes=reading.peak_bytes,
+            reserved_bytes=reading.reserved_bytes,
+            process_bytes=reading.process_bytes,
+            loss=reading.loss,
+            **quality,
+            largest_batch=None if search_result is None else search_result.batch_size,
+            largest_batch_search=search_result,
+            dtype=self._dtype,
+            optimizer=optimizer,
+            weights_origin=self.workload.weights_origin,
+            built=self._built,
+            sites=self.sites,
+            unreached=self.unreached,
+            warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings,
+        )
+
+    def time(self, steps: int) -> tuple[float, ...] | None:
+        """Run one round of timed steps; the first round is preceded by the case's warm-up.
+
+        Returns:
+            Seconds of each step, or None when the meter has no clock.
+        """
+        if not self.meter.materialize:
+            return None
+        if self._step is None:
+            self._step = self._new_step(self.case.batch_size)
+        if not self._warm:
+            with waiting():
+                self.meter.seconds(self._step, self.case.warmup_steps)
+            self._warm = True
+        return self.meter.seconds(self._step, steps)
+
+    @property
+    def _wants_gradient_quality(self) -> bool:
+        return self.case.gradient_quality and self.meter.materialize and self.case.scheme != "exact"
+
+    def _new_step(self, batch_size: int) -> TrainStep:
+        with self.meter.active():
+            batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
+            return TrainStep(self.setup, batch)
+
+    def _reading(self, found: LargestBatch | None) -> tuple[meters.MemoryReading, str]:
+        """Return what the meter reads, and the class of the optimizer."""
+        try:
+            step = self._new_step(self.case.batch_size)
+            return self.meter.memory(step), type(step.optimizer).__name__
+        except OutOfMemoryError as error:
+            if found is None:
+                raise
+            message = f"{error}; the largest batch that fits is {found.batch_size}"
+            raise OutOfMemoryError(message, error.peak_bytes) from error
+
+    def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
+        """Return what the modules of a setup keep, or None, with a warning, for a real model that needs values."""
+        try:
+            with self.meter.operators():
+                return inspection.trace(setup, self._batch)
+        except UntraceableError as error:
+            if not self.meter.materialize:
+                raise
+            self._warnings = (f"what each site keeps is unknown: {error}",)
+            return None
+
+    def _inspect(self, before: inspection.Trace, after: inspection.Trace) -> None:
+        try:
+            self.sites, self.unreached = inspection.inspect(before, after, self.setup)
+        except IdleError as idle:
+            if not self.case.find_largest_batch:
+                raise
+            self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # it may do something at the largest
+
+    def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
+        """Return the gradient on the case's batch in the last of some passes."""
+        with self.meter.active():
+            for _ in range(passes - 1):
+                gradients_of(setup, self._batch(), self.case.seed)
+            return gradients_of(setup, self._batch(), self.case.seed)
+
+    def _judged_gradient(self) -> Gradients:
+        """Return the gradient of a step in the steady state: bits are shared out, weights are what a step leaves."""
+        torch.manual_seed(self.case.seed)
+        with self.meter.active(), self.scheme.as_after_a_step(self.setup):
+            return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
+
+    def _diagnostics(self) -> dict[str, Any]:
+        with self.meter.active():
+            return dict(self.scheme.diagnostics(self.setup, self._batch(), self.case.seed))
+
+    def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return fields of the measurement about the gradient, and warnings where they are unknown."""
+        if not self._wants_gradient_quality:
+            return {}, ()
+        exact, self._exact_gradient = self._exact_gradient, None
+        found = None if exact is None else _if_it_fits(self._judged_gradient)
+        if exact is None or found is None:
+            return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
+        error, cosine = relative_error_and_cosine(found, exact)
+        del found, exact
+        quality = {"gradient_error": error, "gradient_cosine": cosine}
+        diagnostics = _if_it_fits(self._diagnostics)
+        if diagnostics is None:
+            return quality, ("the variance of the gradient is unknown: the exact step does not fit in memory",)
+        return {**quality, **diagnostics}, ()
+
+    def _batch(self) -> Batch:
+        return self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
+
+    def _largest_batch(self) -> LargestBatch:
+        def fits(batch_size: int) -> search.Trial:
+            try:
+                return search.Trial(True, self.meter.memory(self._new_step(batch_size)).peak_bytes)
+            except OutOfMemoryError as error:
+                return search.Trial(False, error.peak_bytes)
+
+        return search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
+
+
+def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
+    """Return what a function computes, or None where there is not enough memory for it."""
+    try:
+        return compute()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+
+
+def measure(case: Case) -> Measurement:
+    """Measure a case in this process: bytes first, then time in a pass of its own.
+
+    Raises:
+        ActbenchError: The case cannot be measured; see :func:`failure_of`.
+        UsageError: The case asks for the largest batch on a real device, which takes processes of its own.
+    """
+    if case.find_largest_batch and case.meter != "simulated":
+        raise UsageError("measure cannot search for the largest batch on a device: use 'actbench sweep --max-batch'")
+    session = Session(case)
+    measurement = session.memory()
+    seconds: list[float] = []
+    while len(seconds) < case.min_steps or sum(seconds) < case.min_seconds:
+        more = session.time(case.min_steps)
+        if more is None:
+            return measurement
+        seconds.extend(more)
+    return measurement.model_copy(update={"step_seconds": tuple(seconds)})
+
+
+def itemize(case: Case) -> Ledger:
+    """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
+
+    Nothing is computed and no weights are loaded; the lengths of time and the memory limit of the case mean nothing.
+
+    Raises:
+        ActbenchError: The case cannot be built here; :func:`failure_of` says what that means.
+    """
+    scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load(case)
+    with boundary(f"model {case.model!r} cannot be built"):
+        setup = workload.setup(materialize=False, seed=case.seed)
+    if not meter.materialize:
+        setup = meter.adopt(setup)
+    with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
+        setup = scheme.apply(setup)
+    with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
+        return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
+
+
+def itemize_all(text: str) -> str:
+    """Do :func:`itemize` as a task of a process of its own: from a list of cases to that of their ledgers, in JSON."""
+    ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
+    return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()
+
+
+_REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
+    (UntraceableError, "unsupported"),
+    (ConversionError, "nothing-converted"),
+    (MeasurementError, "unavailable"),
+    (UsageError, "unsupported"),
+)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
+    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
+    if is_out_of_memory(error):
+        reason = "out-of-memory"
+    message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"
+    if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
+        message += place_of(error.__cause__)
+    return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))

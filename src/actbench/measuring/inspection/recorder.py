@@ -1,0 +1,227 @@
+"""One training forward on fake tensors, watched by a recorder."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from actbench.nn import savedtensors
+from actbench.ops.hostmemory import is_host
+from actbench.results.ledger import OUTSIDE
+from actbench.setup import Batch, TrainingSetup
+from actbench.workloads import fake
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A storage that lives from forward to backward.
+
+    Attributes:
+        nbytes: Its size in bytes.
+        owner: Path of the module that saved it first.
+        shared_with: Paths of the other modules that saved it too; freeing it means changing them all.
+    """
+
+    nbytes: int
+    owner: str
+    shared_with: tuple[str, ...]
+
+
+@dataclass
+class History:
+    """Where a storage comes from and which modules saved it, in order of time.
+
+    Attributes:
+        maker: Path of the module that made it.
+        operator: The operator that made it, such as ``aten.mm.default``.
+        shape: Of the first tensor over it.
+        dtype: Of the first tensor over it.
+        savers: Paths of the modules that saved it.
+    """
+
+    maker: str
+    operator: str
+    shape: torch.Size
+    dtype: torch.dtype
+    savers: list[str] = field(default_factory=list)
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes storages as operators make them, who saves them, and which module is running; keeps none of them alive.
+
+    Args:
+        module: The model that will run.
+        known: Tensors, in any nesting, that were there before and are not counted, by what they are.
+
+    Attributes:
+        calls: How often each module ran so far, by path.
+        acted: Who acted in which module, by its path; see :func:`actbench.nn.savedtensors.acted`.
+    """
+
+    def __init__(self, module: nn.Module, known: Mapping[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls = {path: 0 for path, _ in module.named_modules()}
+        self.acted: set[tuple[str, Hashable]] = set()
+        self._active: list[str] = []
+        self._old: WeakKeyDictionary[UntypedStorage, str] = WeakKeyDictionary()
+        for kind, tensors in known.items():
+            for storage in _storages(tensors):
+                self._old.setdefault(storage, kind)
+        self._made: WeakKeyDictionary[UntypedStorage, History] = WeakKeyDictionary()
+        self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operator and note the storages it makes."""
+        # A storage first seen as an input was there before the forward: a constant that is neither parameter
+        # nor buffer, of which the operator may return a view.
+        for storage in _storages((args, kwargs)):
+            if storage not in self._made:
+                self._old.setdefault(storage, "made before the step")
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in _tensors(outputs):
+            storage = tensor.untyped_storage()
+            if storage not in self._old and storage not in self._made:
+                self._made[storage] = History(self._running, str(func), tensor.shape, tensor.dtype)
+        return outputs
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        """Note that the running module saves a tensor for backward; the pack hook."""
+        for storage in _storages(tensor):
+            history = self._made.get(storage)
+            if history is not None and self._running not in history.savers:
+                history.savers.append(self._running)
+        return tensor
+
+    def heard(self, by: Hashable) -> None:
+        """Note that somebody acts in the module that runs."""
+        self.acted.add((self._running, by))
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Follow which module runs, by hooks around all others of the model that are removed at the end."""
+        with ExitStack() as handles:
+            for path, child in module.named_modules():
+                enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
+                handles.callback(enter.remove)
+                leave = child.register_forward_hook(self._leave, always_call=True)
+                handles.callback(leave.remove)
+            yield
+
+    def kept(self) -> tuple[Kept, ...]:
+        """Return the storages that are alive now, except those that a scheme has moved to host memory."""
+        return tuple(
+            Kept(storage.nbytes(), owner=(history.savers or [history.maker])[0], shared_with=tuple(history.savers[1:]))
+            for storage, history in self.made()
+            if not is_host(storage)
+        )
+
+    def made(self) -> Iterator[tuple[UntypedStorage, History]]:
+        """Give the storages that are alive now, those in host memory too, in the order in which they were made."""
+        yield from self._made.items()
+
+    def saw(self, storage: UntypedStorage) -> bool:
+        """Return whether an operator took or made a storage; those of numbers never reach one."""
+        return storage in self._made or storage in self._old
+
+    def known_as(self, storage: UntypedStorage) -> str | None:
+        """Return what a storage is that was there before, or None for one that was made in the forward."""
+        return self._old.get(storage)
+
+    def maker_of(self, node: Node) -> str:
+        """Return the path of the module that ran when a node of autograd's graph was made, in this thread."""
+        return self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1][1]
+
+    def _enter(self, path: str, *_: Any) -> None:
+        self._active.append(path)
+        self._note_turn()
+        self.calls[path] += 1
+
+    def _leave(self, *_: Any) -> None:
+        self._active.pop()
+        self._note_turn()
+
+    def _note_turn(self) -> None:
+        self._turns.append((torch._C._autograd._get_sequence_nr(), self._running))
+
+    @property
+    def _running(self) -> str:
+        return self._active[-1] if self._active else OUTSIDE
+
+
+def _storages(tree: Any) -> list[UntypedStorage]:
+    return [tensor.untyped_storage() for tensor in _tensors(tree)]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+
+
+@contextmanager
+def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tuple[Recorder, Tensor]]:
+    """Run one training forward of a setup on fake tensors; what it keeps lives as long as the context.
+
+    The model keeps its weights, flags and random state: parameters and buffers are fake for the time of the call.
+
+    Args:
+        setup: The model, on any device, with its loss; its parameters may already be fake.
+        make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
+
+    Yields:
+        What was seen, and the loss with its graph.
+
+    Raises:
+        UntraceableError: The forward looks at values, which fake tensors do not have.
+    """
+    module = setup.module
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(_training(module))
+        mode = fake.mode_of(module)
+        if mode is None:
+            mode = fake.fake_mode()
+            stack.enter_context(fake.faked(module, mode))
+        stack.enter_context(mode)
+        batch = _on_device_of(module, make_batch())
+        known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
+        recorder = Recorder(module, known)
+        yield recorder, _run(setup, batch, recorder)
+
+
+def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
+    hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
+    listening = savedtensors.listening(recorder.heard)
+    with fake.shapes_only(), recorder.watching(setup.module), torch.enable_grad(), recorder, hooks, listening:
+        return setup.forward(batch)
+
+
+@contextmanager
+def _training(module: nn.Module) -> Iterator[None]:
+    """Put a model into training mode and give every module its own flag back."""
+    flags = {child: child.training for child in module.modules()}
+    module.train()
+    try:
+        yield
+    finally:
+        for child, flag in flags.items():
+            child.training = flag
+
+
+def _on_device_of(module: nn.Module, batch: Batch) -> Batch:
+    device = next((p.device for p in module.parameters()), None)
+    if device is None:
+        return batch
+    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
+    return moved

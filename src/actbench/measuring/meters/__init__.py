@@ -1,0 +1,37 @@
+"""Reading bytes and seconds of a training step, on a device or in a simulation of one."""
+
+from __future__ import annotations
+
+from actbench.measuring.meters import cuda, profiles
+from actbench.measuring.meters.base import MemoryReading, Meter
+from actbench.measuring.meters.cpu import CpuMeter
+from actbench.measuring.meters.cuda import CudaMeter
+from actbench.measuring.meters.footprint import types
+from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.results.records import Case, MeterName
+
+__all__ = ["MemoryReading", "Meter", "check", "open_meter", "types"]
+
+
+def check(name: MeterName) -> None:
+    """Check that the device of a meter is there, before anything is built for it.
+
+    Raises:
+        MeasurementError: It is not; the message names the flag.
+    """
+    if name == "cuda":
+        cuda.check()
+
+
+def open_meter(case: Case) -> Meter:
+    """Return the meter of a case; the device profile is the simulated meter's alone, the others read a real device.
+
+    Raises:
+        UsageError: There is no such device profile.
+        MeasurementError: The device is not there.
+    """
+    if case.meter == "cpu":
+        return CpuMeter(case.memory_limit_bytes)
+    if case.meter == "cuda":
+        return CudaMeter(case.memory_limit_bytes)
+    return SimulatedMeter(profiles.get(case.device_profile or profiles.DEFAULT), case.memory_limit_bytes)

@@ -1,0 +1,169 @@
+"""The CUDA meter: torch's caching allocator, what the driver says beside it, and CUDA events."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pynvml
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from actbench.errors import MeasurementError
+from actbench.measuring.meters import footprint, profiles
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit
+from actbench.measuring.meters.operators import device_operators
+from actbench.results.records import MeterName
+from actbench.setup import Batch, TrainingSetup, TrainStep
+
+
+def check(flag: str = "--meter", instead: str = "simulated") -> None:
+    """Check that there is a device.
+
+    Args:
+        flag: The flag that asks for it, for the message.
+        instead: The value of that flag that needs none.
+
+    Raises:
+        MeasurementError: Torch sees none.
+    """
+    if not torch.cuda.is_available():
+        raise MeasurementError(
+            f"{flag} cuda: torch sees no CUDA device here; use {flag} {instead}, which needs none"
+            " ('actbench doctor' says what is missing)"
+        )
+
+
+class CudaMeter:
+    """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in passes of their own.
+
+    Args:
+        memory_limit_bytes: Memory that the allocator may take from the device; None for all of it.
+
+    Raises:
+        MeasurementError: Torch sees no CUDA device.
+    """
+
+    name: MeterName = "cuda"
+    materialize = True
+
+    def __init__(self, memory_limit_bytes: int | None = None) -> None:
+        check()
+        properties = torch.cuda.get_device_properties()
+        self._device_name: str = properties.name
+        self._total_bytes: int = properties.total_memory
+        self.memory_bytes = min(memory_limit_bytes or self._total_bytes, self._total_bytes)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Hold the allocator to the limit, and report allocations that fail as ``OutOfMemoryError``."""
+        before = torch.cuda.get_per_process_memory_fraction()
+        torch.cuda.set_per_process_memory_fraction(self.memory_bytes / self._total_bytes)
+        try:
+            with allocation_failures(self._device_name, self.memory_bytes):
+                yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before)
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of this device."""
+        return device_operators(profiles.get(profiles.DEFAULT))
+
+    def adopt(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bring the module to the device, in place.
+
+        Raises:
+            OutOfMemoryError: Not even the weights fit.
+        """
+        with self.active():
+            setup.module.to("cuda")
+        return setup
+
+    def place(self, batch: Batch) -> Batch:
+        """Bring the batch to the device.
+
+        Raises:
+            OutOfMemoryError: It does not fit.
+        """
+        with self.active():
+            return {name: tree_map(_on_cuda, value) for name, value in batch.items()}
+
+    def memory(self, step: TrainStep) -> MemoryReading:
+        """Run the step twice and read the allocator's counters of the second run.
+
+        Raises:
+            OutOfMemoryError: An allocation failed, or the peak is above ``memory_bytes``.
+        """
+        _set_allocator(step.setup)
+        with self.active():
+            step()
+            gc.collect()
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            reading = _read(step)
+        check_limit(reading.peak_bytes, self.memory_bytes, self._device_name)
+        return reading
+
+    def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
+        """Run steps and return the time of each on the device's clock.
+
+        Raises:
+            OutOfMemoryError: An allocation failed.
+        """
+        clock = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
+        _set_allocator(step.setup)
+        with self.active():
+            torch.cuda.synchronize()
+            clock[0].record()
+            for event in clock[1:]:
+                step()
+                event.record()
+            torch.cuda.synchronize()
+        return tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(clock))
+
+
+def _set_allocator(setup: TrainingSetup) -> None:
+    """Let the allocator grow its segments where a scheme asks for it; they stay so in this process."""
+    if setup.expandable_segments:
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
+def _read(step: TrainStep) -> MemoryReading:
+    before = torch.cuda.memory_allocated()
+    loss = step.forward()
+    after = torch.cuda.memory_allocated()
+    step.backward(loss)
+    gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
+    step.update()
+    torch.cuda.synchronize()
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if tensor.is_cuda]
+    return MemoryReading(
+        weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
+        gradients_bytes=gradients_bytes,
+        optimizer_bytes=footprint.stored_bytes(state),
+        activation_bytes=after - before,
+        peak_bytes=torch.cuda.max_memory_allocated(),
+        reserved_bytes=torch.cuda.max_memory_reserved(),
+        process_bytes=_process_bytes(),
+        loss=loss.item(),
+    )
+
+
+def _process_bytes() -> int | None:
+    """Return what the driver says this process holds, context included; None where it does not say."""
+    try:
+        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+        device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(device)
+    except pynvml.NVMLError:
+        return None
+    return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
+
+
+def _on_cuda(value: object) -> object:
+    return value.to("cuda") if isinstance(value, Tensor) else value

@@ -1,0 +1,179 @@
+"""What torch's caching allocator reserves for one step's allocations, with and without expandable segments.
+
+The rules of ``expandable_segments:True`` are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream. A pool has
+one segment: a range of addresses an eighth longer than the device's memory (another one when no room is left in it).
+Memory is mapped behind it in pages of 2 MiB for requests of up to 1 MiB, of 20 MiB for others, at the lowest address
+where a request finds room. When the device is full, the pages that no block touches are unmapped, to be mapped
+elsewhere. A page that is used in part stays, and so gaps add up here as well.
+
+Requests are looked up in sorted lists, as in :mod:`actbench.measuring.meters.caching`. Unmapped ranges are gone through
+one by one, but only where pages are mapped, which is rare, and there are few of them until memory runs out.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Sequence
+
+from actbench.errors import OutOfMemoryError
+from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator, OutOfSegments
+from actbench.measuring.meters.ledger import Event
+from actbench.units import MIB, format_bytes
+
+_PAGES = {True: 2 * MIB, False: 20 * MIB}  # of the pool of small requests, and of the other
+
+
+class ExpandableAllocator(CachingAllocator):
+    """Follows allocations by name, in segments that grow.
+
+    Args:
+        limit_bytes: Memory of the device.
+
+    Attributes:
+        reserved_bytes: Sum of all mapped pages.
+        peak_reserved_bytes: The largest that was.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(limit_bytes)
+        self._unmapped: dict[bool, list[tuple[int, Block]]] = {True: [], False: []}
+
+    def _smallest_rest(self, small: bool) -> int:
+        return SMALLEST_BLOCK
+
+    def _best_fit(self, small: bool, size: int) -> Block | None:
+        """Return a free block that is large enough; one that could grow counts as what it could grow to."""
+        free = self._free[small]
+        index = bisect.bisect_left(free, (size, -1))
+        if index == len(free):
+            return None
+        while index + 1 < len(free) and _reach(free[index + 1][2]) < _reach(free[index][2]):
+            index += 1
+        return self._taken(free[index][2])
+
+    def _more(self, small: bool, size: int) -> Block | None:
+        block = self._room(small, size)
+        if not block.is_mapped and not self._map(block, min(size, block.size)):
+            return None
+        while block.size < size:
+            missing = block.after  # what is mapped joins the free block before it
+            if missing is None or not self._map(missing, min(size - block.size, missing.size)):
+                return None
+            block = missing
+        return self._taken(block)
+
+    def _room(self, small: bool, size: int) -> Block:
+        """Return where the lowest run of unmapped and free blocks begins that is as long as a request."""
+        for _, unmapped in self._unmapped[small]:
+            before = unmapped.before
+            first = before if before is not None and before.is_free else unmapped
+            if _is_run(first, size):
+                return first
+        self._segments += 1
+        length = _whole_pages(self._limit_bytes * 9 // 8, _PAGES[small])
+        segment = Block(length, self._segments * length, small, is_mapped=False)
+        self._put_unmapped(segment)
+        return segment
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Map the pages of the first ``size`` bytes and join them with free neighbours."""
+        amount = _whole_pages(size, _PAGES[block.small])
+        if not self._reserve(amount):
+            return False
+        self._take_unmapped(block)
+        if amount < block.size:
+            self._put_unmapped(block.cut(amount))
+        block.is_mapped = True
+        self._join_and_put_back(block)
+        return True
+
+    def _give_back(self) -> None:
+        for free in self._free.values():
+            for _, _, block in list(free):
+                self._unmap(block)
+
+    def _unmap(self, block: Block) -> None:
+        """Unmap the pages that lie in a free block as a whole."""
+        page = _PAGES[block.small]
+        first, last = _whole_pages(block.address, page), block.end // page * page
+        if first >= last:
+            return
+        self._taken(block)
+        if block.address < first:
+            whole = block.cut(first - block.address)
+            self._put_back(block)
+            block = whole
+        if last < block.end:
+            self._put_back(block.cut(last - block.address))
+        self.reserved_bytes -= block.size
+        block.is_mapped = False
+        for other in (block.before, block.after):
+            if other is not None and not other.is_mapped:
+                self._take_unmapped(other)
+                block.absorb(other)
+        self._put_unmapped(block)
+
+    def _put_unmapped(self, block: Block) -> None:
+        bisect.insort(self._unmapped[block.small], (block.address, block))
+
+    def _take_unmapped(self, block: Block) -> None:
+        unmapped = self._unmapped[block.small]
+        del unmapped[bisect.bisect_left(unmapped, (block.address,))]
+
+
+def _whole_pages(size: int, page: int) -> int:
+    return -(-size // page) * page
+
+
+def _reach(block: Block) -> int:
+    """Return how long a free block is with the unmapped one behind it, if there is one."""
+    after = block.after
+    return block.size + (0 if after is None or after.is_mapped else after.size)
+
+
+def _is_run(block: Block | None, size: int) -> bool:
+    """Return whether from here on blocks of at least ``size`` bytes hold nothing that is allocated."""
+    while size > 0 and block is not None and (block.is_free or not block.is_mapped):
+        size -= block.size
+        block = block.after
+    return size <= 0
+
+
+def reserved_bytes(
+    parts: Iterable[Sequence[Event]], *, limit_bytes: int, device: str, peak_bytes: int, expandable: bool
+) -> int:
+    """Return the most bytes that torch's allocator reserves.
+
+    Args:
+        parts: What was allocated and freed, in the order of a run; a part may come several times.
+        limit_bytes: Memory that the run may use.
+        device: Its name, for the message.
+        peak_bytes: The most that was allocated at a time.
+        expandable: Whether segments grow by pages.
+
+    Raises:
+        OutOfMemoryError: An allocation fails although there are as many free bytes, in pieces that are too small.
+    """
+    allocator = ExpandableAllocator(limit_bytes) if expandable else CachingAllocator(limit_bytes)
+    held: set[int] = set()
+    try:
+        for part in parts:
+            for event in part:
+                _follow(allocator, held, event)
+    except OutOfSegments:
+        raise OutOfMemoryError(
+            f"the step needs {format_bytes(peak_bytes)} on {device}, which may use {format_bytes(limit_bytes)}, but in "
+            "pieces that its allocator does not find there; take a smaller --batch-size or another --scheme",
+            peak_bytes,
+        ) from None
+    return allocator.peak_reserved_bytes
+
+
+def _follow(allocator: CachingAllocator, held: set[int], event: Event) -> None:
+    name, amount = event
+    if name in held:
+        allocator.free(name)
+        held.remove(name)
+    if amount:
+        allocator.allocate(name, amount)
+        held.add(name)

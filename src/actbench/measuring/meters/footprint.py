@@ -1,0 +1,72 @@
+"""The tensors that a training step holds on to between its operators, and their bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from actbench.setup import HoldsGradients, TrainStep
+
+
+def weights(module: nn.Module) -> list[Tensor]:
+    """Return the parameters and buffers of a module."""
+    return [*module.parameters(), *module.buffers()]
+
+
+def made_tensors(module: nn.Module) -> list[Tensor]:
+    """Return the fake tensors that modules hold as plain attributes: what their own code made, and holds until later.
+
+    Such are the weight that ``torch.nn.utils.spectral_norm`` and ``weight_norm`` compute, and a last output that is
+    looked at afterwards.
+    """
+    found: list[Tensor] = []
+    for part in module.modules():
+        own = {name: value for name, value in vars(part).items() if name not in ("_parameters", "_buffers")}
+        found += [tensor for tensor in tensors_in(own) if isinstance(tensor, FakeTensor)]
+    return found
+
+
+def types(module: nn.Module) -> str | None:
+    """Return the types of a module's parameters, that with the most bytes first: ``bfloat16+float32``."""
+    held: Counter[torch.dtype] = Counter()
+    for parameter in module.parameters():
+        held[parameter.dtype] += parameter.nbytes
+    return "+".join(str(dtype).removeprefix("torch.") for dtype, _ in held.most_common()) or None
+
+
+def gradients(step: TrainStep) -> list[Tensor]:
+    """Return the gradients that parameters have now, and what others are held in by the optimizer."""
+    found = [parameter.grad for parameter in step.setup.module.parameters() if parameter.grad is not None]
+    return [*found, *step.optimizer.gradient_parts()] if isinstance(step.optimizer, HoldsGradients) else found
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors that an optimizer keeps from step to step."""
+    return tensors_in(list(optimizer.state.values()))
+
+
+def everything(step: TrainStep) -> list[Tensor]:
+    """Return what is alive before a step runs: weights, batch and optimizer state."""
+    return [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    """Return the tensors in nested dicts, lists and tuples."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def stored_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the distinct storages behind tensors; of those shared out over processes, of this one's."""
+    storages = {id(storage): storage for storage in (_here(tensor).untyped_storage() for tensor in tensors)}
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _here(tensor: Tensor) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a DTensor, whose import takes long
+    return local

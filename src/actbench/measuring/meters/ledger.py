@@ -1,0 +1,145 @@
+"""Bytes of the storages that are alive, real or fake, kept while operators run."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from actbench.ops.hostmemory import is_host
+
+Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
+"""From an operator, its arguments and its result to the bytes it needs on top of both while it runs."""
+
+
+Event = tuple[int, int]
+"""The name of a storage and its bytes from now on, 0 when it is freed."""
+
+_TEMPORARY = -1
+
+
+def round_up(amount: int, block: int) -> int:
+    """Return the smallest multiple of ``block`` that is at least ``amount``."""
+    return -(-amount // block) * block
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds a storage's bytes when an operator first returns it and takes them off when it dies.
+
+    It holds no tensor and no storage itself, so what it watches lives exactly as long as without it. Storages and not
+    tensors are counted, so views are free, and a storage that an operator resizes is counted anew. What an operator
+    allocates and frees before it returns is not seen; ``temporaries`` says how much that is.
+
+    Args:
+        rounding: Every storage counts as the next multiple of this many bytes: the block size of the allocator.
+        host_is_free: Leave out storages that lie in host memory (:func:`actbench.ops.hostmemory.mark`).
+        temporaries: Bytes that an operator needs while it runs; None counts results only.
+
+    Attributes:
+        host_is_free: As given.
+        events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
+            part of the events can be played again.
+    """
+
+    def __init__(
+        self, *, rounding: int = 1, host_is_free: bool = False, temporaries: Temporaries | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live_bytes = 0
+        self._peak_bytes = 0
+        self.events: list[Event] = []
+        self._sum: weakref.ref[torch.UntypedStorage] | None = None
+        self._rounding = rounding
+        self.host_is_free = host_is_free
+        self._temporaries = temporaries
+        self._known: dict[int, Event] = {}
+        self._names = itertools.count()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and enter what it returns."""
+        self._settle()
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
+            self._sum = weakref.ref(result.untyped_storage())
+            return result
+        self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        if self._temporaries is not None:
+            self._enter_temporaries(self._temporaries(func, args, result))
+        return result
+
+    def _settle(self) -> None:
+        """Enter the sum of two gradients, once what it was made of is gone if nobody else holds it.
+
+        Autograd adds a gradient into the one that is there, where it alone holds that one and its memory; under a mode
+        for operators such as this it makes a new one and lets the old one go.
+        """
+        storage = None if self._sum is None else self._sum()
+        self._sum = None
+        if storage is not None:
+            self._enter(storage)
+            self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Enter the storages of tensors that were made before the ledger began, or whose place has changed."""
+        for tensor in tensors:
+            self._enter(tensor.untyped_storage())
+        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the known storages that are alive."""
+        self._settle()
+        return self._live_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest ``live_bytes`` since the last :meth:`reset_peak`, temporaries included."""
+        self._settle()
+        return self._peak_bytes
+
+    def reset_peak(self) -> None:
+        """Begin a new peak at what is alive now."""
+        self._peak_bytes = self.live_bytes
+
+    def leaves_out(self, tensor: Tensor) -> bool:
+        """Return whether a tensor lies in host memory that this ledger does not count."""
+        return self.host_is_free and is_host(tensor.untyped_storage())
+
+    def _enter_temporaries(self, amount: int) -> None:
+        if amount:
+            self._peak_bytes = max(self._peak_bytes, self._live_bytes + amount)
+            self.events += [(_TEMPORARY, amount), (_TEMPORARY, 0)]
+
+    def _enter(self, storage: torch.UntypedStorage) -> None:
+        key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
+        if key not in self._known:
+            weakref.finalize(storage, self._leave, key).atexit = False
+        free = self.host_is_free and is_host(storage)
+        amount = 0 if free else round_up(storage.nbytes(), self._rounding)
+        name, before = self._known.get(key) or (next(self._names), 0)
+        self._known[key] = (name, amount)
+        if amount != before:
+            self._live_bytes += amount - before
+            self.events.append((name, amount))
+
+    def _leave(self, key: int) -> None:
+        name, amount = self._known.pop(key)
+        self._live_bytes -= amount
+        if amount:
+            self.events.append((name, 0))
+
+
+def _can_be_added_to(gradient: Any) -> bool:
+    """Return whether autograd would add to a gradient in place, if nobody else held it.
+
+    A view holds what it is a view of, and with it the memory a second time: such is the gradient of a linear layer's
+    weight, and of what was broadcast.
+    """
+    return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)

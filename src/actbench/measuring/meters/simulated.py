@@ -1,0 +1,217 @@
+"""The simulated meter: one step on fake tensors, with the operators and the block size of a named device."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from actbench.errors import UntraceableError
+from actbench.measuring.meters import footprint, temporaries
+from actbench.measuring.meters.base import MemoryReading, check_limit
+from actbench.measuring.meters.expandable import reserved_bytes
+from actbench.measuring.meters.ledger import Event, Ledger
+from actbench.measuring.meters.operators import device_operators
+from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.ops import hostmemory
+from actbench.results.records import MeterName
+from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
+
+
+class SimulatedMeter:
+    """Counts the bytes of a step that is never computed; its cost does not grow with the batch.
+
+    Args:
+        profile: The device to simulate.
+        memory_limit_bytes: Memory that a step may use; None for all that the device has.
+
+    Attributes:
+        profile: As given.
+    """
+
+    name: MeterName = "simulated"
+    materialize = False
+
+    def __init__(self, profile: DeviceProfile, memory_limit_bytes: int | None = None) -> None:
+        self.profile = profile
+        self.memory_bytes = memory_limit_bytes or profile.memory_bytes
+        self._mode = fake_mode()
+        self._is_active = False
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make new tensors fake and let the device's operators run; may be entered again while it is active."""
+        if self._is_active:
+            yield
+            return
+        self._is_active = True
+        try:
+            with self._mode, self.operators():
+                yield
+        finally:
+            self._is_active = False
+
+    def operators(self) -> AbstractContextManager[None]:
+        """Let steps on fake tensors run the operators of the simulated device."""
+        return device_operators(self.profile)
+
+    def adopt(self, setup: TrainingSetup) -> TrainingSetup:
+        """Make the module's parameters and buffers fake, in place.
+
+        Of a module that was built of fake tensors their mode is taken over, since what its loss and its batches hold
+        besides belongs to it too.
+
+        Raises:
+            UntraceableError: The model holds recurrent layers.
+        """
+        recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
+        if recurrent is not None:
+            raise UntraceableError(
+                f"--meter simulated: the model holds a {recurrent}, and what its operators keep for each step in time "
+                "does not show on fake tensors; measure it with --meter cpu or --meter cuda"
+            )
+        self._mode = mode_of(setup.module) or self._mode
+        to_fake(setup.module, self._mode)
+        return setup
+
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch with its real tensors made fake."""
+        return {name: tree_map(self._fake, value) for name, value in batch.items()}
+
+    def memory(self, step: TrainStep) -> MemoryReading:
+        """Run the step on fake tensors and read the ledger.
+
+        Raises:
+            OutOfMemoryError: The peak is above ``memory_bytes``, or torch's allocator runs out of it before.
+            UntraceableError: The model looks at values, or uses an operator that has no fake form.
+        """
+        ledger = Ledger(
+            rounding=self.profile.rounding_bytes,
+            host_is_free=self.profile.is_cuda,
+            temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
+        )
+        with self.active(), shapes_only(), ledger:
+            if self.profile.is_cuda:
+                _use_foreach(step.optimizer)
+            reading, run = _read(step, ledger)
+        check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
+        return (
+            replace(reading, reserved_bytes=self._reserved_bytes(run, reading, step))
+            if self.profile.is_cuda
+            else reading
+        )
+
+    def _reserved_bytes(self, run: list[list[Event]], reading: MemoryReading, step: TrainStep) -> int:
+        return reserved_bytes(
+            run,
+            limit_bytes=self.memory_bytes,
+            device=self.profile.name,
+            peak_bytes=reading.peak_bytes,
+            expandable=step.setup.expandable_segments,
+        )
+
+    def seconds(self, step: TrainStep, steps: int) -> None:
+        """Return None: a step that is not computed takes no time that means anything."""
+        return
+
+    def _fake(self, value: object) -> object:
+        return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
+
+
+def _read(step: TrainStep, ledger: Ledger) -> tuple[MemoryReading, list[list[Event]]]:
+    """Read one step as it is once the optimizer has its state.
+
+    Forward and backward do not depend on that state, so they run once without it and its bytes are added; the
+    optimizer steps twice on the same gradients, and the second time counts.
+
+    Returns:
+        The reading, and what two steps in a row allocate and free.
+    """
+    ledger.add(footprint.everything(step))
+    loss, before, begun = _forward(step, ledger)
+    after = ledger.live_bytes
+    step.backward(loss)
+    gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
+    del loss
+    peak_until_update, updating = ledger.peak_bytes, len(ledger.events)
+    peak_until_update += _make_optimizer_state(step, ledger)
+    repeating = len(ledger.events)
+    step.update()
+    events = ledger.events
+    given, gradients, state_made, update = (
+        events[:begun],
+        events[begun:updating],
+        events[updating:repeating],
+        events[repeating:],
+    )
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not ledger.leaves_out(tensor)]
+    reading = MemoryReading(
+        weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
+        gradients_bytes=gradients_bytes,
+        optimizer_bytes=footprint.stored_bytes(state),
+        activation_bytes=after - before,
+        peak_bytes=max(peak_until_update, ledger.peak_bytes),
+    )
+    return reading, [given, gradients, state_made, update, gradients, update]
+
+
+def _forward(step: TrainStep, ledger: Ledger) -> tuple[Tensor, int, int]:
+    """Run a forward pass as it is from the second step on.
+
+    What modules hold from one step to the next is no activation: it is there before the pass, which replaces it. Where
+    the first pass made it, a whole step is run before the one that counts.
+
+    Returns:
+        The loss, the bytes that were alive before, and how many events there were before.
+    """
+    held_bytes = _held_bytes(step, ledger)
+    ledger.reset_peak()
+    before, begun = ledger.live_bytes, len(ledger.events)
+    loss = step.forward()
+    if _held_bytes(step, ledger) == held_bytes:
+        return loss, before, begun
+    step.backward(loss)
+    del loss
+    step.optimizer.zero_grad(set_to_none=True)
+    ledger.reset_peak()
+    before, begun = ledger.live_bytes, len(ledger.events)
+    return step.forward(), before, begun
+
+
+def _held_bytes(step: TrainStep, ledger: Ledger) -> int:
+    made = footprint.made_tensors(step.setup.module)
+    ledger.add(made)
+    return footprint.stored_bytes(made)
+
+
+def _make_optimizer_state(step: TrainStep, ledger: Ledger) -> int:
+    """Step the optimizer once, so that it has its state, and return the bytes by which that has grown."""
+    before = ledger.live_bytes
+    step.optimizer.step()
+    counters = _step_counters(step.optimizer)
+    if ledger.host_is_free:
+        for counter in counters:
+            hostmemory.mark(counter.untyped_storage())
+        ledger.add(counters)
+    gc.collect()
+    ledger.reset_peak()
+    return ledger.live_bytes - before
+
+
+def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
+    """Choose the implementation that torch.optim takes for CUDA parameters when nothing else was asked for."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
+
+
+def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the scalars in which Adam counts its steps, which it keeps on the host for CUDA parameters."""
+    counters = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]

@@ -1,0 +1,153 @@
+"""The largest batch that fits, found in few trials and proved: it fits at b and does not at b + 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from actbench.results.measured import LargestBatch
+
+LARGEST_TRIED = 2**20
+"""Batches above this are never tried: a step that still fits there is limited by something else than memory."""
+
+_PATIENCE = 2
+"""Lines in a row that may fail to halve the interval before a step that is sure to shrink it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of one step at one batch size.
+
+    Attributes:
+        fits: Whether the step stayed within the memory limit.
+        peak_bytes: Its peak; of a step that does not fit, the peak it would need, or None where that is unknown.
+    """
+
+    fits: bool
+    peak_bytes: int | None = None
+
+
+def predict(first: tuple[int, int], second: tuple[int, int], memory_limit_bytes: int) -> int | None:
+    """Return the largest batch whose peak stays within the limit on the line through two ``(batch, peak_bytes)``.
+
+    A training step's peak is close to ``weights + batch * per_sample``, so two readings place the answer.
+
+    Returns:
+        The batch, or None when the line does not rise and so never meets the limit.
+    """
+    (batch, peak), (other_batch, other_peak) = first, second
+    run, rise = other_batch - batch, other_peak - peak
+    if run * rise <= 0:
+        return None
+    return batch + (memory_limit_bytes - peak) * run // rise
+
+
+def largest(
+    fits: Callable[[int], Trial],
+    *,
+    memory_limit_bytes: int,
+    predicted: int | None = None,
+    known: Mapping[int, Trial] | None = None,
+    largest_tried: int = LARGEST_TRIED,
+) -> LargestBatch:
+    """Find the largest batch that fits, and prove it by a trial there and one at the next batch up.
+
+    The first trial is the prediction, or 1 where nothing is known. Peaks that are known are continued as a line;
+    without them, or when the line misleads, steps that double and then halve close in on the edge. Were ``fits`` not
+    monotone (real allocators are noisy), the result still fits and its successor still does not.
+
+    Args:
+        fits: Tries a batch; called at most once for each.
+        memory_limit_bytes: The memory that a step may use.
+        predicted: Where the edge is believed to be.
+        known: Trials made before, which are not repeated and not counted.
+        largest_tried: Where to stop; a result there has ``next_outcome="not-tried"``.
+
+    Returns:
+        The batch, 0 when not even one sample fits, with the peaks on both sides and the number of trials.
+    """
+    search = _Search(fits, memory_limit_bytes, dict(known or {}), largest_tried)
+    if predicted is not None or not known:
+        search.begin_at(min(max(predicted or 1, 1), largest_tried))
+    while search.failing - search.fitting > 1:
+        search.advance()
+    return search.result(predicted)
+
+
+class _Search:
+    """The interval that still holds the edge, and the trials that it was narrowed with.
+
+    Attributes:
+        fitting: Largest batch known to fit; 0, the empty batch, always does.
+        failing: Smallest batch above it known not to; one more than ``largest_tried`` before any is known.
+    """
+
+    def __init__(
+        self, fits: Callable[[int], Trial], limit_bytes: int, trials: dict[int, Trial], largest_tried: int
+    ) -> None:
+        self._fits = fits
+        self._limit_bytes = limit_bytes
+        self._trials = trials
+        self._known = len(trials)
+        self._stride = 1
+        self._lines = 0
+        self._upwards = True
+        self.fitting = max((batch for batch, trial in trials.items() if trial.fits), default=0)
+        above = (batch for batch, trial in trials.items() if not trial.fits and batch > self.fitting)
+        self.failing = min(above, default=max(largest_tried, self.fitting) + 1)
+
+    def begin_at(self, batch: int) -> None:
+        """Try a batch, if it still tells something."""
+        if self.fitting < batch < self.failing:
+            self._try(batch)
+
+    def advance(self) -> None:
+        """Make one trial inside the interval, which shrinks it."""
+        width = self.failing - self.fitting
+        guess = self._line() if self._lines < _PATIENCE else None
+        if guess is None or not self.fitting <= guess < self.failing:
+            self._try(self._stride_ahead())
+            self._lines = 0
+            return
+        self._try(max(guess, self.fitting + 1))
+        halved = 2 * (self.failing - self.fitting) <= width
+        self._lines = 0 if halved else self._lines + 1
+
+    def result(self, predicted: int | None) -> LargestBatch:
+        """Return what was found; the interval must have closed."""
+        at, above = self._trials.get(self.fitting), self._trials.get(self.failing)
+        over_limit = above is not None and (above.peak_bytes or 0) > self._limit_bytes
+        return LargestBatch(
+            batch_size=self.fitting,
+            predicted=predicted,
+            memory_limit_bytes=self._limit_bytes,
+            fits_peak_bytes=None if at is None else at.peak_bytes,
+            next_peak_bytes=None if above is None else above.peak_bytes,
+            next_outcome="not-tried" if above is None else "over-limit" if over_limit else "out-of-memory",
+            trials=len(self._trials) - self._known,
+        )
+
+    def _try(self, batch: int) -> None:
+        trial = self._trials[batch] = self._fits(batch)
+        if trial.fits:
+            self.fitting = batch
+        else:
+            self.failing = batch
+        self._upwards = trial.fits
+
+    def _stride_ahead(self) -> int:
+        """Return a batch away from the last trial, by a stride that doubles each time but never passes the middle."""
+        stride = min(self._stride, (self.failing - self.fitting) // 2)
+        self._stride *= 2
+        return self.fitting + stride if self._upwards else self.failing - stride
+
+    def _line(self) -> int | None:
+        """Return where the peaks known nearest to the limit meet it, if any two do."""
+        trials = ((batch, trial.fits, trial.peak_bytes) for batch, trial in self._trials.items())
+        # An allocator that refused a step may report how far it came: that is not the peak the step would need.
+        peaks = [(b, peak) for b, fits, peak in trials if peak is not None and fits == (peak <= self._limit_bytes)]
+        nearest = sorted(peaks, key=lambda point: abs(self._limit_bytes - point[1]))[:2]
+        if len(nearest) < 2:
+            # One peak, with whatever is not per sample counted as if it were: a bound on the near side of the edge.
+            return predict((0, 0), nearest[0], self._limit_bytes) if nearest else None
+        return predict(nearest[0], nearest[1], self._limit_bytes)

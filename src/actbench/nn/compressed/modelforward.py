@@ -1,0 +1,165 @@
+"""What stands around the forward of a model whose layers pack their input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from actbench.errors import ConversionError
+from actbench.nn.census import census
+from actbench.nn.compileguard import refuse_compiled
+from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.hooked.forward import HookedForward
+from actbench.nn.hooked.hooks import OwnHooks, activated
+from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.saved.bitallocation import BitAllocation
+from actbench.nn.swap import Rule, swap
+from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, bind_entries, given_by_others
+
+COMPRESSED = (
+    "a model whose layers pack their inputs",
+    "they know tensors by their memory, and a compiled graph has none",
+)
+"""What cannot be compiled, and why."""
+
+
+class PackingInputs(Wrapper):
+    """What the passes through a model whose layers keep their inputs need around them.
+
+    Args:
+        packer: That of the layers.
+        allocation: What shares the bits out among them; None leaves them as they are.
+        empty_cache_threshold: Share of the memory that torch has reserved on a CUDA device below which what is not in
+            use is given back before each pass; None for never.
+        hooked: Whether parts of the model have hooks of their own. Blocks around these are then recomputed in the form
+            in which the hooks pack what the second run saves, and nothing is packed of the first.
+    """
+
+    uncompilable = COMPRESSED
+
+    def __init__(
+        self, packer: SavedTensors, allocation: BitAllocation | None, empty_cache_threshold: float | None, hooked: bool
+    ) -> None:
+        self.packer, self.allocation, self.empty_cache_threshold = packer, allocation, empty_cache_threshold
+        self.hooked = hooked
+        self._first_entry: str | None = None
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Tell the packer which tensors are somebody else's, and the allocation that a step begins; run a pass."""
+        self.packer.exclude.add(given_by_others(entry, (args, kwargs)))
+        if self.allocation is not None and module.training and self._begins_step(entry):
+            self.allocation.begin()
+        if self.empty_cache_threshold is not None:
+            _give_back(self.empty_cache_threshold)
+        with self._around():
+            return inner(module, *args, **kwargs)
+
+    def _begins_step(self, entry: str) -> bool:
+        """Return whether a pass is the first of its step: of several parts of a model that one of them is."""
+        if self._first_entry is None and entry:
+            self._first_entry = entry
+        return entry in ("", self._first_entry)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        try:
+            with self.running(), activated(OwnHooks(self.packer)) if self.hooked else nullcontext():
+                yield
+        finally:
+            self.packer.settle()
+
+
+class CompressedForward(WrappedForward):
+    """The forward of a model whose layers pack their input.
+
+    Args:
+        module: The model.
+        packer: See :class:`PackingInputs` for this and the others.
+        allocation: What shares the bits out, or None.
+        empty_cache_threshold: When memory is given back, or None.
+        hooked: Whether parts of the model have hooks of their own.
+    """
+
+    wrapper: PackingInputs
+
+    def __init__(
+        self,
+        module: nn.Module,
+        packer: SavedTensors,
+        allocation: BitAllocation | None = None,
+        empty_cache_threshold: float | None = None,
+        hooked: bool = False,
+    ) -> None:
+        super().__init__(module)
+        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked)
+
+    @classmethod
+    def bind_on(cls, scheme: str, module: nn.Module, rule: Rule, packer: SavedTensors) -> nn.Module:
+        """Replace layers of a model by ones that pack their inputs, bind a forward on it, and return it.
+
+        Raises:
+            ConversionError: No layer is replaced, or :meth:`refuse` raises.
+        """
+        cls.refuse(scheme, module)
+        model = swap(module, rule)
+        if not any(isinstance(part, Compressed) for part in model.modules()):
+            raise ConversionError(f"{scheme}: {type(model).__name__} has no layer to convert; it holds {census(model)}")
+        cls(model, packer).bind()
+        bind_entries(model)
+        return model
+
+    @classmethod
+    def refuse(cls, scheme: str, module: nn.Module) -> None:
+        """Refuse to convert a model for a scheme.
+
+        Raises:
+            ConversionError: The model is compiled, or packs its saved tensors already.
+        """
+        refuse_compiled(module, scheme, COMPRESSED[1])
+        if cls.of(module) is not None or HookedForward.of(module) is not None:
+            raise ConversionError(f"{scheme}: the model packs its saved tensors already; convert the original model")
+
+    @property
+    def packer(self) -> SavedTensors:
+        """That of the layers."""
+        return self.wrapper.packer
+
+    @property
+    def allocation(self) -> BitAllocation | None:
+        """What shares the bits out among the layers."""
+        return self.wrapper.allocation
+
+    def adapted(self) -> Any:
+        """Return what the sites and the allocation know; see :class:`actbench.nn.adapted.Adapted`."""
+        sites = {path: site.adapted() for path, site in self._sites().items()}
+        return {"places": sites, "allocation": self.allocation and self.allocation.adapted()}
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned.
+
+        Raises:
+            KeyError: Of another model.
+        """
+        sites, device = self._sites(), next(self.module.parameters()).device
+        for path, site in sites.items():
+            site.adapt(tree_map_only(Tensor, lambda tensor: tensor.to(device), state["places"][path]), sites)
+        if self.allocation is not None:
+            self.allocation.adapt(state["allocation"], sites)
+
+    def _sites(self) -> dict[str, SiteState]:
+        layers = [layer for layer in self.module.modules() if isinstance(layer, Compressed)]
+        return {layer.site.path: layer.site for layer in layers}
+
+    def _twin(self, module: nn.Module) -> Self:
+        own = self.wrapper
+        return type(self)(module, own.packer, own.allocation, own.empty_cache_threshold, own.hooked)
+
+
+def _give_back(threshold: float) -> None:
+    if torch.cuda.memory_allocated() < threshold * torch.cuda.memory_reserved():  # both 0 without a device
+        torch.cuda.empty_cache()

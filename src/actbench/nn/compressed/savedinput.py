@@ -1,0 +1,159 @@
+"""What a layer gains that packs its input: a packer and a site, and its input in backward, whole or in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.nn.layout import as_it_lay, memory_order
+from actbench.nn.saved import Packed, SavedTensors, SiteState
+
+
+class Compressed:
+    """A layer that is itself in all but what its backward pass has of its input.
+
+    Attributes:
+        packer: Keeps for the whole model.
+        site: This layer's input.
+    """
+
+    packer: SavedTensors
+    site: SiteState
+
+    def extra_repr(self) -> str:
+        """Add the bits of the input to what the layer says of itself."""
+        said: str = super().extra_repr()  # type: ignore[misc]
+        return f"{said}, kept in {self.site.bits:g} bits" if not self.packer.codec.exact else said
+
+
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Return whether a gradient is wanted of any of the tensors, which are real ones: others are left to torch."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    return wanted and not any(tensor.is_complex() for tensor in given)
+
+
+Sums = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True)
+class SavedInput:
+    """A layer's input as it was packed.
+
+    Attributes:
+        packed: With parts that autograd holds; None where nothing of the input was packed.
+        chunk: Into how many pieces of the batch it may be cut, at most.
+    """
+
+    packed: Packed | None
+    chunk: int
+
+    def pieces(self) -> list[slice]:
+        """Return the rows (entries of dimension 0) of each piece; one piece where single rows cannot be had."""
+        assert self.packed is not None
+        rows = self.packed.layout.shape[0]
+        count = min(self.chunk, rows) if self.packed.divisible else 1
+        return [slice(rows * i // count, rows * (i + 1) // count) for i in range(max(count, 1))]
+
+    def rows(self, piece: slice) -> Tensor:
+        """Return the input's rows of a piece."""
+        assert self.packed is not None
+        if piece == slice(0, self.packed.layout.shape[0]):
+            return self.packed.unpack()
+        return self.packed.rows(piece.start, piece.stop)
+
+
+def pack_input(x: Tensor, packer: SavedTensors, site: SiteState, needed: bool) -> Packed | None:
+    """Return a layer's input as it was packed, or None where the layer's backward pass does not need it."""
+    if needed:
+        return packer.pack(x, site)
+    site.owner, site.elements = None, 0
+    return None
+
+
+def save(
+    ctx: Any, packed: Packed | None, site: SiteState, packer: SavedTensors, *others: Tensor | None, by_row: bool = True
+) -> None:
+    """Save other tensors and what was packed of the input.
+
+    Parts are saved and not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing
+    they come from the recomputation.
+
+    Args:
+        ctx: Of the function.
+        packed: The input as it was packed, or None.
+        site: Of the input.
+        packer: What packed it.
+        *others: Other tensors, which hooks around the layer are to leave as they are: weights and statistics.
+        by_row: Whether the backward pass can be cut into pieces of the batch.
+    """
+    ctx.packed, ctx.site, ctx.by_row = None if packed is None else packed._replace(parts=()), site, by_row
+    ctx.others = len(others)
+    packer.exclude.add(tensor for tensor in others if tensor is not None)
+    ctx.save_for_backward(*others, *(() if packed is None else packed.parts))
+
+
+def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
+    """Return the input and the other tensors that were saved.
+
+    Args:
+        ctx: Of the function.
+        grad: The gradient of the output.
+    """
+    tensors, packed, size_bytes = ctx.saved_tensors, None, grad.nbytes
+    if ctx.packed is not None:
+        packed = ctx.packed._replace(parts=tensors[ctx.others :]).fetched()  # once, for all pieces
+        size_bytes += packed.layout.elements * packed.layout.dtype.itemsize
+    return SavedInput(packed, ctx.site.pieces(size_bytes) if ctx.by_row else 1), tensors[: ctx.others]
+
+
+def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
+    """Return the sums over all pieces of what ``compute`` gives for one; those of halves are gathered in float32.
+
+    What it makes is freed before the next piece is computed, but for the sums.
+    """
+    first = compute(pieces[0])
+    if len(pieces) == 1:
+        return first
+    sums = [None if each is None else each.to(wide(each.dtype)) for each in first]
+    types = [None if each is None else each.dtype for each in first]
+    del first
+    for piece in pieces[1:]:
+        for total, each in zip(sums, compute(piece), strict=True):
+            if total is not None and each is not None:
+                total.add_(each)
+    return tuple(None if total is None else total.to(dtype) for total, dtype in zip(sums, types, strict=True))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type to gather numbers of a type in."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class RowByRow:
+    """A tensor of all rows that is written piece by piece, laid out in memory as its first piece.
+
+    Args:
+        rows: How many there will be.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self.whole: Tensor | None = None
+
+    def write(self, piece: slice, values: Tensor) -> None:
+        """Write the rows of a piece."""
+        self.room(piece, values)[:] = values
+
+    def room(self, piece: slice, like: Tensor) -> Tensor:
+        """Return where the rows of a piece go, which are of the type and row shape of ``like``."""
+        if self.whole is None:
+            order = memory_order(like)
+            shape = (self._rows, *like.shape[1:])
+            dims = range(len(shape)) if order is None else order
+            self.whole = as_it_lay(like.new_empty([shape[dim] for dim in dims]), order)
+        return self.whole[piece]

@@ -1,0 +1,229 @@
+"""Sharing bits out among the layers of a model while it trains, by how much each one's error adds to the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.nn.saved.sitestate import SiteState
+from actbench.nn.saved.solver import WIDTHS, all_spent
+from actbench.ops.hostmemory import to_host
+
+_waits: ContextVar[bool] = ContextVar("_waits", default=False)
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Let steps inside of the with-block wait for the device where bits are to be shared out, as measurements must.
+
+    The bits of a step then follow from the steps before, and not from how far the device has come.
+    """
+    token = _waits.set(True)
+    try:
+        yield
+    finally:
+        _waits.reset(token)
+
+
+class BitAllocation:
+    """Gives each site its share of an average number of bits (ActNN, arXiv 2104.14129, section 4.2).
+
+    Every so many steps the sites are watched for one step. What they saw is gathered in one tensor and copied to the
+    host, and the bits are set in whichever later step finds the copy there: no step waits for the device, unless it
+    runs inside of :func:`waiting`. Until then all sites have the average. Where the gradients of a watched step
+    overflowed, the next step is watched too.
+
+    A step is a forward pass of the model in training: of a batch that is cut into several, each counts.
+
+    Args:
+        sites: Where tensors are packed; more may be added to it later.
+        average_bits: Bits an element is given on average, 1 to 8.
+        interval: Steps from one watched step to the next, 1 or more.
+        choices: Widths to choose from.
+    """
+
+    def __init__(
+        self, sites: Sequence[SiteState], average_bits: float, interval: int, choices: Sequence[int] = WIDTHS
+    ) -> None:
+        self.sites, self.average_bits, self.interval, self.choices = sites, average_bits, interval, tuple(choices)
+        self._watching, self._wait = False, 0
+        self._seen: _Seen | None = None
+        for site in self._all():
+            site.bits = average_bits
+
+    def begin(self) -> None:
+        """Say that a training forward of the model begins: the backward pass of what ran before it is over.
+
+        A watched step whose backward pass has not come by then is watched on.
+        """
+        if self._watching:
+            self._gather()
+        if self._seen is not None and self._seen.is_there():
+            if not self._seen.share_out(self.average_bits, self.choices):
+                self._wait = 0
+            self._seen = None
+        if self._wait > 0:
+            self._wait -= 1
+        elif self._seen is None:
+            self._watching = True
+        for site in self._all():
+            site.watched = self._watching
+
+    def _all(self) -> Iterator[SiteState]:
+        for site in self.sites:
+            yield site
+            yield from site.followers
+
+    def _gather(self) -> None:
+        self._seen = _sent(self.sites)
+        if self._seen is not None:
+            self._watching, self._wait = False, self.interval - 1
+            for site in self._all():
+                site.forget()
+
+    def adapted(self) -> Any:
+        """Return where it is between two watched steps; see :class:`actbench.nn.adapted.Adapted`.
+
+        What is on its way to the host is waited for.
+        """
+        return {"watching": self._watching, "wait": self._wait, "seen": self._seen and self._seen.written()}
+
+    def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
+        """Go on from what :meth:`adapted` returned, among the sites of the model by path.
+
+        Raises:
+            KeyError: Of another model.
+        """
+        self._watching, self._wait = state["watching"], state["wait"]
+        self._seen = state["seen"] and _Seen.read(state["seen"], sites)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_watching": False, "_wait": 0, "_seen": None}
+
+
+class _Share(NamedTuple):
+    """A site, how many costs were found for it (one for each of its rows, or one), and the elements of its tensor."""
+
+    site: SiteState
+    rows: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen in a watched step, on its way to the host.
+
+    Attributes:
+        shares: The sites.
+        costs: Those of each site in turn, float64, in host memory.
+        copied: Recorded behind the copy to the host; None where the copy was not queued.
+    """
+
+    shares: list[_Share]
+    costs: Tensor
+    copied: torch.cuda.Event | None
+
+    def is_there(self) -> bool:
+        """Return whether the costs can be read; wait for them where that was asked for."""
+        if self.copied is not None and _waits.get():
+            self.copied.synchronize()
+        return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
+
+    def written(self) -> Any:
+        """Return this as plain values and a tensor."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        return {
+            "shares": [(share.site.path, share.rows, share.elements) for share in self.shares],
+            "costs": self.costs,
+        }
+
+    @classmethod
+    def read(cls, state: Any, sites: Mapping[str, SiteState]) -> _Seen:
+        """Return what :meth:`written` returned."""
+        shares = [_Share(sites[path], rows, elements) for path, rows, elements in state["shares"]]
+        return cls(shares, state["costs"], None)
+
+    def share_out(self, average_bits: float, choices: Sequence[int]) -> bool:
+        """Give each site its bits, and the average where its costs are not finite; return whether all of them are."""
+        parts = np.split(self.costs.numpy(), np.cumsum([share.rows for share in self.shares])[:-1])
+        fit = [share for share, part in zip(self.shares, parts, strict=True) if np.isfinite(part).all()]
+        for share in self.shares:
+            share.site.bits = average_bits
+        if fit:
+            costs = np.concatenate([part for part in parts if np.isfinite(part).all()])
+            weights = np.concatenate([np.full(share.rows, share.elements / share.rows) for share in fit])
+            widths = iter(all_spent(costs, weights, average_bits * float(weights.sum()), choices))
+            for share in fit:
+                share.site.bits = sum(islice(widths, share.rows)) / share.rows
+        own = {share.site for share in self.shares}
+        for share in self.shares:
+            for follower in share.site.followers:
+                if follower not in own:
+                    follower.bits = share.site.bits
+        return len(fit) == len(parts)
+
+
+def _sent(sites: Iterable[SiteState]) -> _Seen | None:
+    """Send what sites saw to the host; None where none saw both ranges and gradients, or only fake ones.
+
+    The costs of a tensor that several sites share are added up, under the site that has it: also where that is a
+    norm's, which then follows no other.
+    """
+    costs: dict[SiteState, Tensor] = {}
+    for site in sites:
+        cost, packed = variance(site), site.owner or site
+        if cost is not None:
+            costs[packed] = _added(costs[packed], cost.to(costs[packed].device)) if packed in costs else cost
+    if not costs:
+        return None
+    shares = [_Share(site, cost.numel(), _elements(site, costs)) for site, cost in costs.items()]
+    device = next(iter(costs.values())).device
+    together = torch.cat([cost.to(device, non_blocking=True).reshape(-1) for cost in costs.values()])
+    return _Seen(shares, to_host(together), _recorded(device))
+
+
+def _added(one: Tensor, other: Tensor) -> Tensor:
+    return one + other if one.shape == other.shape else one.sum() + other.sum()
+
+
+def _elements(site: SiteState, others: Collection[SiteState]) -> int:
+    return site.elements + sum(follower.elements for follower in site.followers if follower not in others)
+
+
+def variance(site: SiteState) -> Tensor | None:
+    """Return the variance that 1 bit leaves in the gradient of a site's layer, but for the group size.
+
+    Returns:
+        float64, as the ranges of the tensor: 0-d, or (rows,). None where the layer was not seen in both passes of the
+        watched step.
+    """
+    packed = site.owner or site
+    ranges, gradients = packed.ranges, site.gradients
+    if ranges is None or gradients is None or not packed.elements:
+        return None
+    if isinstance(ranges, FakeTensor) or isinstance(gradients, FakeTensor):
+        return None
+    of_rows = None if site.sample_gradients is None else site.sample_gradients.expected(ranges.device)
+    if of_rows is None or of_rows.shape != ranges.shape:
+        ranges, of_rows = ranges.sum(), gradients.sum()
+    return site.factor * site.inside * ranges.double() * of_rows * (ranges.numel() / packed.elements)
+
+
+def _recorded(device: torch.device) -> torch.cuda.Event | None:
+    """Return an event behind what is queued on a device, or None for the host."""
+    if device.type != "cuda":
+        return None
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+    return event

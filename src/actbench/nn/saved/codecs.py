@@ -1,0 +1,293 @@
+"""Codecs: the number formats in which a tensor waits for the backward pass.
+
+What is packed of a tensor has a codec, a layout and parts. The parts are tensors, which autograd holds and frees. Under
+non-re-entrant checkpointing the parts come from the recomputation, and codec and layout from the first forward pass. So
+codec and layout must follow from the shape of the tensor and from settings, never from its values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from actbench.nn.layout import Layout
+from actbench.nn.saved.hostoffload import HostOffload
+from actbench.nn.saved.sitestate import SiteState
+from actbench.ops import bitpack
+
+Parts = tuple[Tensor, ...]
+
+SMALLEST = 64
+"""Elements below which a tensor stays whole: what it would gain is less than torch's allocator rounds up."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Codec:
+    """A number format: how a tensor is made parts, and parts are made the tensor again.
+
+    A codec of settings may stand for several, of which :meth:`at` chooses one for each tensor. The defaults are those
+    of a format that packs floating-point tensors as a whole.
+
+    Class attributes:
+        exact: Whether what comes back is what was packed, bit for bit.
+    """
+
+    exact: ClassVar[bool] = False
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why the format is not for a tensor, or None."""
+        if x.dtype not in (*FLOATS, torch.bool):
+            return f"{x.dtype} is not a floating-point type"
+        return "too small to gain" if x.numel() < SMALLEST else None
+
+    def at(self, x: Tensor, site: SiteState) -> Codec:
+        """Return the codec that packs a tensor at a site; it follows from shape and settings, never from values."""
+        return FLAGS if x.dtype == torch.bool else self
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return the parts of a tensor.
+
+        Args:
+            flat: Its elements in the order of its memory.
+            layout: Of the tensor.
+            site: Has the bits of the tensor; notes the ranges where it is watched.
+        """
+        raise NotImplementedError
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor, which lies in memory as the layout says."""
+        raise NotImplementedError
+
+    def divisible(self, layout: Layout) -> bool:
+        """Return whether single rows (entries of dimension 0) can be unpacked without the others."""
+        return False
+
+    def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
+        """Return rows ``first`` to ``last - 1``; unpack all rows first where the tensor is not divisible."""
+        return self.unpack(parts, layout)[first:last]
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of all parts of a tensor, by arithmetic alone."""
+        raise NotImplementedError
+
+    def bits(self, layout: Layout) -> float:
+        """Return the bits that an element takes on average, without what belongs to a group."""
+        return 8 * self.packed_bytes(layout) / layout.elements
+
+    def lost(self, flat: Tensor, parts: Parts) -> str | None:
+        """Return which values of a tensor would come back as NaN or make others NaN, or None for none.
+
+        Args:
+            flat: The elements; on a device, to look at them is to wait for them.
+            parts: What they were packed to.
+        """
+        return None
+
+    def coarser(self, x: Tensor, bits: int, row: int) -> Tensor:
+        """Return what so many bits would leave of a tensor, contiguous; a format without a width leaves all of it.
+
+        Args:
+            x: Any shape and strides, of a float type.
+            bits: 1 to 8.
+            row: Elements of a row that shares no group with another; 0 where rows mean nothing.
+        """
+        return x
+
+
+class Packed(NamedTuple):
+    """A tensor as it waits for the backward pass.
+
+    Attributes:
+        codec: How its parts were made.
+        layout: Of the tensor.
+        parts: Its parts; without them this holds no tensor.
+    """
+
+    codec: Codec
+    layout: Layout
+    parts: Parts
+
+    def unpack(self) -> Tensor:
+        """Return the tensor."""
+        return self.codec.unpack(self.parts, self.layout)
+
+    def rows(self, first: int, last: int) -> Tensor:
+        """Return rows ``first`` to ``last - 1`` of the tensor."""
+        return self.codec.rows(self.parts, self.layout, first, last)
+
+    def fetched(self) -> Packed:
+        """Return this with its parts on the device of the tensor."""
+        if not isinstance(self.codec, OnHost):
+            return self
+        return Packed(self.codec.inner, self.layout, self.codec.fetched(self.parts))
+
+    @property
+    def bits(self) -> float:
+        """Bits that an element takes on average."""
+        return self.codec.bits(self.layout)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether single rows can be unpacked without the others."""
+        return self.codec.divisible(self.layout)
+
+
+@dataclass(frozen=True)
+class Identity(Codec):
+    """All bytes of a tensor of any type; the part is a vector of its elements in the order of its memory."""
+
+    exact: ClassVar[bool] = True
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return None: it is for every tensor."""
+        return None
+
+    def at(self, x: Tensor, site: SiteState) -> Codec:
+        """Return this codec."""
+        return self
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return the elements."""
+        return (flat,)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return a view of the part."""
+        return layout.laid_out(parts[0])
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the elements."""
+        return layout.elements * layout.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Unpacked(Identity):
+    """The tensor itself, which is its only part: it was left as it is."""
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor."""
+        return parts[0]
+
+    def divisible(self, layout: Layout) -> bool:
+        """Return that rows are views."""
+        return True
+
+
+def unpacked(x: Tensor) -> Packed:
+    """Return a tensor that is left as it is."""
+    return Packed(Unpacked(), Layout.of(x), (x,))
+
+
+@dataclass(frozen=True)
+class Flags(Codec):
+    """Truth values, one bit each, in the order of the tensor's memory; the part is the packed bits."""
+
+    exact: ClassVar[bool] = True
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return uint8 ``(ceil(elements / 8),)``."""
+        return (bitpack.pack_codes(flat.view(torch.uint8), 1),)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor."""
+        return layout.laid_out(bitpack.unpack_codes(parts[0], 1, layout.elements).view(torch.bool))
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return ``ceil(elements / 8)``."""
+        return bitpack.packed_bytes(layout.elements, 1)
+
+    def bits(self, layout: Layout) -> float:
+        """Return 1."""
+        return 1.0
+
+
+FLAGS = Flags()
+
+
+@dataclass(frozen=True)
+class Around(Codec):
+    """A codec around another one, of which the parts are.
+
+    Attributes:
+        inner: The codec of the parts.
+    """
+
+    inner: Codec
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the parts."""
+        return self.inner.packed_bytes(layout)
+
+    def bits(self, layout: Layout) -> float:
+        """Return the bits of the inner codec."""
+        return self.inner.bits(layout)
+
+
+@dataclass(frozen=True)
+class OnHost(Around):
+    """Parts that wait in host memory.
+
+    Attributes:
+        device: Where they come back to.
+        offload: What moves them.
+    """
+
+    device: torch.device
+    offload: HostOffload = field(repr=False)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Bring the parts back and return the tensor."""
+        return self.inner.unpack(self.fetched(parts), layout)
+
+    def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
+        """Bring the parts back and return rows."""
+        return self.inner.rows(self.fetched(parts), layout, first, last)
+
+    def fetched(self, parts: Parts) -> Parts:
+        """Return the parts on their device."""
+        return self.offload.back(parts, self.device)
+
+
+@dataclass(frozen=True)
+class Repeated(Around):
+    """A tensor that repeats its elements by strides of 0; the parts are those of its elements, once each.
+
+    Attributes:
+        once: The layout of its elements, once each.
+    """
+
+    once: Layout
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor."""
+        return self.inner.unpack(parts, self.once).expand(layout.shape)
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the parts."""
+        return self.inner.packed_bytes(self.once)
+
+    def bits(self, layout: Layout) -> float:
+        """Return the bits of an element, once each."""
+        return self.inner.bits(self.once)
+
+
+@dataclass(frozen=True)
+class Logarithms(Around):
+    """Logarithms of probabilities; the parts are those of the probabilities, which backward makes of them.
+
+    Log-softmax saves its result and needs the power of it: the error of a logarithm would be a factor, which does not
+    average out. A class that is masked has the logarithm minus infinity, which no group of codes can hold, and the
+    probability 0, which is exact.
+    """
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor; minus infinity where a power was 0, or was rounded to it."""
+        return logarithms(self.inner.unpack(parts, layout))
+
+
+def logarithms(powers: Tensor) -> Tensor:
+    """Return the logarithms of powers, over them; a format that does not keep signs may have made one less than 0."""
+    return powers.clamp_(min=0).log_()

@@ -1,0 +1,226 @@
+"""Group quantization: into which groups a tensor is cut, and how many bits each has.
+
+By default a tensor is cut into groups without regard to its rows, and row by row for what a norm reads. A norm divides
+each row by the row's own deviation: where a group holds the end of a large row and the start of a small one, the error
+is a part of the large one's range, and nothing is left of the small one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actbench.nn.layout import Layout, flat_of, memory_order
+from actbench.nn.saved.codecs import Codec, Parts
+from actbench.nn.saved.groups import USUAL, Groups, OneGroup, as_usual, not_finite
+from actbench.nn.saved.sitestate import SiteState
+from actbench.nn.saved.solver import row_widths
+from actbench.ops import groupquant
+from actbench.ops.seeds import fresh_seed
+
+SHORTEST = 32
+"""Elements below which rows share groups: a word for each would cost a bit an element and more."""
+
+
+@dataclass(frozen=True)
+class GroupQuantization(Codec):
+    """The settings of group quantization; chooses groups and widths for each tensor.
+
+    Attributes:
+        group_size: Elements that share an offset and a scale, a multiple of 32 from 32 to 1024; fewer to the end of a
+            row that a norm scales.
+        stochastic: Round up with the probability that keeps the mean; otherwise to the nearest.
+        per_group: False for one offset and scale for all of a tensor.
+    """
+
+    group_size: int = USUAL
+    stochastic: bool = True
+    per_group: bool = True
+
+    def at(self, x: Tensor, site: SiteState) -> Codec:
+        """Return the groups of a tensor, and their widths."""
+        if x.dtype == torch.bool:
+            return super().at(x, site)
+        size = size_within(x, site.row, self.group_size)
+        if site.per_sample and size is not None and self._has_rows(x):
+            count = x.shape[0]
+            total_bits = min(8 * count, max(count, round(site.bits * count)))
+            return RowWidths(total_bits, size, self.stochastic, self.group_size)
+        width = min(8.0, max(1.0, site.bits))
+        if not self.per_group:
+            return OneGroup(round(width), x.numel(), self.stochastic, self.group_size)
+        return groups_of(x, width, site.row, self.group_size, self.stochastic)
+
+    def coarser(self, x: Tensor, bits: int, row: int) -> Tensor:
+        """Return what so many bits leave of a tensor."""
+        x = x.contiguous()
+        codec, layout = groups_of(x, bits, row, self.group_size), Layout.of(x)
+        return codec.unpack(codec.encode(flat_of(x), layout), layout)
+
+    def _has_rows(self, x: Tensor) -> bool:
+        """Return whether rows can have widths of their own.
+
+        Where they are not one behind the other in memory, a copy would be needed that is larger than all that is
+        packed; where they are shorter than a group, a word for each would cost more than the widths gain.
+        """
+        order = memory_order(x)
+        return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
+
+
+@dataclass(frozen=True)
+class RowGroups(Groups):
+    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte.
+
+    Attributes:
+        row: Elements of a row.
+    """
+
+    row: int = 1
+
+    def encode(self, flat: Tensor, layout: Layout) -> Parts:
+        """Return the parts of a tensor."""
+        rows, total_bits = flat.view(-1, self.row), self._total_bits(layout)
+        widths = _widths(len(rows), total_bits, flat)
+        return groupquant.encode_rows(rows, widths, total_bits, self.group_size, fresh_seed(), self.stochastic)
+
+    def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
+        """Return whole rows."""
+        codes, words = parts
+        widths = _widths(layout.elements // self.row, codes.numel() // -(-self.row // 8), codes)
+        out = codes.new_empty((count // self.row, self.row), dtype=layout.dtype)
+        groupquant.decode_rows(out, codes, words, widths, self.group_size, start // self.row)
+        return out
+
+    def divisible(self, layout: Layout) -> bool:
+        """Return whether dimension 0 is outermost in memory, and its entries are rows or several of them."""
+        return super().divisible(layout) and layout.shape[1:].numel() % self.row == 0
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the codes of each row, and 4 for each group."""
+        rows = layout.elements // self.row
+        return self._total_bits(layout) * -(-self.row // 8) + rows * 4 * -(-self.row // self.group_size)
+
+    def bits(self, layout: Layout) -> float:
+        """Return the mean of the widths of the rows."""
+        return self._total_bits(layout) / (layout.elements // self.row)
+
+    def _total_bits(self, layout: Layout) -> int:
+        return round(layout.elements // self.row * self.width)
+
+
+@dataclass(frozen=True)
+class RowWidths(Codec):
+    """Codes whose width differs from row to row; parts are codes, words and the widths, int32 ``(rows,)``.
+
+    Attributes:
+        total_bits: Sum of the widths of all rows.
+        group_size: Elements that share an offset and a scale.
+        stochastic: Whether rounding is.
+        usual: The group size for which the ranges of the site are noted.
+    """
+
+    total_bits: int
+    group_size: int
+    stochastic: bool = True
+    usual: int = USUAL
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Share the bits out among the rows by their ranges and expected gradients, and return the parts."""
+        rows = flat.view(layout.shape[0], -1)
+        costs = groupquant.group_ranges(rows, self.group_size).square().sum(1)
+        if site.watched:
+            site.ranges = as_usual(costs, self.group_size, self.usual)
+        gradients = None if site.sample_gradients is None else site.sample_gradients.expected(flat.device)
+        widths = row_widths(costs if gradients is None else costs * gradients, self.total_bits)
+        seed, size = fresh_seed(), self.group_size
+        return (*groupquant.encode_rows(rows, widths, self.total_bits, size, seed, self.stochastic), widths)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the decoded tensor."""
+        return self._decoded(parts, layout, 0)
+
+    def divisible(self, layout: Layout) -> bool:
+        """Return whether dimension 0 is outermost in memory; another view of the memory may be of another order."""
+        return layout.has_rows
+
+    def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
+        """Return decoded rows."""
+        if not self.divisible(layout):
+            return super().rows(parts, layout, first, last)
+        return self._decoded(parts, layout.rows(first, last), first)
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the codes of each row, 4 for each group, and 4 for the width of each row."""
+        rows, row = layout.shape[0], layout.shape[1:].numel()
+        return self.total_bits * -(-row // 8) + rows * 4 * (-(-row // self.group_size) + 1)
+
+    def bits(self, layout: Layout) -> float:
+        """Return the mean of the widths."""
+        return self.total_bits / layout.shape[0]
+
+    def lost(self, flat: Tensor, parts: Parts) -> str | None:
+        """Return that a value made others of its group NaN."""
+        return not_finite(parts)
+
+    def _decoded(self, parts: Parts, wanted: Layout, first: int) -> Tensor:
+        codes, words, widths = parts
+        out = codes.new_empty((wanted.shape[0], wanted.shape[1:].numel()), dtype=wanted.dtype)
+        groupquant.decode_rows(out, codes, words, widths, self.group_size, first)
+        return wanted.laid_out(out)
+
+
+def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bool = True) -> Groups:
+    """Return the groups of a tensor whose codes have one width or, where bits are a fraction, two.
+
+    Args:
+        x: Any shape and strides.
+        width: Bits an element is to have on average, 1 to 8.
+        row: Elements of a row that shares no group with another; 0 where rows mean nothing.
+        group_size: Elements of a group at most.
+        stochastic: Whether rounding is.
+    """
+    size = size_within(x, row, group_size)
+    if size is not None:
+        return Groups(width, size, stochastic, group_size)
+    return RowGroups(width, 32 * math.ceil(row / math.ceil(row / group_size) / 32), stochastic, group_size, row)
+
+
+def size_within(x: Tensor, row: int, group_size: int) -> int | None:
+    """Return the size of groups that run through a tensor in the order of its memory and end where rows do.
+
+    Args:
+        x: Any shape and strides.
+        row: Elements of a row; 0 where rows mean nothing.
+        group_size: Elements of a group at most.
+
+    Returns:
+        ``group_size`` where rows mean nothing, are too short or do not lie together; None where no size does it.
+    """
+    if row < SHORTEST or not _lies_together(x, row):
+        return group_size
+    size, rest = divmod(row, math.ceil(row / group_size))
+    return None if rest or size % 32 else size
+
+
+def _lies_together(x: Tensor, row: int) -> bool:
+    """Return whether the memory of a tensor is one row after the other."""
+    size = 1
+    for length, stride in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if size >= row:
+            break
+        if length > 1 and stride != size:
+            return False
+        size *= length
+    return size % row == 0
+
+
+def _widths(rows: int, total_bits: int, like: Tensor) -> Tensor:
+    """Return widths of this sum, of which the first may be larger by 1."""
+    width, wider = divmod(total_bits, rows)
+    widths = torch.full((rows,), width, dtype=torch.int32, device=like.device)
+    if wider:
+        widths[:wider] += 1
+    return widths

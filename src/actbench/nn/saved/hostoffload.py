@@ -1,0 +1,259 @@
+"""Parts of saved tensors on their way to host memory and back: what is held of them meanwhile, and fetched when.
+
+One tensor that leaves is held until the next leaves, and one that comes back is fetched ahead, unless that is switched
+off. So it is on every device, and on fake tensors, so that a meter sees what it costs.
+
+On CUDA copies run on a stream of their own, beside what the device computes. No block of memory is freed with a copy
+pending: what leaves is held until it was waited for, and what comes back was allocated on the stream that needs it, so
+that the computing stream has waited for either copy before it can be given the block again. The bytes held therefore do
+not depend on how far the host has run ahead, as they would with ``Tensor.record_stream``. Host memory is page-locked,
+and comes from torch's pool of such blocks, which gives the blocks of one step to the next. Everywhere else, and on fake
+tensors, copies are made when asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.nn.sharing import WeakTensors
+from actbench.ops import hostmemory
+from actbench.ops.hostmemory import from_host, to_host
+
+Tensors = tuple[Tensor, ...]
+
+
+class Copied(NamedTuple):
+    """Tensors that are being copied to, and what makes the stream that asked for the copy wait for it."""
+
+    tensors: Tensors
+    settle: Callable[[], None]
+
+
+class Copies(Protocol):
+    """Who copies."""
+
+    def away(self, tensors: Tensors) -> Copied:
+        """Start to copy tensors of the device to host memory."""
+
+    def back(self, tensors: Tensors) -> Copied:
+        """Start to copy tensors in host memory to the device."""
+
+
+class AtOnce:
+    """Copies when asked for.
+
+    Args:
+        device: Where tensors come back to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def away(self, tensors: Tensors) -> Copied:
+        """Copy to host memory."""
+        return Copied(tuple(to_host(tensor) for tensor in tensors), _nothing)
+
+    def back(self, tensors: Tensors) -> Copied:
+        """Copy to the device."""
+        return Copied(tuple(from_host(tensor, self._device) for tensor in tensors), _nothing)
+
+
+class OnTheSide:
+    """Copies on a stream of its own, behind what is queued on the stream that is current when it is asked.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def away(self, tensors: Tensors) -> Copied:
+        """Queue copies to page-locked memory."""
+        return self._queued(lambda: tuple(to_host(tensor) for tensor in tensors))
+
+    def back(self, tensors: Tensors) -> Copied:
+        """Queue copies to blocks that are allocated on the current stream."""
+        blocks = tuple(torch.empty_like(tensor, device=self._device) for tensor in tensors)
+        return self._queued(
+            lambda: tuple(block.copy_(held, non_blocking=True) for block, held in zip(blocks, tensors, strict=True))
+        )
+
+    def _queued(self, copy: Callable[[], Tensors]) -> Copied:
+        computing = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(computing)
+        with torch.cuda.stream(self._stream):
+            tensors = copy()
+        copied = self._stream.record_event()
+        return Copied(tensors, lambda: _wait(copied, computing, tensors))
+
+
+def _wait(copied: torch.cuda.Event, computing: torch.cuda.Stream, tensors: Tensors) -> None:
+    """Let the stream that asked for a copy wait for it, and the one that is current now, if that is another."""
+    computing.wait_event(copied)
+    for tensor in tensors:
+        current = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else computing
+        if current != computing:
+            current.wait_event(copied)
+            tensor.record_stream(current)
+
+
+def _nothing() -> None:
+    """A copy that was made at once is waited for by nobody."""
+
+
+class _Ahead(NamedTuple):
+    """A tensor that was fetched before it was asked for, and the storage of its first part in host memory."""
+
+    storage: weakref.ref[torch.UntypedStorage]
+    copied: Copied
+
+
+class _Leaving(NamedTuple):
+    """Tensors that are being copied to host memory, and their versions when that began."""
+
+    parts: Tensors
+    versions: list[int | None]
+    copied: Copied
+
+
+class Lane:
+    """Tensors that leave one device and come back, the last first as a rule.
+
+    When a tensor comes back, the one that left just before it is fetched too, as the next that will be asked for; which
+    one that is autograd does not say, so this is a guess that costs one tensor more on the device. When the host copy
+    of what was fetched dies, so does what was fetched.
+
+    Args:
+        copies: Who copies.
+        prefetch: Whether a tensor is fetched ahead.
+    """
+
+    def __init__(self, copies: Copies, prefetch: bool = True) -> None:
+        self._copies, self._prefetch = copies, prefetch
+        self._leaving: _Leaving | None = None
+        self._torn: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._before: weakref.WeakKeyDictionary[torch.UntypedStorage, WeakTensors] = weakref.WeakKeyDictionary()
+        self._last: WeakTensors | None = None
+        self._ahead: _Ahead | None = None
+
+    def away(self, parts: Tensors) -> Tensors:
+        """Return copies of parts in host memory, where they are by the time that :meth:`back` needs them."""
+        self.settle()
+        copied = self._copies.away(parts)
+        self._leaving = _Leaving(parts, _versions(parts), copied)
+        if self._last is not None:
+            self._before[copied.tensors[0].untyped_storage()] = self._last
+        self._last = WeakTensors(*copied.tensors)
+        return copied.tensors
+
+    def back(self, parts: Tensors) -> Tensors:
+        """Return what :meth:`away` was given, for the current stream, from what it returned.
+
+        Raises:
+            RuntimeError: It was changed in place while it was being copied.
+        """
+        self.settle()
+        if parts[0].untyped_storage() in self._torn:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation while "
+                "it was on its way to host memory"
+            )
+        copied = self._taken(parts[0].untyped_storage()) or self._copies.back(parts)
+        copied.settle()
+        if self._prefetch:
+            self._fetch_before(parts[0].untyped_storage())
+        return copied.tensors
+
+    def settle(self) -> None:
+        """Let go of what is leaving, and note whether it was changed meanwhile: the copy may then have read either."""
+        if self._leaving is not None:
+            parts, versions, copied = self._leaving
+            copied.settle()
+            if _versions(parts) != versions:
+                self._torn.add(copied.tensors[0].untyped_storage())
+            self._leaving = None
+
+    def _taken(self, storage: torch.UntypedStorage) -> Copied | None:
+        if self._ahead is None or self._ahead.storage() is not storage:
+            return None
+        copied, self._ahead = self._ahead.copied, None
+        return copied
+
+    def _fetch_before(self, storage: torch.UntypedStorage) -> None:
+        """Fetch what left before the tensor of this storage, unless it is gone or was fetched."""
+        reference = self._before.get(storage)
+        before = None if reference is None else reference()
+        if before is None or (self._ahead is not None and self._ahead.storage() is before[0].untyped_storage()):
+            return
+        self._drop_ahead()
+        died = functools.partial(_drop_ahead_of, weakref.ref(self))
+        self._ahead = _Ahead(weakref.ref(before[0].untyped_storage(), died), self._copies.back(before))
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.copied.settle()
+            self._ahead = None
+
+
+def _versions(parts: Tensors) -> list[int | None]:
+    return [None if part.is_inference() else part._version for part in parts]
+
+
+def _drop_ahead_of(lane: weakref.ref[Lane], storage: weakref.ref[torch.UntypedStorage]) -> None:
+    """Drop what a lane fetched ahead, if it was fetched from the storage that has just died."""
+    live = lane()
+    if live is not None and live._ahead is not None and live._ahead.storage is storage:
+        live._drop_ahead()
+
+
+class HostOffload:
+    """Moves parts to host memory and back, each device's in a lane of its own.
+
+    Args:
+        prefetch: Whether a tensor is fetched ahead.
+
+    Attributes:
+        prefetch: As given. A copy has it, and moves tensors of its own.
+    """
+
+    def __init__(self, prefetch: bool = True) -> None:
+        self.prefetch = prefetch
+        self._lanes: dict[torch.device, Lane] = {}
+
+    def __reduce__(self) -> tuple[type[HostOffload], tuple[bool]]:
+        return HostOffload, (self.prefetch,)
+
+    def away(self, parts: Tensors) -> Tensors:
+        """Return copies of one or more tensors in host memory, to be read by nobody but :meth:`back`."""
+        device = parts[0].device
+        if device not in self._lanes:
+            copies: Copies = OnTheSide(device) if device.type == "cuda" else AtOnce(device)
+            self._lanes[device] = Lane(copies, self.prefetch)
+        return self._lanes[device].away(parts)
+
+    def back(self, parts: Tensors, device: torch.device) -> Tensors:
+        """Return what was given to :meth:`away` on that device, from what it returned.
+
+        Raises:
+            RuntimeError: It was changed in place while it was being copied.
+        """
+        return self._lanes[device].back(parts)
+
+    def settle(self) -> None:
+        """Let go of what is leaving; after a forward pass, nothing of what was moved is on a device then."""
+        for lane in tuple(self._lanes.values()):
+            lane.settle()
+
+
+def is_elsewhere(x: Tensor) -> bool:
+    """Return whether host memory is another memory than that of a tensor; a fake one stands for the meter's device."""
+    return x.device.type != "cpu" or (isinstance(x, FakeTensor) and not hostmemory.is_the_device())

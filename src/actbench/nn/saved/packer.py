@@ -1,0 +1,134 @@
+"""What packs the saved tensors of a converted model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.nn import savedtensors
+from actbench.nn.layout import Layout, flat_of, without_repeats
+from actbench.nn.saved.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
+from actbench.nn.saved.exclude import Exclude
+from actbench.nn.saved.hostoffload import HostOffload, is_elsewhere
+from actbench.nn.saved.sitestate import SiteState
+from actbench.nn.sharing import SharingTable, WeakTensors
+
+ON_HOST = "host memory is where it is"
+"""Why a tensor is not moved that is in host memory."""
+
+
+class SavedTensors:
+    """Packs tensors for backward; one object serves a whole model, and a copy of it knows no tensor.
+
+    Args:
+        codec: How tensors are packed.
+        exclude: Which tensors are left as they are, whatever the codec; None for what others hold in any case.
+        placement: Where the parts wait: in host memory, or on the device for None.
+        dedup: Pack a tensor that several sites save once; False packs it for each of them.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        *,
+        exclude: Exclude | None = None,
+        placement: HostOffload | None = None,
+        dedup: bool = True,
+    ) -> None:
+        self.codec, self.placement = codec, placement
+        self.exclude = Exclude() if exclude is None else exclude
+        self.dedup: SharingTable[tuple[Packed, SiteState]] | None = SharingTable() if dedup else None
+
+    def why_not(self, x: Tensor) -> str | None:
+        """Return why a tensor is left as it is, or None where it is packed or moved."""
+        return self.exclude.why_not(x) or self.codec.why_not(x) or self._why_for_nothing(x)
+
+    def settle(self) -> None:
+        """Let go of what is leaving the device; after a forward pass, nothing of what was moved is there."""
+        if self.placement is not None:
+            self.placement.settle()
+
+    def pack(self, x: Tensor, site: SiteState) -> Packed:
+        """Return a tensor as it was packed for an earlier site, if it is unchanged since, and else pack it.
+
+        Args:
+            x: Any shape, strides and type.
+            site: Has the bits of the tensor; notes the ranges where it is watched.
+        """
+        once = without_repeats(x)
+        if once is not x:
+            packed = self.pack(once, site)
+            if isinstance(packed.codec, Unpacked):
+                return unpacked(x)
+            return Packed(Repeated(packed.codec, packed.layout), Layout.of(x), packed.parts)
+        site.begin(x)
+        reason = self.why_not(x)
+        if reason is not None:
+            return self._left(x, reason)
+        layout, flat = Layout.of(x), flat_of(x)
+        source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
+        purpose = x.shape[:1] if site.per_sample else None  # rows of one width each are rows of this height only
+        known = None if self.dedup is None else self.dedup.recall(source, purpose)
+        if known is not None:
+            packed, owner = known
+            site.share(owner)
+            savedtensors.acted(self)
+            return packed._replace(layout=layout)
+        codec = self.codec.at(x, site)
+        with torch.no_grad():
+            parts = codec.pack(flat, layout, site)
+        if site.guarded and not isinstance(x, FakeTensor):  # a fake one says nothing of those that come
+            lost = codec.lost(flat, parts)
+            site.was_finite = lost is None
+            if lost is not None:
+                site.elements = 0
+                return self._left(x, lost)
+        if self.placement is not None and is_elsewhere(x):
+            codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
+        savedtensors.packed(x, *parts, by=self)
+        packed = Packed(codec, layout, parts)
+        if self.dedup is not None:
+            self.dedup.remember(source, _Reference(packed._replace(parts=()), WeakTensors(*parts), site), purpose)
+        return packed
+
+    def stands_for(self, x: Tensor, packed: Packed) -> None:
+        """Say that a tensor was unpacked of parts: it is then packed as them, without being encoded again.
+
+        The parts live as long as the storage of the tensor, or as what autograd holds of them.
+        """
+        savedtensors.packed(x, *packed.parts, by=self)
+        known = (packed, SiteState("output of a module", packed.bits))
+        if self.dedup is not None:
+            self.dedup.remember(flat_of(x), lambda: known)
+
+    def _why_for_nothing(self, x: Tensor) -> str | None:
+        """Return why neither codec nor placement would change anything of a tensor, or None."""
+        if not self.codec.exact or (self.placement is not None and is_elsewhere(x)):
+            return None
+        return "nothing is packed and nothing moved" if self.placement is None else ON_HOST
+
+    def _left(self, x: Tensor, reason: str) -> Packed:
+        self.leave(x, reason)
+        return unpacked(x)
+
+    def leave(self, x: Tensor, reason: str) -> None:
+        """Say that a tensor is left as it is, and why."""
+        savedtensors.left(x, reason)
+        if self.codec.exact:  # as was asked
+            savedtensors.acted(self)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """Gives what was packed and for which site, as long as somebody else holds its parts."""
+
+    packed: Packed
+    parts: WeakTensors
+    site: SiteState
+
+    def __call__(self) -> tuple[Packed, SiteState] | None:
+        parts = self.parts()
+        return None if parts is None else (self.packed._replace(parts=parts), self.site)

@@ -1,0 +1,189 @@
+"""How large the gradients of single samples of the data set have been, to share bits out among the rows of a batch."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.errors import UsageError
+
+_current: ContextVar[Samples | None] = ContextVar("_current", default=None)
+_again: ContextVar[bool] = ContextVar("_again", default=False)
+"""Whether a forward pass that runs within backward is of the samples that :data:`_current` says."""
+
+
+class Samples:
+    """Which samples of the data set a batch holds; see :func:`samples`.
+
+    Args:
+        ids: (N,) integers from 0, in host memory.
+
+    Raises:
+        UsageError: These are no ids.
+    """
+
+    def __init__(self, ids: ArrayLike | Tensor) -> None:
+        if isinstance(ids, Tensor) and ids.device.type != "cpu":
+            raise UsageError(
+                f"samples() was given ids on {ids.device}, where reading them would hold up every step; give them as "
+                "the data loader does, in host memory"
+            )
+        found = np.asarray(ids)
+        if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
+            raise UsageError(
+                f"samples() needs the index in the data set of each row of the batch, found {found.dtype} of shape "
+                f"{found.shape}; give one whole number from 0 for each row"
+            )
+        self.count, self.end = found.size, int(found.max(initial=-1)) + 1
+        self._on = {torch.device("cpu"): torch.tensor(found, dtype=torch.int64, device="cpu")}
+        self._token: Token[Samples | None] | None = None
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return the ids, int64 (N,), on a device."""
+        if device not in self._on:
+            self._on[device] = self._on[torch.device("cpu")].to(device, non_blocking=True)
+        return self._on[device]
+
+    def __enter__(self) -> Samples:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            _current.reset(self._token)
+            self._token = None
+
+
+def samples(ids: ArrayLike | Tensor) -> Samples:
+    """Say which samples of the data set the next batches hold, for schemes that remember single samples' gradients.
+
+    Call it before each step, or around one: ``with actbench.samples(ids): loss = model(batch)``. It holds for this
+    thread until the next call, or until the with-block ends.
+
+    Args:
+        ids: (N,) the index in the data set of each row of the batch, in host memory.
+
+    Returns:
+        A context manager, which need not be entered.
+
+    Raises:
+        UsageError: These are no ids.
+    """
+    named = Samples(ids)
+    named._token = _current.set(named)
+    return named
+
+
+def current() -> Samples | None:
+    """Return the samples of the moment, as this thread was told them."""
+    return _current.get()
+
+
+@contextmanager
+def as_of(named: Samples | None) -> Iterator[None]:
+    """Let the samples be those of an earlier moment, for forward passes inside of the block that belong to it."""
+    tokens = _current.set(named), _again.set(True)
+    try:
+        yield
+    finally:
+        _current.reset(tokens[0])
+        _again.reset(tokens[1])
+
+
+class SampleGradients:
+    """Squared norms of the gradients of one layer's output, sample by sample (ActNN, arXiv 2104.14129, section 4.2).
+
+    A table on the gradients' device has one float32 for each sample of the data set that was seen; each new norm is
+    averaged with the old one, half and half. Nothing waits for the device. Where nobody says which samples a batch
+    holds (:func:`samples`), all its rows count the same.
+    """
+
+    def __init__(self) -> None:
+        self._table: Tensor | None = None
+        self._batch: Samples | None = None
+
+    def begin(self, x: Tensor) -> None:
+        """Say that a forward pass on the rows of x begins, whose samples are those of the moment.
+
+        In a forward pass that is run again within backward they stay what they were, or are what :func:`as_of` says:
+        autograd's threads do not know what was said in the main one.
+        """
+        if torch._C._current_graph_task_id() != -1 and not _again.get():
+            return
+        self._batch = None if isinstance(x, FakeTensor) else _named(x.shape[0] if x.dim() else 1)
+
+    def expected(self, device: torch.device) -> Tensor | None:
+        """Return what the squared norms of the batch have been, float32 (rows,); None where the samples are not known.
+
+        A sample that was never seen counts as the mean of the others.
+        """
+        if self._batch is None or self._table is None:
+            return None
+        ids = self._batch.on(device)
+        known = self._room(self._batch.end, device)[ids]
+        return torch.where(known.isnan(), known.nanmean(), known).nan_to_num(nan=1.0)
+
+    def note(self, squares: Tensor) -> None:
+        """Take in the squared norms of a batch, (rows,). One that is not finite changes nothing."""
+        if self._batch is None or isinstance(squares, FakeTensor) or squares.shape != (self._batch.count,):
+            return
+        ids = self._batch.on(squares.device)
+        table = self._room(self._batch.end, squares.device)
+        old = table[ids]
+        new = torch.where(old.isnan(), squares, (old + squares) / 2)
+        table.index_copy_(0, ids, torch.where(squares.isfinite(), new, old))
+
+    def _room(self, end: int, device: torch.device) -> Tensor:
+        """Return the table with room for ids up to ``end - 1``, on the device; NaN for what was never seen."""
+        table = self._table
+        if table is None or len(table) < end:
+            grown = torch.full((max(end, 2 * (0 if table is None else len(table))),), torch.nan, device=device)
+            if table is not None:
+                grown[: len(table)] = table
+            table = grown
+        self._table = table.to(device)
+        return self._table
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_batch": None}
+
+    def adapted(self) -> Any:
+        """Return the table, and the ids of the last batch; see :class:`actbench.nn.adapted.Adapted`."""
+        ids = None if self._batch is None else self._batch.on(torch.device("cpu"))
+        return {"table": self._table, "ids": ids}
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned."""
+        self._table = state["table"]
+        self._batch = None if state["ids"] is None else Samples(state["ids"].cpu())
+
+
+def _named(rows: int) -> Samples | None:
+    """Return the samples of the moment, if they are as many as the rows."""
+    batch = _current.get()
+    if batch is not None and batch.count == rows:
+        return batch
+    if batch is None:
+        _warn_once("nobody says which samples the batches hold: call actbench.samples(ids) before each step")
+    else:
+        _warn_once(f"actbench.samples() was given {batch.count} ids for {rows} rows: give one for each row")
+    return None
+
+
+@functools.cache
+def _warn_once(what: str) -> None:
+    warnings.warn(
+        f"gradients of single samples are not used, and all rows of a batch count the same; {what}", stacklevel=2
+    )

@@ -1,0 +1,251 @@
+"""Numbers as codes of 1 to 8 bits in groups of 32 to 1024, each with two bounds of its own; unbiased.
+
+Elements keep their order: a vector's codes are one stream as in :mod:`actbench.ops.bitpack`, so 1 element costs what
+any number of them costs, and any part can be decoded alone. Each group costs one 32-bit word more, its smallest and
+largest value as bfloat16. What a code means is in :mod:`actbench.ops.groupquant.reference`.
+
+To compare with, a vector may be one group of any size, whose codes mean the same: that is in plain torch on any device.
+
+All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
+compiled or launched.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actbench.ops import bitpack
+from actbench.ops.arguments import check_bits, check_contiguous, check_seed, check_vector
+from actbench.ops.groupquant import cpu, cuda, reference
+from actbench.ops.library import EVERYWHERE, Kernels, copied, define
+
+
+def packed_bytes(count: int, bits: int, group_size: int) -> int:
+    """Return the bytes that ``count`` numbers take: their codes, and 4 for each group."""
+    return bitpack.packed_bytes(count, bits) + 4 * -(-count // group_size)
+
+
+@define(
+    "groupquant_encode(Tensor x, int bits, int group_size, Tensor seed, bool stochastic) -> (Tensor, Tensor)",
+    Kernels(cpu.encode, cuda.encode, copied(reference.encode, results=2)),
+)
+def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:
+    """Encode a vector.
+
+    Args:
+        x: (n,) float32, float16, bfloat16 or float64, contiguous; n may be 0.
+        bits: 1 to 8.
+        group_size: A multiple of 32 from 32 to 1024.
+        seed: Of the noise: a 0-d int64 tensor on the CPU.
+        stochastic: False for the nearest code, which needs no noise and is biased.
+
+    Returns:
+        uint8 ``(ceil(n * bits / 8),)``, the codes, and int32 ``(ceil(n / group_size),)``, the words of the groups.
+    """
+    check_bits(bits)
+    _check_groups(x, group_size, 1)
+    check_seed(seed)
+    return _empty(x, bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size))
+
+
+@define(
+    "groupquant_encode_(Tensor(a!) codes, Tensor(b!) meta, Tensor x, int bits, int group_size, Tensor seed,"
+    " bool stochastic) -> ()",
+    Kernels(cpu.encode, cuda.encode, copied(reference.encode, results=2)),
+    decided_by="x",
+)
+def encode_(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True
+) -> None:
+    """Encode a vector over contiguous ones of the sizes that :func:`encode` gives, which may be parts of larger ones.
+
+    Else as :func:`encode`.
+    """
+    check_bits(bits)
+    _check_groups(x, group_size, 1)
+    check_seed(seed)
+    check_vector(codes, torch.uint8, x.device, "codes")
+    check_vector(meta, torch.int32, x.device, "meta")
+    if (codes.numel(), meta.numel()) != (bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)):
+        found = f"{codes.numel()} bytes of codes and {meta.numel()} words"
+        raise ValueError(f"{x.numel()} elements of {bits} bits in groups of {group_size} do not take {found}")
+
+
+@define(
+    "groupquant_decode(Tensor codes, Tensor meta, int bits, int group_size, SymInt start, SymInt count,"
+    " ScalarType dtype) -> Tensor",
+    Kernels(cpu.decode, cuda.decode, copied(reference.decode)),
+)
+def decode(
+    codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, count: int, dtype: torch.dtype
+) -> Tensor:
+    """Return elements ``start .. start + count - 1`` of an encoded vector.
+
+    Args:
+        codes: uint8, as :func:`encode` gives it.
+        meta: int32, as :func:`encode` gives it.
+        bits: 1 to 8.
+        group_size: As when encoding.
+        start: Index of the first element.
+        count: How many.
+        dtype: float32, float16, bfloat16 or float64.
+
+    Returns:
+        (count,) of ``dtype``.
+    """
+    out = codes.new_empty(count, dtype=dtype)
+    _check_decode(out, codes, meta, bits, group_size, start)
+    return out
+
+
+@define(
+    "groupquant_decode_(Tensor(a!) out, Tensor codes, Tensor meta, int bits, int group_size, SymInt start) -> ()",
+    Kernels(cpu.decode, cuda.decode, reference.decode_),
+)
+def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
+    """Write elements ``start .. start + out.numel() - 1`` of an encoded vector over a contiguous tensor of any shape.
+
+    Else as :func:`decode`.
+    """
+    _check_decode(out, codes, meta, bits, group_size, start)
+
+
+@define(
+    "groupquant_encode_rows(Tensor x, Tensor row_bits, SymInt total_bits, int group_size, Tensor seed,"
+    " bool stochastic) -> (Tensor, Tensor)",
+    Kernels(cpu.encode_rows, cuda.encode_rows, copied(reference.encode_rows, results=2)),
+)
+def encode_rows(
+    x: Tensor, row_bits: Tensor, total_bits: int, group_size: int, seed: Tensor, stochastic: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Encode rows, each with a number of bits of its own; no group belongs to two rows.
+
+    Row r takes ``ceil(F / 8) * row_bits[r]`` bytes, after those of the rows before it. Nothing waits for the device: if
+    its ``row_bits`` are not from 1 to 8, or their sum is above ``total_bits``, rows that do not fit are decoded to NaN.
+
+    Args:
+        x: (R, F) float32, float16, bfloat16 or float64, contiguous.
+        row_bits: int32 ``(R,)`` on the device of x, each 1 to 8.
+        total_bits: Their sum.
+        group_size: A multiple of 32 from 32 to 1024.
+        seed: Of the noise, which is that of the flattened rows: a 0-d int64 tensor on the CPU.
+        stochastic: False for the nearest code, which needs no noise and is biased.
+
+    Returns:
+        uint8 ``(ceil(F / 8) * total_bits,)``, the codes, and int32 ``(R * ceil(F / group_size),)``, the groups' words.
+    """
+    _check_groups(x, group_size, 2)
+    check_vector(row_bits, torch.int32, x.device, "row_bits")
+    check_seed(seed)
+    if row_bits.numel() != x.shape[0] or total_bits < 0:
+        raise ValueError(f"{x.shape[0]} rows need as many row_bits, found {row_bits.numel()} of sum {total_bits}")
+    return _empty(x, -(-x.shape[1] // 8) * total_bits, x.shape[0] * -(-x.shape[1] // group_size))
+
+
+@define(
+    "groupquant_decode_rows(Tensor(a!) out, Tensor codes, Tensor meta, Tensor row_bits, int group_size,"
+    " SymInt first_row) -> ()",
+    Kernels(cpu.decode_rows, cuda.decode_rows, reference.decode_rows),
+)
+def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
+    """Write rows ``first_row .. first_row + out.shape[0] - 1`` over a contiguous (rows, F) tensor of a float type.
+
+    Args:
+        out: What to write to.
+        codes: uint8, as :func:`encode_rows` gives it.
+        meta: int32, as :func:`encode_rows` gives it.
+        row_bits: int32 ``(R,)``, of all rows.
+        group_size: As when encoding.
+        first_row: Index of the first row.
+    """
+    _check_groups(out, group_size, 2)
+    check_vector(codes, torch.uint8, out.device, "codes")
+    check_vector(meta, torch.int32, out.device, "meta")
+    check_vector(row_bits, torch.int32, out.device, "row_bits")
+    rows, last = row_bits.numel(), first_row + out.shape[0]
+    if first_row < 0 or last > rows:
+        raise ValueError(f"rows {first_row} to {last} of {rows} are not there")
+    if meta.numel() != rows * -(-out.shape[1] // group_size):
+        raise ValueError(f"{rows} rows of {out.shape[1]} elements have other groups than {meta.numel()}")
+
+
+@define(
+    "groupquant_words(Tensor x, int group_size) -> Tensor",
+    Kernels(cpu.words, cuda.words, copied(reference.words_of)),
+)
+def words(x: Tensor, group_size: int) -> Tensor:
+    """Return the words of the groups of rows (R, F), before encoding: int32 ``(R, ceil(F / group_size))``."""
+    _check_groups(x, group_size, 2)
+    return x.new_empty(x.shape[0], -(-x.shape[1] // group_size), dtype=torch.int32)
+
+
+def ranges(meta: Tensor) -> Tensor:
+    """Return maximum minus offset of each word, float32 of the shape of ``meta``; NaN where a value was not finite."""
+    low, high = reference.bounds_of(meta)
+    return high - low
+
+
+def group_ranges(x: Tensor, group_size: int) -> Tensor:
+    """Return what :func:`ranges` will give for the groups of rows (R, F), before encoding: ``(R, groups a row)``."""
+    return ranges(words(x, group_size))
+
+
+def _encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    _check_one(x, bits)
+    return reference.encode_in_one(x, bits, seed, stochastic)
+
+
+def _decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    check_bits(bits)
+    return reference.decode_in_one(codes, meta, bits, start, count, dtype)
+
+
+@define(
+    "onegroup_encode(Tensor x, int bits, Tensor seed, bool stochastic) -> (Tensor, Tensor)",
+    {EVERYWHERE: _encode_in_one},
+)
+def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:
+    """Encode a vector as one group; the word is int32 ``(1,)``, or ``(0,)`` for no elements. Else as :func:`encode`."""
+    _check_one(x, bits)
+    return _empty(x, bitpack.packed_bytes(x.numel(), bits), min(1, x.numel()))
+
+
+@define(
+    "onegroup_decode(Tensor codes, Tensor meta, int bits, SymInt start, SymInt count, ScalarType dtype) -> Tensor",
+    {EVERYWHERE: _decode_in_one},
+)
+def decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Return elements ``start .. start + count - 1`` of what :func:`encode_in_one` was given, of a float type."""
+    check_bits(bits)
+    return codes.new_empty(count, dtype=dtype)
+
+
+def _empty(x: Tensor, size: int, groups: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(size, dtype=torch.uint8), x.new_empty(groups, dtype=torch.int32)
+
+
+def _check_groups(tensor: Tensor, group_size: int, dimensions: int) -> None:
+    check_contiguous(tensor)
+    if tensor.dim() != dimensions:
+        raise ValueError(f"the tensor must have {dimensions} dimensions, found shape {tuple(tensor.shape)}")
+    if group_size % 32 or not 32 <= group_size <= 1024:
+        raise ValueError(f"group_size must be a multiple of 32 from 32 to 1024, found {group_size}")
+
+
+def _check_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
+    check_bits(bits)
+    _check_groups(out, group_size, out.dim())
+    check_vector(codes, torch.uint8, out.device, "codes")
+    check_vector(meta, torch.int32, out.device, "meta")
+    end = start + out.numel()
+    if start < 0 or end > meta.numel() * group_size or bitpack.packed_bytes(end, bits) > codes.numel():
+        held = f"{codes.numel()} bytes of codes of {bits} bits in {meta.numel()} groups of {group_size}"
+        raise ValueError(f"elements {start} to {end} are not in {held}")
+
+
+def _check_one(x: Tensor, bits: int) -> None:
+    check_bits(bits)
+    check_contiguous(x)
+    if x.dim() != 1:
+        raise ValueError(f"the tensor must be a vector, found shape {tuple(x.shape)}")

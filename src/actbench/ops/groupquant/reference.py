@@ -1,0 +1,230 @@
+"""Groups of numbers as few-bit codes between two bounds, in plain torch: what every kernel is held to, bit for bit.
+
+A group's smallest and largest value become bfloat16 first, ``offset`` rounded down and ``maximum`` rounded up, and are
+one 32-bit word, the offset in its low half. Everything after is computed from these two, so no value lies outside.
+With ``B = 2**bits - 1``, in float32 (float64 for float64), each operation rounded by itself:
+
+    scale  = 2**-64, 1 or 2**64                           # as the bounds are huge, ordinary or tiny: nothing overflows
+    step   = (maximum * scale - offset * scale) / B
+    place  = rint((x * scale - offset * scale) * (65536 * B / (maximum * scale - offset * scale)))
+    code   = (place + w) >> 16                            # place cut to 0 .. 65536 * B before
+    value  = (code * step + offset * scale) * (1 / scale)
+
+where w is 16 random bits, number i of :func:`actbench.ops.noise.lanes` for element i. Of an element v steps above the
+offset this is ``floor(v + (w + 1/2) / 65536)``, whose mean is v. To the nearest code w is 32768. Where both bounds are
+one number all codes are 0; where a value is NaN or infinite both bounds are NaN, and so is all of the group again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from actbench.ops import bitpack, noise
+
+NAN_WORD: Final = 0x7FC07FC0
+"""The word of a group that had a value which was not finite: both bounds NaN."""
+
+PIECE = 2**18
+"""Elements of a piece of one group, a multiple of 8, so that its codes begin at a whole byte."""
+
+HUGE, TINY, SHIFT = 2.0**60, 2.0**-60, 2.0**64
+"""From which bound on numbers are scaled down, below which they are scaled up, and by what."""
+
+_LARGEST = torch.tensor(0x7F7F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
+# 65280: above, float16 overflows.
+_LARGEST_FOR_HALF = torch.tensor(0x477F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a float tensor in the type that is computed in."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def words_of(x: Tensor, group_size: int) -> Tensor:
+    """Return the word of each group of each row.
+
+    Args:
+        x: (R, F) of a float type.
+        group_size: Elements of a group; the last one of a row may have fewer.
+
+    Returns:
+        int32 ``(R, ceil(F / group_size))``.
+    """
+    if x.numel() == 0:
+        return torch.empty(x.shape[0], -(-x.shape[1] // group_size), dtype=torch.int32, device=x.device)
+    groups = _grouped(x, group_size)
+    largest = (_LARGEST_FOR_HALF if x.dtype == torch.float16 else _LARGEST).to(x.device)
+    least, most = groups.amin(2), groups.amax(2)
+    low, high = least.to(torch.bfloat16), most.to(torch.bfloat16)
+    low = torch.where(low.to(least.dtype) > least, torch.nextafter(low, -torch.inf * largest), low)
+    high = torch.where(high.to(most.dtype) < most, torch.nextafter(high, torch.inf * largest), high)
+    low, high = (torch.clamp(bound, -largest, largest) + 0.0 for bound in (low, high))
+    word = (low.view(torch.int16).int() & 0xFFFF) | (high.view(torch.int16).int() << 16)
+    return torch.where(groups.float().isfinite().all(2), word, NAN_WORD)
+
+
+def _grouped(x: Tensor, group_size: int) -> Tensor:
+    """Return (R, groups, group_size), the rest of the last group filled with that group's first value."""
+    rows, columns = x.shape
+    groups = -(-columns // group_size)
+    last = x[:, (groups - 1) * group_size, None].expand(rows, groups * group_size - columns)
+    return wide(torch.cat([x, last], 1)).view(rows, groups, group_size)
+
+
+def bounds_of(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return offset and maximum of words, as float32 tensors of their shape."""
+    return (words << 16).view(torch.float32), (words & -65536).view(torch.float32)
+
+
+def _scaled(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the scale, and the offset and the range after scaling, of each word."""
+    low, high = (bound.to(dtype) for bound in bounds_of(words))
+    largest = torch.maximum(low.abs(), high.abs())
+    scale = torch.ones_like(low).masked_fill(largest >= HUGE, 1 / SHIFT).masked_fill(largest < TINY, SHIFT)
+    return scale, low * scale, high * scale - low * scale
+
+
+def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int, stochastic: bool) -> Tensor:
+    """Return the code of each element.
+
+    Args:
+        x: (R, F) of a float type.
+        words: int32 ``(R, ceil(F / group_size))``.
+        most: The largest code of each row, ``(R,)``.
+        group_size: Elements of a group.
+        seed: Of the noise.
+        stochastic: False for the nearest code.
+
+    Returns:
+        uint8 ``(R, F)``.
+    """
+    if x.numel() == 0:
+        return torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    groups = _grouped(x, group_size)
+    scale, offset, span = (part[..., None] for part in _scaled(words, groups.dtype))
+    top = most.to(groups.dtype)[:, None, None] * 65536
+    slope = torch.where(span > 0, top / span, 0)
+    place = (groups * scale - offset) * slope
+    place = torch.minimum(torch.where(place > 0, place, 0), top).round().to(torch.int32)
+    place = place.flatten(1)[:, : x.shape[1]]
+    lanes = noise.lanes(seed, 0, x.numel(), 16, x.device).view(x.shape) if stochastic else 32768
+    return ((place + lanes) >> 16).to(torch.uint8)
+
+
+def values_of(codes: Tensor, words: Tensor, most: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what codes stand for.
+
+    Args:
+        codes: int64 of any shape.
+        words: The word of each code's group, int32 of that shape.
+        most: The largest code of each, of that shape or a shape that expands to it.
+        dtype: Of the result.
+    """
+    computed = torch.float64 if dtype == torch.float64 else torch.float32
+    scale, offset, span = _scaled(words, computed)
+    step = span / most.to(computed)
+    return ((codes.to(computed) * step + offset) * (1 / scale)).to(dtype)
+
+
+def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    """Encode a vector."""
+    words, most = words_of(x[None], group_size), torch.full((1,), 2**bits - 1, device=x.device)
+    codes = codes_of(x[None], words, most, group_size, int(seed.item()), stochastic)
+    return bitpack.pack(codes[0], bits), words[0]
+
+
+def decode(
+    codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, count: int, dtype: torch.dtype
+) -> Tensor:
+    """Decode a part of a vector."""
+    skipped = start % 8
+    found = bitpack.unpack(codes[start // 8 * bits :], bits, skipped + count)[skipped:]
+    group = torch.arange(start, start + count, device=codes.device) // group_size
+    return values_of(found, meta[group], torch.full((1,), 2**bits - 1, device=codes.device), dtype)
+
+
+def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
+    """Decode a part of a vector over a tensor."""
+    out.copy_(decode(codes, meta, bits, group_size, start, out.numel(), out.dtype).view(out.shape))
+
+
+def fitting(widths: Tensor, columns: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return the byte at which each row's codes start, and whether a width is allowed and its codes lie in the buffer.
+
+    Args:
+        widths: int32 ``(R,)``.
+        columns: Elements of a row.
+        size: Bytes of the buffer.
+    """
+    ends = widths.cumsum(0, dtype=torch.int64) * (-(-columns // 8))
+    starts = ends - widths * (-(-columns // 8))
+    return starts, (widths >= 1) & (widths <= 8) & (starts >= 0) & (ends <= size)
+
+
+def encode_rows(
+    x: Tensor, row_bits: Tensor, total_bits: int, group_size: int, seed: Tensor, stochastic: bool
+) -> tuple[Tensor, Tensor]:
+    """Encode rows."""
+    codes = torch.zeros(-(-x.shape[1] // 8) * total_bits, dtype=torch.uint8, device=x.device)
+    starts, fits = fitting(row_bits, x.shape[1], codes.numel())
+    words, most = words_of(x, group_size), (1 << row_bits.clamp(1, 8)) - 1
+    found = codes_of(x, words, most, group_size, int(seed.item()), stochastic)
+    for row in fits.nonzero().flatten().tolist():
+        stream = bitpack.pack(found[row], int(row_bits[row]))
+        codes[int(starts[row]) :][: stream.numel()] = stream
+    return codes, words.masked_fill(~fits[:, None], NAN_WORD).flatten()
+
+
+def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
+    """Decode rows over a matrix."""
+    rows, columns = out.shape
+    if out.numel() == 0:
+        return
+    starts, fits = fitting(row_bits, columns, codes.numel())
+    group = torch.arange(columns, device=out.device) // group_size
+    words = meta.view(row_bits.numel(), -1)
+    for row in range(rows):
+        width, start = int(row_bits[first_row + row]), int(starts[first_row + row])
+        if not fits[first_row + row]:
+            out[row] = torch.nan
+            continue
+        found = bitpack.unpack(codes[start:][: -(-columns // 8) * width], width, columns)
+        most = torch.full((1,), 2**width - 1, device=out.device)
+        out[row] = values_of(found, words[first_row + row][group], most, out.dtype)
+
+
+def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
+    """Encode a vector as one group, a piece at a time, so that what it makes on the way stays small."""
+    codes = x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
+    if x.numel() == 0:
+        return codes, x.new_empty(0, dtype=torch.int32)
+    words = words_of(torch.stack(torch.aminmax(x))[None], 2)
+    most = torch.full((1,), 2**bits - 1, device=x.device)
+    for index, (start, end) in enumerate(_pieces(0, x.numel())):
+        piece = x[start:end]
+        found = codes_of(piece[None], words, most, piece.numel(), int(seed.item()) + index, stochastic)
+        stream = bitpack.pack_codes(found[0], bits)
+        codes[start * bits // 8 :][: stream.numel()] = stream
+    return codes, words[0]
+
+
+def decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
+    """Decode a part of a vector that is one group."""
+    out = codes.new_empty(count, dtype=dtype)
+    most = torch.full((1,), 2**bits - 1, device=codes.device)
+    for first, end in _pieces(start, start + count):
+        stream = codes[first * bits // 8 :][: bitpack.packed_bytes(end - first, bits)]
+        found = bitpack.unpack_codes(stream, bits, end - first)
+        skipped = max(0, start - first)
+        out[first + skipped - start : end - start] = values_of(found[skipped:], meta, most, dtype)
+    return out
+
+
+def _pieces(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Give the ends of pieces that cover ``first .. last - 1``; each starts at a multiple of 8."""
+    for start in range(first // 8 * 8, last, PIECE):
+        yield start, min(last, start + PIECE)

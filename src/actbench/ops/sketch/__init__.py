@@ -1,0 +1,123 @@
+"""Rows of the random matrix that a sketch multiplies with, made when needed from a seed.
+
+The matrix has endless rows; its entry (i, j) of ``dim`` columns is number ``i * dim + j`` of the seed: independent, of
+mean 0 and mean square 1.
+
+* ``rademacher``: +1 or -1, from one bit each (0 is +1).
+* ``gaussian``: one of 65,536 midpoints of equally probable slices of N(0, 1), from 16 bits each. A table makes it the
+  same number on every device, which no logarithm is.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from typing import Final, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actbench.ops import noise, rawkernel
+from actbench.ops.library import HOST_NUMBER, define
+from actbench.ops.sketch import cpu
+
+Kind = Literal["gaussian", "rademacher"]
+KINDS: Final = get_args(Kind)
+
+
+@functools.cache
+def gaussian_table() -> np.ndarray:
+    """Return the 65,536 values of ``gaussian``: float32, ascending, antisymmetric, scaled to a mean square of 1."""
+    inverse = statistics.NormalDist().inv_cdf
+    upper = [inverse((index + 0.5) / 65536) for index in range(32768, 65536)]
+    scale = math.sqrt(len(upper) / math.fsum(value * value for value in upper))
+    half = (np.array(upper) * scale).astype(np.float32)
+    return np.concatenate([-half[::-1], half])
+
+
+def fourth_moment(kind: Kind) -> float:
+    """Return E[s^4] of an entry: 1 for rademacher, a little less than the 3 of N(0, 1) for the gaussian table."""
+    return 1.0 if kind == "rademacher" else float(np.mean(gaussian_table().astype(np.float64) ** 4))
+
+
+def reference(
+    seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Do what :func:`sketch_rows` does, in plain torch: what every kernel is held to, bit for bit."""
+    number, first, count = int(seed.item()), first_row * dim, rows * dim
+    if kind == "rademacher":
+        entries = 1 - 2 * noise.lanes(number, first, count, 1, device)
+    else:
+        entries = torch.from_numpy(gaussian_table()).to(device)[noise.lanes(number, first, count, 16, device)]
+    return entries.to(dtype).view(rows, dim)
+
+
+def launch(
+    seed: int | Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return what ``kernels/sketch.cu`` makes; types that it does not write are converted from float32."""
+    written = dtype if dtype in rawkernel.SCALARS else torch.float32
+    out = torch.empty(rows, dim, dtype=written, device=device)
+    place = (out, noise.state_of(seed), np.int64(first_row * dim), np.int64(out.numel()))
+    tables = () if kind == "rademacher" else (_table(out.device),)
+    macros, groups = {"SCALAR": rawkernel.SCALARS[written]}, -(-out.numel() // 8)
+    rawkernel.launch("sketch", f"sketch_{kind}", macros, groups, *tables, *place)
+    return out.to(dtype)
+
+
+@functools.cache
+def _table(device: torch.device) -> Tensor:
+    """Return the gaussian table on a device, 256 KiB that stay there."""
+    return torch.from_numpy(gaussian_table()).to(device)
+
+
+def _check(seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype) -> None:
+    torch._check_value(kind in KINDS, lambda: f"a sketch is {' or '.join(KINDS)}, not {kind!r}")
+    torch._check_value(seed.dtype == torch.int64 and seed.dim() == 0, lambda: "the seed must be a 0-d int64 tensor")
+    torch._check_value(dtype.is_floating_point, lambda: f"a sketch has float entries, not {dtype}")
+    torch._check_value(first_row >= 0 and rows >= 0 and dim >= 0, lambda: "rows and columns are not negative")
+
+
+def _make(
+    seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Make the rows where they are wanted: the seed is on the CPU, so the dispatcher cannot choose the device."""
+    _check(seed, first_row, rows, dim, kind, dtype)
+    if device.type == "cpu":
+        table = None if kind == "rademacher" else gaussian_table()
+        return cpu.rows(seed, first_row, rows, dim, table).to(dtype)
+    made = launch if device.type == "cuda" else reference
+    return made(seed, first_row, rows, dim, kind, dtype, device)
+
+
+@define(
+    "sketch_rows(Tensor seed, SymInt first_row, SymInt rows, SymInt dim, str kind, ScalarType dtype, Device device)"
+    " -> Tensor",
+    {"CPU": _make},  # where the seed is
+    tags=HOST_NUMBER,
+)
+def sketch_rows(
+    seed: Tensor, first_row: int, rows: int, dim: int, kind: Kind, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return rows ``first_row .. first_row + rows - 1`` of the matrix of a seed.
+
+    Args:
+        seed: 0-d int64 tensor on the CPU.
+        first_row: Index of the first row.
+        rows: How many.
+        dim: Columns.
+        kind: Distribution of the entries.
+        dtype: A float type; entries are float32 numbers rounded to it.
+        device: Where to make them.
+
+    Returns:
+        (rows, dim) of ``dtype`` on ``device``.
+
+    Raises:
+        KernelError: The kernel for CUDA cannot be compiled or launched.
+        ValueError: The seed, kind or type is not as above.
+    """
+    _check(seed, first_row, rows, dim, kind, dtype)
+    return torch.empty(rows, dim, dtype=dtype, device=device)

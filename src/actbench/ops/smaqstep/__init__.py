@@ -1,0 +1,138 @@
+"""One step of an optimizer whose state is SmaQ blocks, in one pass: read, step and write a block, then the next.
+
+After Shoghi et al. (2021), who quantize the state of an optimizer and store it as before; here what is stored are the
+blocks of :mod:`actbench.ops.smaq.format`, replaced in place. In each, what is computed is in
+:mod:`actbench.ops.smaqstep.rules`, between decoding and encoding with noise as in :mod:`actbench.ops.smaq.reference`.
+The parameter is stepped by the new moments before they are rounded. Adam's second moment is stored as its root; one
+that is decoded to less than half a main step of its block is taken for that half step: it could as well have been
+rounded up, and a first moment that is divided by next to nothing would throw its parameter far away.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from actbench.ops import noise
+from actbench.ops.arguments import check_contiguous
+from actbench.ops.library import Implementation, Kernels, define
+from actbench.ops.smaq import reference
+from actbench.ops.smaq.format import Format, check_format
+from actbench.ops.smaqstep import cpu, cuda, rules
+from actbench.ops.smaqstep.rules import AdamRule, SgdRule
+
+MOST_BLOCK = 256
+"""Elements of the largest block: state, parameter and gradient of one stay in a warp's registers."""
+
+_REST = "int seed, float[] rule, int main_bits, int outlier_bits, int outliers, int block"
+
+
+def _seeds(seed: int) -> tuple[int, int]:
+    """Return the seeds of the noise of the first and of the second moment."""
+    first = noise.mixed(seed)
+    return noise.signed(first), noise.signed(first ^ 1)
+
+
+def _adam_by(kernels: ModuleType) -> Implementation:
+    return lambda p, g, means, roots, seed, rule, *parts: kernels.adam(
+        p, g, means, roots, Format(*parts), _seeds(seed), AdamRule(*rule)
+    )
+
+
+def _sgd_by(kernels: ModuleType) -> Implementation:
+    return lambda p, g, buffers, seed, rule, *parts: kernels.sgd(
+        p, g, buffers, Format(*parts), _seeds(seed)[0], SgdRule(*rule)
+    )
+
+
+@define(
+    f"smaqstep_adam_(Tensor(a!) param, Tensor grad, Tensor(b!) means, Tensor(c!) roots, {_REST}) -> ()",
+    Kernels(_adam_by(cpu), _adam_by(cuda)),
+)
+def _adam(p: Tensor, g: Tensor, means: Tensor, roots: Tensor, seed: int, rule: list[float], *parts: int) -> None:
+    _check(p, g, (means, roots), Format(*parts))
+    _check_rule(rule, AdamRule._fields)
+
+
+@define(
+    f"smaqstep_sgd_(Tensor(a!) param, Tensor grad, Tensor(b!) buffers, {_REST}) -> ()",
+    Kernels(_sgd_by(cpu), _sgd_by(cuda)),
+)
+def _sgd(p: Tensor, g: Tensor, buffers: Tensor, seed: int, rule: list[float], *parts: int) -> None:
+    _check(p, g, (buffers,), Format(*parts))
+    _check_rule(rule, SgdRule._fields)
+
+
+def _check(p: Tensor, g: Tensor, states: tuple[Tensor, ...], form: Format) -> None:
+    check_format(form)
+    if form.block > MOST_BLOCK:
+        raise ValueError(f"blocks of a step have at most {MOST_BLOCK} elements, found {form.block}")
+    check_contiguous(p)
+    check_contiguous(g)
+    if p.dtype == torch.float64:
+        raise ValueError("a step computes in float32: the parameter must not be torch.float64")
+    if g.dtype != p.dtype or g.shape != p.shape or g.device != p.device:
+        found = f"{g.dtype} {tuple(g.shape)} on {g.device}"
+        raise ValueError(f"the gradient must be {p.dtype} {tuple(p.shape)} on {p.device}, found {found}")
+    size = form.packed_bytes(p.numel())
+    for state in states:
+        fits = state.dtype == torch.uint8 and state.dim() == 1 and state.is_contiguous() and state.numel() == size
+        if not fits or state.device != p.device:
+            found = f"{state.dtype} {tuple(state.shape)} on {state.device}"
+            raise ValueError(
+                f"the state must be a contiguous torch.uint8 vector of {size} bytes on {p.device}, found {found}"
+            )
+
+
+def _check_rule(rule: list[float], names: tuple[str, ...]) -> None:
+    if len(rule) != len(names):
+        raise ValueError(f"the rule must be {len(names)} numbers, {', '.join(names)}; found {len(rule)}")
+
+
+def adam_(param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format) -> None:
+    """Step a parameter by Adam or AdamW, and its packed moments, in place.
+
+    Args:
+        param: float32, float16 or bfloat16, contiguous, of any shape, n elements; n may be 0.
+        grad: As ``param``.
+        means: uint8 ``(form.packed_bytes(n),)``: the first moment. Zero bytes before the first step.
+        roots: The same, of the root of the second moment.
+        seed: Of the noise, 64 bits: another one at each step and for each parameter.
+        rule: The coefficients of the step.
+        form: Which SmaQ; blocks of at most :data:`MOST_BLOCK`.
+
+    Raises:
+        ValueError: An argument is not as above.
+        KernelError: The kernel for CUDA cannot be compiled or launched.
+    """
+    _adam(param, grad, means, roots, seed, list(rule), *form)
+
+
+def sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format) -> None:
+    """Step a parameter by SGD with momentum, and its packed buffer, in place; else as :func:`adam_`."""
+    _sgd(param, grad, buffers, seed, list(rule), *form)
+
+
+def reference_adam_(
+    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format
+) -> None:
+    """Do what :func:`adam_` does, in plain torch: what every kernel is held to, bit for bit."""
+    count, seeds = param.numel(), _seeds(seed)
+    m = reference.decode(means, 0, count, form, torch.float32)
+    s = reference.decode(roots, 0, count, form, torch.float32)
+    least = reference.half_steps(roots, count, form)
+    s = torch.where(s > least, s, least)
+    p, m, s = rules.adam(param.flatten().float(), grad.flatten().float(), m, s, rule)
+    param.copy_(p.view(param.shape))
+    means.copy_(reference.encode(m, 0, form, seeds[0], True))
+    roots.copy_(reference.encode(s, 0, form, seeds[1], True))
+
+
+def reference_sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format) -> None:
+    """Do what :func:`sgd_` does, in plain torch."""
+    b = reference.decode(buffers, 0, param.numel(), form, torch.float32)
+    p, b = rules.sgd(param.flatten().float(), grad.flatten().float(), b, rule)
+    param.copy_(p.view(param.shape))
+    buffers.copy_(reference.encode(b, 0, form, _seeds(seed)[0], True))

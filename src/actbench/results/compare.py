@@ -1,0 +1,223 @@
+"""Two results files side by side: what became better or worse, and whether that breaks a limit of ``--fail-on``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from actbench.errors import UsageError
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Case
+from actbench.results.tables import Table, fill, varying_settings
+from actbench.results.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS, Column, change
+from actbench.results.tables.entries import Entry, join
+from actbench.results.tables.values import Unit, Value, write
+from actbench.units import parse_bytes
+
+QUANTITIES: dict[str, Column[Entry]] = {
+    name: next(column for column in RESULTS if column.key == key)
+    for name, key in {
+        "peak": "peak_bytes",
+        "activations": "activation_bytes",
+        "throughput": "samples_per_second",
+        "largest_batch": "largest_batch",
+    }.items()
+}
+"""The columns that can be compared and limited, by the name that ``--fail-on`` has for them."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound on one quantity.
+
+    Attributes:
+        text: As it was written.
+        quantity: Key of :data:`QUANTITIES`.
+        kind: ``worse``: the share by which it may get worse; ``>`` or ``<``: a value that it may not pass.
+        amount: The share, or the value in base units.
+    """
+
+    text: str
+    quantity: str
+    kind: Literal["worse", ">", "<"]
+    amount: float
+
+    def broken_by(self, before: float | None, after: float) -> bool | None:
+        """Whether a change breaks the limit; None when there is nothing before it to compare with.
+
+        Args:
+            before: The value of the first file, or None.
+            after: The value of the second.
+        """
+        if self.kind != "worse":
+            return after > self.amount if self.kind == ">" else after < self.amount
+        if before is None:
+            return None
+        lower_is_better = QUANTITIES[self.quantity].better == "lower"
+        if before == 0:
+            return lower_is_better and after > 0
+        grown = change(before, after) or 0.0
+        worse = grown if lower_is_better else -grown
+        return worse > self.amount and not math.isclose(worse, self.amount, abs_tol=1e-12)  # 1.05 - 1 is above 0.05
+
+
+def parse_limit(text: str) -> Limit:
+    """Read ``peak:5%`` (more than 5 % worse fails), ``largest_batch:0%``, ``peak:>8GiB`` or ``throughput:<90``.
+
+    Raises:
+        UsageError: The text does not follow this grammar; the message shows what is allowed.
+    """
+    quantity, colon, bound = (part.strip() for part in text.partition(":"))
+    if not colon or quantity not in QUANTITIES:
+        raise UsageError(f"--fail-on {text!r}: write QUANTITY:BOUND, with a quantity of {', '.join(QUANTITIES)}")
+    if bound[:1] in ("<", ">"):
+        amount = _amount(bound[1:].strip(), QUANTITIES[quantity].unit, text)
+        return Limit(text, quantity, ">" if bound[0] == ">" else "<", amount)
+    if not bound.endswith("%"):
+        raise UsageError(f"--fail-on {text!r}: {bound!r} is neither a share such as 5% nor a bound such as >8GiB")
+    return Limit(text, quantity, "worse", _number(bound[:-1].strip(), text) / 100)
+
+
+def _amount(bound: str, unit: Unit, text: str) -> float:
+    if unit != "bytes":
+        return _number(bound, text)
+    try:
+        return parse_bytes(bound)
+    except UsageError as error:
+        raise UsageError(f"--fail-on {text!r}: {error}") from None
+
+
+def _number(bound: str, text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", bound) or not math.isfinite(float(bound)):
+        raise UsageError(f"--fail-on {text!r}: {bound!r} is not a number of 0 or more")
+    return float(bound)
+
+
+_NOT_HERE = "not in this file"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One case in two files; None where a file does not hold it."""
+
+    before: Entry | None
+    after: Entry | None
+
+    @property
+    def either(self) -> Entry:
+        """The entry of the second file, or of the first where the second has none."""
+        entry = self.after or self.before
+        assert entry is not None
+        return entry
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What became of the cases of two files.
+
+    Attributes:
+        table: One row for each case of either file.
+        violations: One sentence for each limit that a case breaks; empty when all hold.
+    """
+
+    table: Table
+    violations: tuple[str, ...]
+
+
+def compare(
+    before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], limits: Sequence[Limit] = ()
+) -> Comparison:
+    """Compare two sets of records case by case; the machines may differ, which the notes then say.
+
+    Where a set is of several machines, each is compared with itself, and a column names it.
+
+    A case that was measured before and fails now breaks every limit, and so does a limit that no case could be held to:
+    a check of nothing must not pass.
+    """
+    several = any(len({record.machine.name for record in records}) > 1 for records in (before, after))
+    pairs = _pairs(before, after, several)
+    entries = [pair.either for pair in pairs]
+    machine = (MACHINE,) if several else ()
+    identity = [_of_either(column) for column in (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, METER)]
+    quantities = [column for quantity in QUANTITIES.values() for column in _three(quantity)]
+    status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
+    table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
+    return Comparison(table, tuple(line for limit in limits for line in _violations(limit, pairs, several)))
+
+
+def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
+    def identity(record: MeasuredRecord) -> tuple[Case, str]:
+        return record.case, record.machine.name if several else ""
+
+    first = {identity(entry.record): entry for entry in join(before)}
+    second = {identity(entry.record): entry for entry in join(after)}
+    return [Pair(first.get(key), second.get(key)) for key in first | second]
+
+
+def _of_either(column: Column[Entry]) -> Column[Pair]:
+    return Column(column.key, column.title, column.unit, lambda pair: column.compute(pair.either))
+
+
+def _side(column: Column[Entry], side: str, letter: str) -> Column[Pair]:
+    def compute(pair: Pair) -> Value:
+        entry = getattr(pair, side)
+        if entry is None:
+            return _NOT_HERE if column is STATUS else None
+        return column.compute(entry)
+
+    return Column(f"{column.key}_{side}", f"{column.title} {letter}", column.unit, compute)
+
+
+def _three(column: Column[Entry]) -> tuple[Column[Pair], ...]:
+    """Return the columns of a quantity in the first file, in the second, and of its change."""
+    return (
+        _side(column, "before", "A"),
+        _side(column, "after", "B"),
+        Column(
+            f"{column.key.removesuffix('_bytes')}_change",
+            f"{column.title} change",
+            "change",
+            lambda pair: change(_value(column, pair.before), _value(column, pair.after)),
+            better=column.better,
+        ),
+    )
+
+
+def _value(column: Column[Entry], entry: Entry | None) -> float | None:
+    value = column.compute(entry) if entry is not None else None
+    return value if isinstance(value, int | float) else None
+
+
+def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[str]:
+    column = QUANTITIES[limit.quantity]
+    checked = 0
+    for pair in pairs:
+        case, here = pair.either.record.case, f", {pair.either.record.machine.name}" if several else ""
+        place = f"{limit.text}: {case.model}, {case.scheme}, batch {case.batch_size} ({case.meter}{here})"
+        value, earlier = _value(column, pair.after), _value(column, pair.before)
+        if value is None and earlier is not None:
+            why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
+            yield f"{place}: was measured before and is not now ({why})"
+            checked += 1
+        broken = limit.broken_by(earlier, value) if value is not None else None
+        checked += broken is not None
+        if broken:
+            yield f"{place}: {_told(column, earlier)} before, {_told(column, value)} now"
+    if not checked:
+        yield f"{limit.text}: no case of the two files could be checked"
+
+
+def _told(column: Column[Entry], value: float | None) -> str:
+    return write(value, column.unit) if value is not None else "unknown"
+
+
+def _notes(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord]) -> list[str]:
+    def machines(records: Sequence[MeasuredRecord]) -> str:
+        names = {f"{record.machine.name} ({record.machine.gpu or record.machine.processor})" for record in records}
+        return ", ".join(sorted(names)) or "no machine"
+
+    first, second = machines(before), machines(after)
+    return [] if first == second else [f"A was measured on {first}, B on {second}."]

@@ -1,0 +1,167 @@
+"""The list of everything that a training step keeps for its backward pass: the shape of ``measure --ledger`` in JSON.
+
+Nothing in this file, or in what it imports, imports torch. All amounts are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actbench.results.records import Case, Data
+from actbench.results.tables.columns import Column
+from actbench.results.tables.table import Table, fill
+from actbench.units import NonNegativeInt, format_bytes
+
+OUTSIDE = "<outside>"
+"""The module of what the loss function keeps after the model has returned."""
+
+
+def called(module: str) -> str:
+    """Return what people are told of the path of a module."""
+    return {"": "(the model)", OUTSIDE: "(outside)"}.get(module, module)
+
+
+class SavedTensor(Data):
+    """One argument that one operator keeps for backward.
+
+    Attributes:
+        module: Path of the module that ran the operator; empty for the model itself, :data:`OUTSIDE` for none.
+        operator: The node of autograd's graph, such as ``ConvolutionBackward0``; for what is held outside of the graph
+            the operator that made it.
+        argument: What the node calls it; several, where a scheme keeps one tensor in several parts.
+        shape: Of the tensor, as it was before a scheme packed it.
+        dtype: Its type, likewise.
+        bits: Bits in which an element is kept, by the bytes of the parts: what belongs to a group is in it.
+        kept_bytes: Bytes of its storages that no earlier entry holds; 0 where all are counted already or not here.
+        packed: Whether a scheme keeps something else in its place.
+        shared_with: Module, operator and argument of the other entries that hold one of its storages.
+        reason: Why it is not counted, or why a scheme left it alone; None where there is nothing to say.
+    """
+
+    module: str
+    operator: str
+    argument: str
+    shape: tuple[NonNegativeInt, ...]
+    dtype: str
+    bits: float
+    kept_bytes: NonNegativeInt
+    packed: bool = False
+    shared_with: tuple[str, ...] = ()
+    reason: str | None = None
+
+
+class Ledger(Data):
+    """Every saved tensor of a step, in the order in which the model runs.
+
+    Attributes:
+        entries: One for each argument of an operator.
+        recomputed: How many tensors a recomputed part of the model would have saved and does not.
+    """
+
+    entries: tuple[SavedTensor, ...]
+    recomputed: NonNegativeInt = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes kept by the whole step, each storage counted once."""
+        return sum(entry.kept_bytes for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """A saved tensor with the case that it belongs to."""
+
+    case: Case
+    saved: SavedTensor
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What one operator keeps.
+
+    Attributes:
+        operator: Its name.
+        tensors: How many it saves, those that others hold too among them.
+        kept_bytes: Bytes that are counted at it.
+        share: Of all bytes.
+    """
+
+    operator: str
+    tensors: int
+    kept_bytes: int
+    share: float | None
+
+
+def _shared(saved: SavedTensor) -> str | None:
+    if not saved.shared_with:
+        return None
+    others = len(saved.shared_with) - 1
+    return saved.shared_with[0] + (f" and {others} more" if others else "")
+
+
+TENSORS: tuple[Column[SavedTensor], ...] = (
+    Column("module", "Module", "text", lambda saved: called(saved.module)),
+    Column("operator", "Operator", "text", lambda saved: saved.operator),
+    Column("argument", "Argument", "text", lambda saved: saved.argument, detail=2),
+    Column("shape", "Shape", "text", lambda saved: "x".join(map(str, saved.shape)) or "scalar", detail=1),
+    Column("dtype", "Type", "text", lambda saved: saved.dtype, detail=3),
+    Column("bits", "Bits", "number", lambda saved: saved.bits),
+    Column("kept_bytes", "Kept", "bytes", lambda saved: saved.kept_bytes),
+    Column("shared_with", "Shared with", "text", _shared, detail=4),
+    Column("reason", "Reason", "text", lambda saved: saved.reason, detail=1),
+)
+OPERATORS: tuple[Column[_Sum], ...] = (
+    Column("operator", "Operator", "text", lambda total: total.operator),
+    Column("tensors", "Tensors", "count", lambda total: total.tensors),
+    Column("kept_bytes", "Kept", "bytes", lambda total: total.kept_bytes),
+    Column("share", "Of all", "share", lambda total: total.share),
+)
+
+
+def ledger_table(ledger: Ledger, title: str = "Saved tensors") -> Table:
+    """Return one row for each saved tensor, in the order in which the model runs, with a summary below."""
+    return fill(title, TENSORS, ledger.entries, _notes(ledger))
+
+
+def operators_table(ledger: Ledger, title: str = "Kept by operator") -> Table:
+    """Return one row for each operator, the one that keeps the most first, and the total."""
+    entries, total = ledger.entries, ledger.total_bytes
+    names = dict.fromkeys(entry.operator for entry in entries)
+    sums = [_sum(name, [entry for entry in entries if entry.operator == name], total) for name in names]
+    sums.sort(key=lambda each: -each.kept_bytes)
+    return fill(title, OPERATORS, [*sums, _sum(f"total of {len(sums)}", entries, total)])
+
+
+def lines_table(lines: Sequence[LedgerLine], title: str = "Saved tensors") -> Table:
+    """Return the saved tensors of several cases in one table, each row with what its case is."""
+    return fill(title, (*(_of_case(name) for name in _CASE), *map(_of_tensor, TENSORS)), lines)
+
+
+_CASE = ("model", "scheme", "batch_size", "meter")
+
+
+def _of_case(name: str) -> Column[LedgerLine]:
+    return Column(name, name.capitalize(), "text", lambda line: getattr(line.case, name))
+
+
+def _of_tensor(column: Column[Any]) -> Column[LedgerLine]:
+    return Column(column.key, column.title, column.unit, lambda line: column.compute(line.saved))
+
+
+def _sum(name: str, entries: Sequence[SavedTensor], total_bytes: int) -> _Sum:
+    kept = sum(entry.kept_bytes for entry in entries)
+    return _Sum(name, len(entries), kept, kept / total_bytes if total_bytes else None)
+
+
+def _notes(ledger: Ledger) -> list[str]:
+    counted = [entry for entry in ledger.entries if entry.kept_bytes]
+    shared = [entry for entry in ledger.entries if entry.shared_with and not entry.kept_bytes]
+    verb = "shares" if len(shared) == 1 else "share"
+    summary = (
+        f"Kept for backward: {format_bytes(ledger.total_bytes)} in {len(counted)} of {len(ledger.entries)} saved "
+        f"tensors; {len(shared)} {verb} the storage of an earlier row, not counted again."
+    )
+    more = f"{ledger.recomputed} more are not saved but recomputed in the backward pass."
+    return [summary, more] if ledger.recomputed else [summary]

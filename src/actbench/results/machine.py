@@ -1,0 +1,194 @@
+"""Where cases are measured and with what versions, found out without importing torch or starting CUDA."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+from actbench.results import cgroup
+from actbench.results.records import Machine, Versions
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The first GPU that is visible.
+
+    Attributes:
+        name: As the driver calls it.
+        memory_bytes: Its memory.
+        driver: Version of the driver.
+    """
+
+    name: str
+    memory_bytes: int
+    driver: str
+
+
+def find_gpu() -> Gpu | None:
+    """Return the first visible GPU, or None where there is no driver or ``CUDA_VISIBLE_DEVICES`` hides all."""
+    nvml: Any = pynvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        handle = _first_visible(nvml)
+        if handle is None:
+            return None
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
+        return Gpu(_text(nvml.nvmlDeviceGetName(handle)), int(memory), _text(nvml.nvmlSystemGetDriverVersion()))
+    except nvml.NVMLError:
+        return None
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _first_visible(nvml: Any) -> Any | None:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    first = "0" if visible is None else visible.split(",")[0].strip()
+    if first.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(first))
+    if first.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(first)
+    return None  # empty or -1 hides every device, as for CUDA
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+_virtual_memory: Any = psutil.virtual_memory
+_ROOT = Path(__file__).parents[3]  # of the checkout, where there is one
+_CODE = ("src", "kernels", "pyproject.toml")
+
+
+def machine() -> Machine:
+    """Describe this machine; its name is that of its GPU, or else its processor, with the number of cores."""
+    processor, cores, device = _processor(), _cores(), find_gpu()
+    return Machine(
+        name=f"{_slug(device.name if device else processor)}-{cores}c",
+        system=f"{platform.system()} {platform.release()}",
+        processor=processor,
+        cores=cores,
+        memory_bytes=memory_bytes(),
+        gpu=device.name if device else None,
+        gpu_memory_bytes=device.memory_bytes if device else None,
+        driver=device.driver if device else None,
+    )
+
+
+def versions() -> Versions:
+    """Return the versions of what measures, and the commit of the checkout that actbench is imported from, if any."""
+    torch, cuda = _torch_versions()
+    commit, dirty = _checkout(_ROOT)
+    return Versions(
+        actbench=_version("actbench") or "unknown",
+        python=platform.python_version(),
+        torch=torch or "none",
+        torchvision=_version("torchvision"),
+        transformers=_version("transformers"),
+        numba=_version("numba"),
+        cuda=cuda,
+        cupy=_version("cupy-cuda13x") or _version("cupy-cuda12x") or _version("cupy"),
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def provenance(command: str) -> dict[str, Any]:
+    """Return what records of every kind say of where they come from, by field.
+
+    Args:
+        command: What a user types to have the same.
+    """
+    return {"machine": machine(), "versions": versions(), "command": command}
+
+
+def now() -> str:
+    """Return the time, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def available_memory_bytes() -> int:
+    """Return the host memory that a process may still take without pushing another one out."""
+    available = int(_virtual_memory().available)
+    left = cgroup.memory_left_bytes()
+    return available if left is None else min(available, left)
+
+
+def memory_bytes() -> int:
+    """Return the host memory that all processes together may use: the machine's, or what its container allows."""
+    total = int(_virtual_memory().total)
+    limit = cgroup.memory_limit_bytes()
+    return total if limit is None else min(total, limit)
+
+
+def _cores() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup.cores()
+    return usable if quota is None else max(1, min(usable, quota))
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", information.read_text(), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _slug(name: str) -> str:
+    """Turn a device's name into one for files: ``AMD EPYC(TM) 7B13 @ 2.4GHz`` into ``amd-epyc-7b13``."""
+    bare = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", " ", name.lower())
+    return "-".join(re.findall(r"[a-z0-9]+(?:\.[0-9]+)?", bare)) or "machine"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_versions() -> tuple[str | None, str | None]:
+    """Return torch's version with its build, and the CUDA version it was built for, as its version file has them."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None, None
+    file = Path(spec.origin).with_name("version.py")
+    text = file.read_text() if file.exists() else ""
+    version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\b.*= '([^']+)'", text, re.MULTILINE)
+    return version[1] if version else _version("torch"), cuda[1] if cuda else None
+
+
+def _checkout(root: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of a checkout and whether its code differs from it; nothing where ``root`` is none.
+
+    What a sweep writes, results and tables, does not make a checkout dirty.
+    """
+    if _git(root, "rev-parse", "--show-toplevel") != str(root):
+        return None, None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--", *_CODE)
+    return commit or None, None if changes is None else bool(changes)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,51 @@
+"""Text that others wrote, made fit to be shown: nothing in it steers a terminal, reorders a line or hides."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks of direction and other formats, surrogates, line ends
+_KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join and part letters in scripts and emoji
+_LINKS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
+_MARKS = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
+_FORMULA = tuple("=+-@\t\n＝＋－＠")  # what spreadsheets take for the begin of one
+
+
+def plain(text: str) -> str:
+    r"""Return a text with every character that is no visible one written as an escape, such as ``\x1b``.
+
+    Tabs stay, and so do line ends, each as a newline. What comes out is left as it is when it comes in again. Every
+    text from a file, a model or a machine goes through here once, where it leaves actbench:
+    :func:`~actbench.results.render.formats.cells` for tables, ``remark`` and the progress of runs for standard error,
+    the entry point for errors. JSON has texts as they are.
+    """
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, text.replace("\r\n", "\n").replace("\r", "\n")))
+
+
+def markdown(text: str) -> str:
+    """Return a plain text as one line of Markdown that shows it and makes no tag, link, code or cell of it."""
+    line = " ".join(plain(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _LINKS.sub(r"\\", _MARKS.sub(r"\\\g<0>", line))
+
+
+def csv_cell(text: str) -> str:
+    """Return a plain text behind a quote mark where a spreadsheet would run it as a formula; numbers stay numbers."""
+    cell = plain(text)
+    return f"'{cell}" if cell.startswith(_FORMULA) and not _is_number(cell) else cell
+
+
+def _visible(character: str) -> str:
+    if character in _KEPT or unicodedata.category(character) not in _HIDDEN:
+        return character
+    return ascii(character)[1:-1]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,268 @@
+"""What is written down of an experiment: one line of JSON, the meeting point of measuring and reporting.
+
+Nothing in this file, or in what it imports, imports torch. All amounts are in base units: bytes and seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt
+
+SCHEMA_VERSION: Final = 1
+SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # Literal takes true for 1
+
+Task = Literal[
+    "auto",
+    "sequence-classification",
+    "masked-lm",
+    "causal-lm",
+    "seq2seq-lm",
+    "image-classification",
+    "node-classification",
+    "token-classification",
+    "question-answering",
+    "multiple-choice",
+    "next-sentence-prediction",
+    "pretraining",
+    "masked-image-modeling",
+    "semantic-segmentation",
+    "depth-estimation",
+    "object-detection",
+    "audio-classification",
+    "ctc",
+    "speech-seq2seq",
+    "image-text-contrastive",
+    "image-text-to-text",
+]
+Attention = Literal["sdpa", "eager"]
+FloatType = Literal["float32", "bfloat16", "float16"]
+Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum"]
+MeterName = Literal["simulated", "cpu", "cuda"]
+WeightsChoice = Literal["auto", "pretrained", "random"]
+FailureReason = Literal[
+    "out-of-memory",  # the step did not fit
+    "timeout",  # the case took longer than --timeout
+    "crash",  # the process of the case died or raised something unforeseen
+    "nothing-converted",  # the scheme found nothing to work on
+    "unsupported",  # the meter, model and scheme do not go together
+    "unavailable",  # the device or a library is missing on this machine
+]
+
+
+# Models that have no type or optimizer of their own get these. Only what a specification looks like counts, since
+# records are read without torch and without the model.
+DTYPE: Final[Literal["float32"]] = "float32"
+OPTIMIZER: Final[Literal["adamw"]] = "adamw"
+
+_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
+_PLACE = re.compile(r"hf:.*|[.~].*|[^@]*[/\\].*", re.DOTALL)
+
+
+def is_function(model: str) -> bool:
+    """Return whether a model specification names a function of the user's own, ``file.py:function``."""
+    return _FUNCTION.fullmatch(model) is not None
+
+
+def brings_dtype(model: str) -> bool:
+    """Return whether a model specification names one that has types of its own: a function, a folder, a hub's."""
+    return is_function(model) or _PLACE.fullmatch(model) is not None
+
+
+def dtype_for(model: str) -> Literal["float32"] | None:
+    """Return the type of a model's weights where a case names none; None where the model brings its own."""
+    return None if brings_dtype(model) else DTYPE
+
+
+def optimizer_for(model: str) -> Literal["adamw"] | None:
+    """Return a model's optimizer where a case names none; None where the model may bring its own."""
+    return None if is_function(model) else OPTIMIZER
+
+
+class Data(BaseModel):
+    """A frozen value that is read from or written to a file; unknown fields are refused.
+
+    NaN and infinity are written as strings and read back as numbers: a null would say that nothing was measured.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Case(Data):
+    """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it.
+
+    A function of the user's own may have ``dtype`` and ``optimizer`` None: those that it brings, or AdamW. A folder or
+    a model of the hub may have ``dtype`` None: that of its config. Of others None becomes ``float32`` and ``adamw``.
+    """
+
+    model: str = Field(min_length=1)
+    task: Task = "auto"
+    scheme: str = "exact"
+    batch_size: PositiveInt
+    sequence_length: PositiveInt | None = None
+    image_size: PositiveInt | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
+    optimizer: Optimizer | None = None
+    weights: WeightsChoice = "random"
+    trust_remote_code: bool = False
+    meter: MeterName = "simulated"
+    device_profile: str | None = None
+    memory_limit_bytes: PositiveInt | None = None
+    find_largest_batch: bool = False
+    gradient_quality: bool = True
+    seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
+    warmup_steps: NonNegativeInt = 2
+    min_steps: PositiveInt = 10
+    min_seconds: Annotated[float, Field(ge=0)] = 1.0
+
+    @model_validator(mode="after")  # one before costs a third of the time of reading: a dict of each line
+    def _resolved(self) -> Self:
+        dtype, optimizer = self.dtype or dtype_for(self.model), self.optimizer or optimizer_for(self.model)
+        self.__dict__.update(dtype=dtype, optimizer=optimizer)
+        return self
+
+    @property
+    def name(self) -> str:
+        """What people are told of it."""
+        return f"{self.model}, {self.scheme}, batch {self.batch_size} ({self.meter})"
+
+    def key(self) -> str:
+        """Return the identity of the case: equal cases, and only those, have equal keys."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class Built(Data):
+    """What the model, task and sizes of a case came to: what was really built and fed.
+
+    Attributes:
+        model_class: Name of the model's class.
+        task: Never ``auto``; None where a function of the user's own has none.
+        sequence_length: Tokens of a sample, those of the decoder where the encoder reads no text; None without text.
+        image_size: Height and width of a sample's image in pixels; None without images.
+        audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or that of its features.
+    """
+
+    model_class: str
+    task: Task | None = None
+    sequence_length: PositiveInt | None = None
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+    audio_shape: tuple[PositiveInt, ...] | None = None
+
+
+class Site(Data):
+    """One place of the model that a scheme changed.
+
+    Attributes:
+        path: Dotted path of the module in the model; empty for the model itself.
+        was: What stood there, such as ``nn.GELU``.
+        becomes: What stands there now, such as ``3-bit GELU``.
+        bytes_before: Bytes this place keeps for backward in the exact model at the case's batch.
+        bytes_after: The same after conversion.
+        calls: How often it ran in one step; 0 means that the step never reached it.
+    """
+
+    path: str
+    was: str
+    becomes: str
+    bytes_before: NonNegativeInt | None = None
+    bytes_after: NonNegativeInt | None = None
+    calls: NonNegativeInt | None = None
+
+
+class Unreached(Data):
+    """A place that a reader might expect to be converted and that was not, with the reason."""
+
+    path: str
+    kind: str
+    reason: str
+
+
+class Failure(Data):
+    """Why a case has no measurement. A failed case is a result."""
+
+    kind: Literal["failed"] = "failed"
+    reason: FailureReason
+    message: str
+    peak_bytes: NonNegativeInt | None = None
+
+
+class Machine(Data):
+    """Where a case was measured."""
+
+    name: str
+    system: str
+    processor: str
+    cores: PositiveInt
+    memory_bytes: PositiveInt
+    gpu: str | None = None
+    gpu_memory_bytes: PositiveInt | None = None
+    driver: str | None = None
+
+    @property
+    def identity(self) -> tuple[str, str | None]:
+        """What tells it from others: its name, and its GPU, which may be exchanged."""
+        return self.name, self.gpu
+
+
+class Versions(Data):
+    """What a case was measured with. ``dirty`` is true when the checkout had uncommitted changes."""
+
+    actbench: str
+    python: str
+    torch: str
+    torchvision: str | None = None
+    transformers: str | None = None
+    numba: str | None = None
+    cuda: str | None = None
+    cupy: str | None = None
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+class Published(Data):
+    """A figure that the authors of a scheme published.
+
+    Attributes:
+        quantity: What the figure says: ``peak_saving`` is the share of exact's peak that is saved (0.138 = 13.8 %),
+            ``batch_ratio`` the largest batch over exact's, ``activation_ratio`` exact's activation bytes over its own.
+        setting: Model, batch, hardware.
+        source: Where it stands.
+    """
+
+    quantity: Literal["peak_saving", "peak_bytes", "batch_ratio", "largest_batch", "activation_ratio", "accuracy"]
+    value: float
+    setting: str
+    source: str
+
+
+CaseT = TypeVar("CaseT", bound=Data)
+OutcomeT = TypeVar("OutcomeT")
+Migrations = dict[int, Callable[[dict[str, Any]], dict[str, Any]]]
+
+
+class Record(Data, Generic[CaseT, OutcomeT]):
+    """One line of a results file of any kind of experiment. ``label`` is what the recipe calls the scheme.
+
+    Class attributes:
+        migrations: By schema version: turns a record of that version into one of the next.
+    """
+
+    migrations: ClassVar[Migrations]
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    recipe: str
+    case: CaseT
+    outcome: OutcomeT
+    machine: Machine
+    versions: Versions
+    command: str
+    recorded_at: str
+    label: str | None = None
+    published: tuple[Published, ...] = ()

@@ -1,0 +1,185 @@
+"""Charts on a terminal, in Braille letters, and as PNG or SVG, drawn by matplotlib."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from actbench.errors import UsageError
+from actbench.results.plain import plain
+from actbench.results.tables.curves import Chart, Curve
+
+COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_yellow", "bright_magenta", "bright_cyan", "white")
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of a letter, top left first
+_AXIS_WIDTH = 9
+
+
+def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
+    """Draw a chart.
+
+    Args:
+        chart: The chart; points that are no finite numbers are left out.
+        width: Letters of a line, the axis included.
+        height: Lines of the picture.
+    """
+    finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
+    if not finite:
+        return Text(f"{plain(chart.title)}: no finite value")
+    canvas = _Canvas(max(8, width - _AXIS_WIDTH - 1), height, finite)
+    for number, curve in enumerate(chart.curves):
+        canvas.add(curve, number)
+    labels = [plain(curve.label) for curve in chart.curves]
+    legend = Text("  ".join("━━ " + label for label in labels))
+    start = 0
+    for number, label in enumerate(labels):
+        legend.stylize(COLOURS[number % len(COLOURS)], start, start + 2)
+        start += len(label) + 5
+    reach = f"{canvas.left:g}" + (f" … {canvas.right:g}" if canvas.right > canvas.left else "")
+    ends = Text(f"{'':{_AXIS_WIDTH}} {reach} {plain(chart.x)}", style="dim")
+    return Group(Text(plain(chart.title), style="bold"), *canvas.lines(), ends, legend)
+
+
+class _Canvas:
+    """Dots, and the curve that set the last one of each letter."""
+
+    def __init__(self, columns: int, rows: int, points: Sequence[tuple[float, float]]) -> None:
+        self.columns, self.rows = columns, rows
+        self.left, self.right = min(x for x, _ in points), max(x for x, _ in points)
+        self.bottom, self.top = min(y for _, y in points), max(y for _, y in points)
+        self._letters = [[_BLANK] * columns for _ in range(rows)]
+        self._owners: list[list[int | None]] = [[None] * columns for _ in range(rows)]
+
+    def add(self, curve: Curve, number: int) -> None:
+        """Draw a curve: neighbouring points are joined, and a point that has none is two dots wide and high."""
+        for (x, y), (next_x, next_y) in zip(curve.points, curve.points[1:] + curve.points[-1:], strict=True):
+            if not math.isfinite(y):
+                continue
+            column, row = self._place(x, y)
+            end = self._place(next_x, next_y) if math.isfinite(next_y) else (column, row)
+            for dot in _line((column, row), end):
+                self._set(*dot, number)
+        for point in curve.lone():
+            column, row = self._place(*point)
+            for across, down in itertools.product((0, 1), repeat=2):
+                self._set(column // 2 * 2 + across, row // 2 * 2 + down, number)
+
+    def lines(self) -> Iterator[Text]:
+        """Yield the lines from the top, the vertical axis with three numbers on it; one where there is but one."""
+        middle = self.rows // 2
+        marks = (0, middle, self.rows - 1) if self.top > self.bottom else (middle,)
+        for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
+            share = 1 - row / max(1, self.rows - 1)
+            label = f"{self.bottom + share * (self.top - self.bottom):.4g}" if row in marks else ""
+            line = Text(f"{label:>{_AXIS_WIDTH - 1}} │", style="dim")
+            for letter, owner in zip(letters, owners, strict=True):
+                line.append(chr(letter), style="" if owner is None else f"not dim {COLOURS[owner % len(COLOURS)]}")
+            yield line
+
+    def _place(self, x: float, y: float) -> tuple[int, int]:
+        column = _share(x, self.left, self.right) * (2 * self.columns - 1)
+        row = _share(y, self.top, self.bottom) * (4 * self.rows - 1)
+        return round(column), round(row)
+
+    def _set(self, column: int, row: int, number: int) -> None:
+        self._letters[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+        self._owners[row // 4][column // 2] = number
+
+
+def _share(value: float, first: float, last: float) -> float:
+    """Return how far a value is on the way from the first to the last; half where there is no way."""
+    return 0.5 if first == last else (value - first) / (last - first)
+
+
+def _line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """Yield the dots between two, both included."""
+    length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
+    for step in range(length + 1):
+        share = step / length if length else 0.0
+        yield round(start[0] + share * (end[0] - start[0])), round(start[1] + share * (end[1] - start[1]))
+
+
+FORMATS = ("png", "svg")
+_SIZE_INCHES = (7.0, 4.2)
+
+
+def picture(charts: Sequence[Chart], kind: str) -> bytes:
+    """Draw charts below each other in one picture.
+
+    Args:
+        charts: At least one.
+        kind: ``png`` or ``svg``. The same charts give the same SVG: it holds no date and no random names.
+
+    Raises:
+        UsageError: matplotlib is not installed, the kind is neither of the two, or there is nothing to draw.
+    """
+    check([kind])
+    if not charts:
+        raise UsageError("there are no curves to draw: no run was trained to its end")
+    matplotlib, figures = require()
+    with matplotlib.rc_context({"svg.hashsalt": "actbench"}):
+        width, height = _SIZE_INCHES
+        figure = figures.Figure(figsize=(width, height * len(charts)), layout="constrained")
+        for axes, chart in zip(figure.subplots(len(charts), squeeze=False)[:, 0], charts, strict=True):
+            _draw(axes, chart)
+        out = io.BytesIO()
+        figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return out.getvalue()
+
+
+def check(kinds: Sequence[str]) -> None:
+    """Check that pictures of these kinds can be drawn here.
+
+    Raises:
+        UsageError: matplotlib is not installed, or a kind is neither ``png`` nor ``svg``.
+    """
+    for kind in kinds:
+        if kind not in FORMATS:
+            found = f"as {kind!r}" if kind else "in a file without a suffix"
+            raise UsageError(f"--export-curves: curves can be drawn as {' or '.join(FORMATS)}, not {found}")
+    require()
+
+
+def require() -> tuple[Any, Any]:
+    """Return matplotlib and its figures, which need no display.
+
+    Raises:
+        UsageError: It is not installed.
+    """
+    try:
+        return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise UsageError(
+            "curves as PNG or SVG are drawn by matplotlib, which is not installed: 'pip install matplotlib'; on a "
+            "terminal they are drawn without it"
+        ) from None
+
+
+def _draw(axes: Any, chart: Chart) -> None:
+    for curve in chart.curves:
+        _add(axes, curve)
+    axes.set_title(plain(chart.title), fontsize=10, parse_math=False)
+    axes.set_xlabel(plain(chart.x), parse_math=False)
+    axes.set_ylabel(plain(chart.y), parse_math=False)
+    axes.grid(alpha=0.3)
+    for text in axes.legend(fontsize=8).get_texts():
+        text.set_parse_math(False)
+
+
+def _add(axes: Any, curve: Curve) -> None:
+    x = [point for point, _ in curve.points]
+    y = [value if math.isfinite(value) else math.nan for _, value in curve.points]
+    (line,) = axes.plot(x, y, label=plain(curve.label), linewidth=1.4)
+    lone = curve.lone()  # no line goes to these
+    axes.plot([x for x, _ in lone], [y for _, y in lone], "o", color=line.get_color(), markersize=4)
+    if curve.spread:
+        low = [value - spread for value, spread in zip(y, curve.spread, strict=True)]
+        high = [value + spread for value, spread in zip(y, curve.spread, strict=True)]
+        axes.fill_between(x, low, high, color=line.get_color(), alpha=0.15, linewidth=0)

@@ -1,0 +1,174 @@
+"""What is written down of a training run: one line of JSON. Amounts are in base units: bytes and seconds."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+
+from actbench.results.records import (
+    Attention,
+    Built,
+    Data,
+    Failure,
+    FloatType,
+    Migrations,
+    Record,
+    Task,
+    WeightsChoice,
+    dtype_for,
+)
+from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt, SignedInt
+
+OptimizerName = Literal["adamw", "adam", "sgd"]
+Schedule = Literal["constant", "cosine", "multi_step"]
+DeviceName = Literal["cpu", "cuda"]
+Metric = Literal["accuracy", "f1", "correlation", "loss"]
+Strategy = Literal["single", "ddp", "fsdp2"]
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+# Fields that came after the first files were written: where they say nothing, keys are what they were.
+_LATER = ("tokenizer", "max_grad_norm", "gradient_accumulation", "processes", "strategy")
+
+
+class TrainingCase(Data):
+    """One training run, fully resolved: what is trained, on what, how, with which scheme and seed.
+
+    Attributes:
+        data: Name of the data set.
+        epochs: Passes over the training set; None where ``steps`` says how long the run is.
+        learning_rate: The largest of the schedule.
+        momentum: Of SGD.
+        schedule: How the learning rate falls: not at all, by half a cosine to zero, or by ``gamma`` at each milestone.
+        milestones: Shares of the run.
+        warmup_steps: Steps in which the learning rate rises from zero.
+        evaluate_every: Steps between evaluations; None for one an epoch, and 20 at most. One more ends the run.
+        dtype: Type of the weights and pictures; None for the types that the model comes with, where it brings some.
+        tokenizer: Folder or name on the hub of what makes tokens of written sentences; None for the model's own.
+        max_grad_norm: Length to which the gradient of all parameters together is cut; None for none.
+        gradient_accumulation: Parts that a batch is cut into, whose gradients are added up before a step.
+        processes: How many train together; each has its share of every batch.
+        strategy: How the model is spread over them.
+        seed: Of weights, order of the data, dropout and sketches.
+    """
+
+    model: str = Field(min_length=1)
+    data: str = Field(min_length=1)
+    scheme: str = "exact"
+    device: DeviceName = "cpu"
+    batch_size: PositiveInt
+    epochs: PositiveInt | None = None
+    steps: PositiveInt | None = None
+    optimizer: OptimizerName = "adamw"
+    learning_rate: PositiveFloat
+    weight_decay: NonNegativeFloat = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    schedule: Schedule = "constant"
+    milestones: tuple[Share, ...] = (0.5, 0.75)
+    gamma: Share = 0.1
+    warmup_steps: NonNegativeInt = 0
+    evaluate_every: PositiveInt | None = None
+    task: Task = "auto"
+    sequence_length: PositiveInt | None = None
+    image_size: PositiveInt | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType | None = None
+    autocast: Literal["bfloat16", "float16"] | None = None
+    weights: WeightsChoice = "random"
+    seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
+    tokenizer: str | None = None
+    max_grad_norm: PositiveFloat | None = None
+    gradient_accumulation: PositiveInt = 1
+    processes: PositiveInt = 1
+    strategy: Strategy = "single"
+
+    @model_validator(mode="after")
+    def _resolved(self) -> Self:
+        self.__dict__["dtype"] = self.dtype or dtype_for(self.model)
+        return self
+
+    @property
+    def name(self) -> str:
+        """What people are told of it."""
+        return f"{self.model} on {self.data}, {self.scheme}, seed {self.seed}"
+
+    def key(self) -> str:
+        """Return the identity of the run: equal cases, and only those, have equal keys."""
+        fields = type(self).model_fields
+        usual = {name for name in _LATER if getattr(self, name) == fields[name].default}
+        return hashlib.sha256(self.model_dump_json(exclude=usual).encode()).hexdigest()[:16]
+
+
+class Evaluation(Data):
+    """How good the model was on the whole validation set after so many steps.
+
+    Attributes:
+        accuracy: A share of 1; None where labels are no classes.
+        f1: Of class 1, where the data set is scored by it.
+        correlation: Mean of Pearson's and Spearman's with the labels, where the data set is scored by it.
+    """
+
+    step: NonNegativeInt
+    loss: float
+    accuracy: float | None = None
+    f1: float | None = None
+    correlation: float | None = None
+
+
+class Trained(Data):
+    """What came of a run that reached its end, or whose loss was no longer a finite number.
+
+    Attributes:
+        metric: What the data set is scored by.
+        steps: How many the whole run has.
+        losses: Training loss of each step, over all processes.
+        step_seconds: Wall time of each training step, reading its loss included, evaluations left out.
+        evaluations: In the order of their steps; the last is that of the finished model.
+        diverged_at: The step, from 1, whose loss was no finite number; None where all were.
+        weights_bytes: Parameters and buffers, of the first process where there are several.
+        optimizer_bytes: Optimizer state, likewise.
+        activation_bytes: Live after forward minus before, of one more step behind the last evaluation; with gradients
+            accumulated, of one part of its batch. Of several processes the largest.
+        peak_bytes: Peak allocated in that step, everything included; likewise.
+        rank_activation_bytes: Those of each process, by rank; empty for one process.
+        rank_peak_bytes: Peaks, in the same way.
+        sites: Places of the model that the scheme changed.
+        built: What was trained; None in older records, and where a function of the user's own does not say.
+        resumed_at: Steps after which a later process went on from a checkpoint.
+    """
+
+    kind: Literal["trained"] = "trained"
+    metric: Metric
+    steps: PositiveInt
+    losses: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    evaluations: tuple[Evaluation, ...] = Field(min_length=1)
+    diverged_at: PositiveInt | None = None
+    weights_bytes: NonNegativeInt
+    optimizer_bytes: NonNegativeInt | None = None
+    activation_bytes: SignedInt
+    peak_bytes: NonNegativeInt
+    rank_activation_bytes: tuple[SignedInt, ...] = ()
+    rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
+    sites: NonNegativeInt = 0
+    resumed_at: tuple[PositiveInt, ...] = ()
+    weights_origin: str = "random"
+    built: Built | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def final(self) -> Evaluation:
+        """The evaluation of the finished model."""
+        return self.evaluations[-1]
+
+    @property
+    def score(self) -> float:
+        """The metric of the finished model."""
+        return float(getattr(self.final, self.metric))
+
+
+class TrainingRun(Record[TrainingCase, Annotated[Trained | Failure, Field(discriminator="kind")]]):
+    """One line of a file of training runs."""
+
+    migrations: ClassVar[Migrations] = {}

@@ -1,0 +1,143 @@
+"""A results file that one process writes to, line by line, without ever leaving half a line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from actbench.errors import StoreError
+from actbench.paths import check_makeable
+
+
+class LineFile:
+    """A file that lines are added to. Its length is known, so that another writer is noticed.
+
+    Args:
+        path: The file; made by the first line.
+        whole_bytes: Length up to the end of the last whole line. Before the next is added, what follows is moved to
+            the end of a file beside this one, whose name ends with ``.torn``.
+        file_bytes: Length of the file.
+    """
+
+    def __init__(self, path: Path, whole_bytes: int = 0, file_bytes: int = 0) -> None:
+        self.path = path
+        self.whole_bytes = whole_bytes
+        self.file_bytes = file_bytes
+
+    def append(self, line: bytes) -> None:
+        """Add a line, without its end, and wait until the disk has it.
+
+        Raises:
+            StoreError: It cannot be written, or another program changed the file. No part of the line stays behind.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._append(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: the record cannot be written: {error.strerror}. The records before it are safe; make "
+                f"room or name another file with --output, and start again: what is there is not measured twice"
+            ) from error
+
+    def _append(self, descriptor: int, line: bytes) -> None:
+        if os.fstat(descriptor).st_size != self.file_bytes:
+            raise StoreError(
+                f"{self.path}: another program changed the file while actbench was writing to it; nothing was written. "
+                f"Look at the file, then start again"
+            )
+        self._set_aside(descriptor)
+        unended = self.whole_bytes > 0 and os.pread(descriptor, 1, self.whole_bytes - 1) != b"\n"
+        content = (b"\n" if unended else b"") + line + b"\n"
+        try:
+            _write(descriptor, content, self.whole_bytes)
+            if self.whole_bytes == 0:
+                _sync_folder(self.path.parent)
+        except BaseException:
+            with suppress(OSError):  # what cannot be cut off now is a half-written line, which readers leave out
+                os.ftruncate(descriptor, self.whole_bytes)
+            raise
+        self.whole_bytes = self.file_bytes = self.whole_bytes + len(content)
+
+    def _set_aside(self, descriptor: int) -> None:
+        torn = os.pread(descriptor, self.file_bytes - self.whole_bytes, self.whole_bytes)
+        if torn.strip():
+            aside = os.open(torn_path(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                _write(aside, torn + b"\n", os.fstat(aside).st_size)
+                _sync_folder(self.path.parent)
+            finally:
+                os.close(aside)
+        os.ftruncate(descriptor, self.whole_bytes)
+        self.file_bytes = self.whole_bytes
+
+
+def torn_path(path: Path) -> Path:
+    """Return where the half-written lines of a results file are put."""
+    return path.with_name(f"{path.name}.torn")
+
+
+def _write(descriptor: int, content: bytes, offset: int) -> None:
+    while content:
+        written = os.pwrite(descriptor, content, offset)
+        content, offset = content[written:], offset + written
+    os.fsync(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the disk has the name of a new file."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Hold the lock beside the file, which is gone afterwards; folders on the way to it are made.
+
+    Raises:
+        StoreError: Another process holds it, or it cannot be written there.
+    """
+    if os.path.isdir(path):
+        raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
+    check_makeable(path)
+    lock_path = path.with_name(f"{path.name}.lock")
+    lock = FileLock(lock_path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            os.close(os.open(path, os.O_RDWR))
+        holder = _holder(lock_path)  # before asking for the lock: some versions of filelock empty the file in asking
+        lock.acquire(timeout=0)
+        lock_path.write_text(f"{os.getpid()}\n")
+    except Timeout:
+        raise StoreError(
+            f"{path}: another actbench process{holder} is writing there; wait until it ends, or name another file "
+            f"with --output"
+        ) from None
+    except OSError as error:
+        lock.release()
+        raise StoreError(f"{path}: results cannot be written there: {error.strerror}: {error.filename}") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # a folder that is gone, or can no longer be written: the lock ends all the same
+            lock_path.unlink()
+        lock.release()
+
+
+def _holder(lock_path: Path) -> str:
+    """Return which process wrote the lock file, as far as it says."""
+    try:
+        text = lock_path.read_text().strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return ""
+    return f" (process {text})" if text.isdigit() else ""

@@ -1,0 +1,240 @@
+"""Results files: one record a line, appended as each case ends, so that a killed experiment loses nothing.
+
+A file is only ever lengthened. The exception is the half-written line, without its newline, that a killed process may
+leave at its end: it is left out when reading, and moved to a file beside before the next line is written. Of several
+records of one case the last counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, overload
+
+from actbench.errors import StoreError
+from actbench.paths import file_name
+from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.records import Data, Failure, Machine, Record
+from actbench.results.store import lines
+from actbench.results.store.linefile import LineFile, alone
+from actbench.results.store.lines import RecordT
+
+Identity = tuple[Data, str, str | None]
+"""The case, and what tells the machine from others."""
+
+RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside those of a sweep
+
+
+@dataclass(frozen=True)
+class Results(Generic[RecordT]):
+    """What a results file holds.
+
+    Attributes:
+        records: In the order of the file, one for each case, machine and GPU.
+        notice: What a user must know of how the file was read, or None.
+        whole_bytes: Length of the part that holds whole lines.
+        file_bytes: Length of the file.
+    """
+
+    records: tuple[RecordT, ...]
+    notice: str | None
+    whole_bytes: int
+    file_bytes: int
+
+
+class Store(Generic[RecordT]):
+    """A results file that this process alone writes to; made by :meth:`opened`."""
+
+    def __init__(self, path: Path, results: Results[RecordT], machine: Machine | None = None) -> None:
+        self.path = path
+        self.notice = results.notice
+        self._file = LineFile(path, results.whole_bytes, results.file_bytes)
+        self._machine = machine
+        self._records: dict[Identity, RecordT] = {}
+        self._here: dict[Data, RecordT] = {}
+        for record in results.records:
+            self._note(record)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, kind: type[RecordT], machine: Machine | None = None) -> Iterator[Store[RecordT]]:
+        """Hold the file for as long as an experiment runs; folders on the way to it are made.
+
+        Args:
+            path: The file.
+            kind: Class of its records.
+            machine: This one: the records of others, or with another GPU, in a file that several share, leave a case to
+                be run here. None counts the records of all.
+
+        Raises:
+            StoreError: Another process writes to the file, it is no results file, or it cannot be written.
+        """
+        with alone(path):
+            yield cls(path, read(path, kind) if path.exists() else Results((), None, 0, 0), machine)
+
+    @property
+    def records(self) -> tuple[RecordT, ...]:
+        """What the file holds now, one record for each case, machine and GPU."""
+        return tuple(self._records.values())
+
+    def find(self, case: Data) -> RecordT | None:
+        """Return the record that counts for a case on this machine."""
+        return self._here.get(case)
+
+    def done(self, case: Data) -> bool:
+        """Whether the file holds a record, measured or failed, of a case.
+
+        A case that was ``unavailable`` is not done: what the machine lacked may have been installed since.
+        """
+        record = self.find(case)
+        return record is not None and not (_failed(record) and record.outcome.reason == "unavailable")
+
+    def failed(self, case: Data) -> bool:
+        """Whether the record that counts for a case is of a failure."""
+        record = self.find(case)
+        return record is not None and _failed(record)
+
+    def _note(self, record: RecordT) -> None:
+        self._records[_identity(record)] = record
+        if self._machine is None or record.machine.identity == self._machine.identity:
+            self._here[record.case] = record
+
+    def append(self, record: RecordT) -> None:
+        """Write a record behind the others and wait until the disk has it.
+
+        Raises:
+            StoreError: The line cannot be written; the file is then as it was before.
+        """
+        self._file.append(record.model_dump_json().encode())
+        self._note(record)
+
+
+@overload
+def read(path: Path) -> Results[MeasuredRecord]: ...
+@overload
+def read(path: Path, kind: type[RecordT]) -> Results[RecordT]: ...
+def read(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
+    """Read a results file; no lock is needed, an experiment may be writing to it.
+
+    Args:
+        path: The file.
+        kind: Class of its records.
+
+    Raises:
+        StoreError: The file cannot be read, is no results file, or holds a broken line or one of a newer actbench; the
+            message names the file and the line.
+    """
+    found = lines.split(path)
+    return Results(tuple(_latest([found], kind).values()), found.notice, found.whole_bytes, found.file_bytes)
+
+
+def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRecord], list[str]]:
+    """Read several results files of sweeps as one, the later ones counting.
+
+    Args:
+        paths: The files.
+        sites: Whether the records keep what was converted and what was not reached, which tables do not show.
+
+    Returns:
+        The records and the notices.
+    """
+    found = [lines.split(path) for path in paths]
+    records = _latest(found, MeasuredRecord, sites)
+    return list(records.values()), [file.notice for file in found if file.notice]
+
+
+def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = True) -> dict[Identity, RecordT]:
+    """Return the last record of each case, machine and GPU."""
+    shared = _Shared(sites)
+    found: dict[Identity, RecordT] = {}
+    for file in files:
+        for number, line in file.numbered():
+            record = lines.parse(kind, line, f"{file.path}:{number}")
+            shared.share(record)
+            found[_identity(record)] = record
+    return found
+
+
+def files_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the results files among paths and in the folders among them, at any depth, each once.
+
+    Raises:
+        StoreError: A folder holds none.
+    """
+    files: list[Path] = []
+    for path in paths:
+        found = sorted(_below(path)) if os.path.isdir(path) else [path]
+        if not found:
+            raise StoreError(f"{path} holds no results file (.jsonl)")
+        files += found
+    return list(dict.fromkeys(files))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*.jsonl") if not file.name.endswith(RUNS_SUFFIX))
+
+
+def results_path(folder: Path, recipe: str, machine: str) -> Path:
+    """Return where the results of a recipe on a machine stand: ``FOLDER/RECIPE/MACHINE.jsonl``."""
+    return folder / file_name(recipe) / f"{file_name(machine)}.jsonl"
+
+
+def _identity(record: Record[Any, Any]) -> Identity:
+    return record.case, *record.machine.identity
+
+
+def _failed(record: Record[Any, Any]) -> bool:
+    return isinstance(record.outcome, Failure)
+
+
+_SITES = ("sites", "unreached")
+_FIELDS_SET = "__pydantic_fields_set__"
+
+
+class _Shared:
+    """The parts of records that were read so far.
+
+    Args:
+        sites: Whether records keep what was converted and what was not reached. No table of results shows it, and of
+            many rows it takes most of the memory.
+    """
+
+    def __init__(self, sites: bool = True) -> None:
+        self._sites = sites
+        self._parts: dict[tuple[Any, ...], Data] = {}
+        self._names: dict[frozenset[str], set[str]] = {}
+
+    def share(self, record: Record[Any, Any]) -> None:
+        """Put the parts of earlier records in place of the equal ones of a record that nobody else has yet."""
+        fields = record.__dict__
+        fields["machine"] = self._part(record.machine)
+        fields["versions"] = self._part(record.versions)
+        if isinstance(record.outcome, Measurement):
+            self._share_measurement(record.outcome)
+        for part in (record, record.case, record.outcome, *record.published):
+            self._share_names(part)
+
+    def _share_measurement(self, measurement: Measurement) -> None:
+        fields = measurement.__dict__
+        if measurement.built is not None:
+            fields["built"] = self._part(measurement.built)
+        for name in _SITES:
+            if fields[name]:
+                fields[name] = tuple(map(self._part, fields[name])) if self._sites else ()
+
+    def _part(self, part: Data) -> Data:
+        """Return the first part that is equal to this one; the fields of such parts are texts, integers and tuples."""
+        key = (type(part), *part.__dict__.values())
+        found = self._parts.get(key)
+        if found is None:
+            self._share_names(part)
+            self._parts[key] = found = part
+        return found
+
+    def _share_names(self, part: Data) -> None:
+        """Share the set of the names that were given; pydantic makes one for each object, larger than its values."""
+        names = part.model_fields_set
+        object.__setattr__(part, _FIELDS_SET, self._names.setdefault(frozenset(names), names))

@@ -1,0 +1,224 @@
+"""Records side by side: each with the exact model's and the estimate of its case, marked when no other beats it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.records import Built
+from actbench.results.tables.groups import (
+    Costs,
+    Group,
+    group_of,
+    in_order,
+    scheme_places,
+    unbeaten,
+    what_is_built,
+    what_is_measured,
+)
+from actbench.results.tables.values import Spread, ratio, step_time, throughput
+
+
+class Estimates:
+    """The simulations among records.
+
+    Args:
+        records: Each with what was measured, but for the scheme.
+    """
+
+    def __init__(self, records: Iterable[tuple[MeasuredRecord, Any]]) -> None:
+        self._found: dict[Any, list[MeasuredRecord]] = defaultdict(list)
+        self._devices: dict[Any, _Devices] = {}
+        for record, what in records:
+            if record.case.meter == "simulated" and isinstance(record.outcome, Measurement):
+                self._found[what, record.case.scheme, record.case.device_profile == "cpu"].append(record)
+
+    def of(self, record: MeasuredRecord, what: Any) -> Measurement | None:
+        """Return the estimate of a measurement: that of the CPU for the CPU, that of a GPU for a GPU.
+
+        Of several simulated GPUs it is the one that the record's GPU is named like; where none is, there is no
+        estimate.
+        """
+        key = (what, record.case.scheme, record.case.meter == "cpu")
+        if record.case.meter == "simulated" or key not in self._found:
+            return None
+        candidates = self._found[key]
+        if len(candidates) > 1:
+            if key not in self._devices:
+                self._devices[key] = _Devices(candidates)
+            candidates = self._devices[key].named_in(record.machine.gpu or "")
+        outcome = candidates[0].outcome if len(candidates) == 1 else None
+        return outcome if isinstance(outcome, Measurement) else None
+
+
+class _Devices:
+    """Simulations of one thing, by the first word of the device that they are of."""
+
+    def __init__(self, records: Sequence[MeasuredRecord]) -> None:
+        self._by_name: dict[str, list[MeasuredRecord]] = defaultdict(list)
+        for record in records:
+            self._by_name[(record.case.device_profile or "cuda").partition("-")[0]].append(record)
+        self._lengths = sorted(set(map(len, self._by_name)))
+
+    def named_in(self, gpu: str) -> list[MeasuredRecord]:
+        """Return those whose device stands in the name of a GPU, two at most of each device."""
+        gpu = gpu.lower()
+        parts = {gpu[start : start + length] for length in self._lengths for start in range(len(gpu) - length + 1)}
+        return [record for part in parts if part in self._by_name for record in self._by_name[part][:2]]
+
+
+class Entry(NamedTuple):
+    """A record with the measurements it is read against.
+
+    Attributes:
+        record: The record.
+        measured: Its measurement, or None when the case failed.
+        exact: What the exact model measured in the same case on the same machine.
+        estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
+        same_model: A measurement of the same model, fed the same, of the exact one if there is one: a failed record
+            says less.
+        step: Seconds of a step.
+        relative_throughput: Throughput over that of the exact model, which is 1 without a spread for the exact model
+            itself. None where the two were not timed together: drift between two sessions is no property of a scheme.
+        pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
+    """
+
+    record: MeasuredRecord
+    measured: Measurement | None
+    exact: Measurement | None
+    estimate: Measurement | None
+    same_model: Measurement | None
+    step: Spread | None
+    relative_throughput: Spread | None
+    pareto: bool | None
+
+    def own(self, setting: Literal["dtype", "optimizer"]) -> str:
+        """Return a setting of the case, or where it leaves that to the model what the model brought."""
+        asked: str | None = getattr(self.record.case, setting)
+        return asked or getattr(self.same_model, setting, None) or "the model's own"
+
+    @property
+    def built(self) -> Built | None:
+        """What the model and task of the case came to; of a failed case what they came to in another row."""
+        known = self.measured or self.same_model
+        return known.built if known else None
+
+    @property
+    def throughput(self) -> Spread | None:
+        """Samples a second."""
+        return throughput(self.record.case.batch_size, self.step)
+
+
+@dataclass(slots=True, eq=False)
+class _Peers:
+    """What the records of one group are read against.
+
+    Attributes:
+        what: Number of what was measured.
+        same_model: See :class:`Entry`.
+        exact: What the exact model measured in the group.
+        exact_step: Its seconds.
+    """
+
+    what: int
+    same_model: Measurement | None = None
+    exact: Measurement | None = None
+    exact_step: Spread | None = None
+
+
+def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
+    """Return an entry for each record, in an order that depends on the cases only, not on when they were measured.
+
+    Rows that can be compared stand beside each other, the exact model first, then simple schemes, then composed ones.
+    """
+    numbers: dict[Group, int] = {}
+    groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
+    peers = _peers(records, groups, list(numbers))
+    estimates = Estimates((record, peers[group].what) for record, group in zip(records, groups, strict=True))
+    rows = [(records[place], peers[groups[place]]) for place in _order(records, groups, list(numbers))]
+    steps = [step_time(found.step_seconds) if (found := _measured(record)) else None for record, _ in rows]
+    speeds = [_speed(_measured(record), step, peer) for (record, peer), step in zip(rows, steps, strict=True)]
+    best = _best(rows, speeds)
+    return [
+        Entry(
+            record,
+            measured=_measured(record),
+            exact=peer.exact,
+            estimate=estimates.of(record, peer.what),
+            same_model=peer.same_model,
+            step=step,
+            relative_throughput=speed,
+            pareto=pareto,
+        )
+        for (record, peer), step, speed, pareto in zip(rows, steps, speeds, best, strict=True)
+    ]
+
+
+def _measured(record: MeasuredRecord) -> Measurement | None:
+    return record.outcome if isinstance(record.outcome, Measurement) else None
+
+
+def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[_Peers]:
+    """Return what each group's records are read against.
+
+    Args:
+        records: The records.
+        groups: The number of each record's group.
+        keys: The groups.
+    """
+    built = list(map(what_is_built, keys))
+    numbers: dict[Any, int] = {}
+    peers = [_Peers(numbers.setdefault(what_is_measured(key), len(numbers))) for key in keys]
+    of_exact: dict[Any, Measurement] = {}
+    of_others: dict[Any, Measurement] = {}
+    for record, group in zip(records, groups, strict=True):
+        measured, is_exact = _measured(record), record.case.scheme == "exact"
+        if is_exact:
+            peers[group].exact = measured
+        if measured:
+            (of_exact if is_exact else of_others).setdefault(built[group], measured)
+    same_model = of_others | of_exact
+    for peer, model in zip(peers, built, strict=True):
+        peer.same_model = same_model.get(model)
+        peer.exact_step = step_time(peer.exact.step_seconds) if peer.exact else None
+    return peers
+
+
+def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
+    """Return the places of records in the order of their groups, then of their schemes."""
+    number = {group: place for place, group in enumerate(in_order(keys))}
+    of_group = [number[key] for key in keys]
+    of_scheme = scheme_places(record.case.scheme for record in records)
+    ranks = [
+        of_group[group] * len(of_scheme) + of_scheme[record.case.scheme]
+        for record, group in zip(records, groups, strict=True)
+    ]
+    return sorted(range(len(records)), key=ranks.__getitem__)
+
+
+def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> Spread | None:
+    """Return the throughput over that of the exact model's steps that took turns with these."""
+    if measured is None or step is None:
+        return None
+    if peers.exact is measured:
+        return Spread(1.0)
+    if peers.exact is not None and peers.exact.timing_round == measured.timing_round:
+        return ratio(peers.exact_step, step)
+    return ratio(step_time(measured.exact_step_seconds), step)
+
+
+def _best(rows: Sequence[tuple[MeasuredRecord, _Peers]], speeds: Sequence[Spread | None]) -> list[bool | None]:
+    """Return for each row whether none of its group beats it; None where it is alone or has no speed."""
+    costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
+    for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
+        if speed is not None and isinstance(record.outcome, Measurement):
+            costs[peers][place] = (record.outcome.peak_bytes, -speed.value)
+    best: list[bool | None] = [None] * len(rows)
+    for rivals in costs.values():
+        if len(rivals) > 1:
+            for place, mark in zip(rivals, unbeaten(list(rivals.values())), strict=True):
+                best[place] = mark
+    return best

@@ -1,0 +1,108 @@
+"""Groups of records that can be compared, the order of schemes in them, and which no other beats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from actbench import spec
+from actbench.errors import SpecError
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Case
+
+Group = tuple[Any, ...]
+"""The machine, its GPU, and the values of ``FIELDS``."""
+
+_HOW_MEASURED = (
+    "device_profile",
+    "memory_limit_bytes",
+    "find_largest_batch",
+    "gradient_quality",
+    "seed",
+    "warmup_steps",
+    "min_steps",
+    "min_seconds",
+)
+_NAMED = ("model", "batch_size", "meter", "scheme")
+_WORKLOAD = tuple(name for name in Case.model_fields if name not in (*_NAMED, *_HOW_MEASURED))
+_HOW = tuple(name for name in Case.model_fields if name in _HOW_MEASURED)
+_BUILT_FROM = ("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code")
+
+FIELDS = ("model", *_WORKLOAD, "batch_size", "meter", *_HOW)
+"""Fields of the case, from the one that rows are sorted by first."""
+
+_values = attrgetter(*FIELDS)
+
+
+def group_of(record: MeasuredRecord) -> Group:
+    """Return the group of a record."""
+    return (record.machine.name, record.machine.gpu or "", *_values(record.case))
+
+
+def _of(names: Iterable[str]) -> Callable[[Group], Any]:
+    return itemgetter(*(2 + FIELDS.index(name) for name in names))
+
+
+what_is_measured = _of(name for name in FIELDS if name != "meter" and name not in _HOW)
+"""From a group: what an estimate and a measurement of the same thing have in common, but for the scheme."""
+
+what_is_built = _of(_BUILT_FROM)
+"""From a group: what the model is built from."""
+
+
+def in_order(groups: Iterable[Group]) -> list[Group]:
+    """Sort groups by machine, model, workload, batch size, meter and how it measured."""
+    found = list(groups)
+    for place in reversed(range(2 + len(FIELDS))):  # the least first: sorting leaves those in order that are equal
+        if len({group[place] for group in found}) > 1:
+            found.sort(key=lambda group: _sortable(group[place]))
+    return found
+
+
+def _sortable(value: Any) -> tuple[Any, ...]:
+    """Make values of any type comparable: None first, numbers by size."""
+    return value is not None, value if isinstance(value, int | float) else 0, str(value)
+
+
+def scheme_places(schemes: Iterable[str]) -> dict[str, int]:
+    """Return the place of each scheme among all; one that is written in two ways has one place."""
+    keys = {scheme: _key(scheme) for scheme in set(schemes)}
+    places = {key: place for place, key in enumerate(sorted(set(keys.values())))}
+    return {scheme: places[key] for scheme, key in keys.items()}
+
+
+def _key(scheme: str) -> tuple[Any, ...]:
+    """Order schemes by the number of their parts, then by name, then by value as a number where it is one."""
+    try:
+        parts = spec.parse(scheme)
+    except SpecError:
+        return (2, 0, scheme)
+    return (scheme != "exact", len(parts), tuple((part.name, _number(part.value), str(part)) for part in parts))
+
+
+def _number(value: str | None) -> float:
+    try:
+        number = float(value or 0)
+    except ValueError:
+        return 0.0
+    return 0.0 if math.isnan(number) else number  # which has no place among numbers
+
+
+Costs = tuple[float, float]
+
+
+def unbeaten(costs: Sequence[Costs]) -> list[bool]:
+    """Return for each whether no other has neither cost higher and one of them lower.
+
+    Equal ones do not beat each other, and a cost that is no number neither beats nor is beaten. Takes as long as
+    sorting them.
+    """
+    known = sorted({pair for pair in costs if not any(map(math.isnan, pair))})
+    beaten: set[Costs] = set()
+    for pair, least in zip(known[1:], accumulate((second for _, second in known), min), strict=False):
+        if least <= pair[1]:  # that of one before, whose first cost is no higher
+            beaten.add(pair)
+    return [pair not in beaten for pair in costs]

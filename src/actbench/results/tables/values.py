@@ -1,0 +1,142 @@
+"""Values of tables: what they can be, how each is written, what is made of the seconds of steps, and rows of them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, overload
+
+from actbench.units import format_bytes, format_seconds
+
+Value = str | int | float | bool | None
+Unit = Literal["text", "bytes", "seconds", "share", "change", "ratio", "rate", "count", "number", "flag"]
+
+
+def write(value: Value, unit: Unit) -> str:
+    """Write one value; None is a dash, or nothing where text is expected."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return "" if unit in ("text", "flag") else "–"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if not math.isfinite(value):
+        return str(value)
+    return _NUMBERS[unit](value)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _percent(share: float) -> float:
+    return round(100 * share, 1) + 0.0  # without a minus in front of zero
+
+
+_NUMBERS: dict[Unit, Callable[[float], str]] = {
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "share": lambda value: f"{_percent(value):.1f} %",
+    "change": lambda value: f"{_percent(value):+.1f} %",
+    "ratio": lambda value: f"{value:.2f}x",
+    "rate": _rate,
+    "number": lambda value: f"{value:.4g}",
+    "count": lambda value: f"{value:.0f}",
+    "text": str,
+    "flag": str,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A value and its spread; the spread is None where it is not known.
+
+    Attributes:
+        value: The median, or what was made of medians.
+        spread: Half the interquartile range: half of the steps are within it of the median; or what was made of it.
+    """
+
+    value: float
+    spread: float | None = None
+
+
+def step_time(seconds: Sequence[float] | None) -> Spread | None:
+    """Return the median step in seconds; one step alone has no spread."""
+    if not seconds:
+        return None
+    if len(seconds) == 1:
+        return Spread(seconds[0])
+    first, middle, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return Spread(middle, (third - first) / 2)
+
+
+def throughput(batch_size: int, step: Spread | None) -> Spread | None:
+    """Return samples a second; its relative spread is that of the step."""
+    if step is None or step.value <= 0:
+        return None
+    rate = batch_size / step.value
+    return Spread(rate, None if step.spread is None else rate * step.spread / step.value)
+
+
+def ratio(above: Spread | None, below: Spread | None) -> Spread | None:
+    """Return the quotient of two independent values: the squares of their relative spreads add up."""
+    if above is None or below is None or above.value <= 0 or below.value <= 0:
+        return None
+    quotient = above.value / below.value
+    if above.spread is None or below.spread is None:
+        return Spread(quotient)
+    return Spread(quotient, quotient * math.hypot(above.spread / above.value, below.spread / below.value))
+
+
+Item = TypeVar("Item")
+
+_AT_ONCE = 256
+
+
+def blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Yield a few hundred items at a time: what several columns read of them then is still in the processor's cache."""
+    return (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE))
+
+
+class Rows(Sequence[Mapping[str, Value]]):
+    """Rows that are made as they are asked for.
+
+    Args:
+        columns: The values of each column by its key, as many in each.
+        count: How many rows there are.
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Value]], count: int) -> None:
+        self._columns = dict(columns)
+        self._count = count
+
+    def column(self, key: str) -> Sequence[Value]:
+        """Return the values of a column from the first row to the last."""
+        return self._columns[key]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> Mapping[str, Value]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Rows: ...
+    def __getitem__(self, place: int | slice) -> Mapping[str, Value] | Rows:
+        if isinstance(place, slice):
+            columns = {key: values[place] for key, values in self._columns.items()}
+            return Rows(columns, len(range(self._count)[place]))
+        place = range(self._count)[place]
+        return {key: values[place] for key, values in self._columns.items()}
+
+    def __iter__(self) -> Iterator[Mapping[str, Value]]:
+        if not self._columns:
+            return iter([{} for _ in range(self._count)])
+        keys = tuple(self._columns)
+        return (dict(zip(keys, values, strict=True)) for values in zip(*self._columns.values(), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(Mapping.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]

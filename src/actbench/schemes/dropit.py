@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from actbench.nn.compressed import compressed
+from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.layout import Layout
+from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
+from actbench.ops import bitpack
+from actbench.results.records import Site
+from actbench.schemes.base import NOTHING_PACKED, Scheme
+from actbench.setup import Part, TrainingSetup
+
+
+@dataclass(frozen=True)
+class Largest(Codec):
+    """The elements of largest magnitude, the others as zeros; parts are the values, and a bit an element for places."""
+
+    share: float
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return (ceil(share elements),) of the tensor's type and uint8 (ceil(elements / 8),)."""
+        count, flags = math.ceil(self.share * layout.elements), torch.zeros_like(flat, dtype=torch.uint8)
+        flags.index_fill_(0, flat.abs().topk(count, sorted=False).indices, 1)
+        return flat[torch.nonzero_static(flags, size=count)[:, 0]], bitpack.pack_codes(flags, 1)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return the tensor with zeros where elements were dropped."""
+        flags = bitpack.unpack_codes(parts[1], 1, layout.elements).view(torch.bool)
+        return layout.laid_out(parts[0].new_zeros(layout.elements).masked_scatter_(flags, parts[0]))
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of the values, and ``ceil(elements / 8)``."""
+        values = math.ceil(self.share * layout.elements) * layout.dtype.itemsize
+        return values + bitpack.packed_bytes(layout.elements, 1)
+
+
+class DropIT(Scheme):
+    """Linear layers and convolutions keep the elements of largest magnitude of their inputs, and drop the others.
+
+    Paper: Chen et al., "DropIT: Dropping Intermediate Tensors for Memory-Efficient DNN Training", arXiv 2202.13808.
+    Kept for backward: of each input ``ceil(share elements)`` values in its type, and ``ceil(elements / 8)`` bytes for
+    their places; of ReLU, dropout and pools, which may hold the same tensor, an exact small code. The forward pass and
+    the gradients of inputs and biases are exact; those of weights are biased: what was dropped counts as zero.
+    Not reproduced: places as 32-bit numbers, which take more bytes for shares above 1/32.
+
+    Attributes:
+        share: Of the elements of an input that is kept, up to 0.9; the paper keeps 0.1 and more.
+    """
+
+    name: ClassVar[str] = "dropit"
+    summary: ClassVar[str] = "inputs of linear layers and convolutions without their small elements"
+    paper: ClassVar[str] = "Chen et al. 2022, arXiv 2202.13808"
+    positional: ClassVar[str | None] = "share"
+
+    share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace layers by ones that drop, or keep an exact small code; see :meth:`CompressedForward.bind_on`."""
+        packer, sites = SavedTensors(Largest(self.share)), list[Site]()
+
+        def rule(layer: nn.Module, path: str) -> nn.Module | None:
+            new = compressed(layer, packer, SiteState(path, 32 * self.share + 1), norms=False)
+            if new is not None:
+                becomes = f"input, {self.share:.0%} of it" if isinstance(new, Compressed) else "an exact small code"
+                sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
+            return new
+
+        model = CompressedForward.bind_on(self.name, setup.module, rule, packer)
+        return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))

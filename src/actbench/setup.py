@@ -1,0 +1,161 @@
+"""What is trained and how one step of it runs: the value that workloads make, schemes change and meters read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from actbench.errors import MeasurementError, ModelError
+from actbench.results.records import Built, Site, Unreached
+
+Batch = Mapping[str, Any]
+Loss = Callable[[nn.Module, Batch], Tensor]
+MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+@runtime_checkable
+class HoldsGradients(Protocol):
+    """An optimizer that holds gradients itself, in a form of its own, while they wait for its step."""
+
+    def gradients(self) -> Mapping[Tensor, Tensor]:
+        """Return the gradients by parameter, as the step is given them."""
+        ...
+
+    def gradient_parts(self) -> Iterable[Tensor]:
+        """Return the tensors that hold them, but those on the parameters themselves."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one scheme has changed in a setup, and by what it is seen that it acts.
+
+    Attributes:
+        spec: Specification of the scheme.
+        acts: Who tells :mod:`actbench.nn.savedtensors` what it does in this setup; None for the layers at its sites.
+        idle: Where its sites run and it changes nothing of what they keep: what the reason may be, and what to do.
+        sites: What it changed.
+    """
+
+    spec: str
+    acts: Hashable = None
+    idle: str = "no gradient is asked of what goes into them; unfreeze what runs before them"
+    sites: tuple[Site, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A module with everything that makes a training step of it, and what schemes have done to it so far.
+
+    Attributes:
+        module: The model.
+        loss: From the model and a batch to a scalar.
+        make_optimizer: From the model to its optimizer.
+        autocast_dtype: Type for ``torch.autocast``, or None for none.
+        expandable_segments: Whether torch's CUDA allocator is to grow its segments.
+        sites: What schemes changed, in the order of the model.
+        unreached: What a reader might expect to be changed and was not.
+        warnings: What has to be said beside every figure of it: that something is only simulated, say.
+        parts: What each scheme changed, one after the other.
+        built: What the module and its batches are; None where the maker does not say.
+    """
+
+    module: nn.Module
+    loss: Loss | None = None
+    make_optimizer: MakeOptimizer | None = None
+    autocast_dtype: torch.dtype | None = None
+    expandable_segments: bool = False
+    sites: tuple[Site, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
+    warnings: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    built: Built | None = None
+
+    def changed(
+        self,
+        module: nn.Module,
+        sites: tuple[Site, ...],
+        unreached: tuple[Unreached, ...] = (),
+        *,
+        by: Part | None = None,
+    ) -> TrainingSetup:
+        """Return this setup with another module and further sites.
+
+        Args:
+            module: What becomes of the model.
+            sites: What changed in it.
+            unreached: What a reader might expect to have changed.
+            by: Who changed it, without the sites; None for a change of which nobody asks whether it acts.
+        """
+        parts = self.parts if by is None else (*self.parts, replace(by, sites=sites))
+        return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached, parts=parts)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of the model on a batch, a scalar with its graph.
+
+        Raises:
+            MeasurementError: The setup has no loss.
+        """
+        if self.loss is None:
+            raise MeasurementError("a training forward needs a loss; this setup has none")
+        with self._autocast():
+            return self.loss(self.module, batch)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        device = next(self.module.parameters()).device
+        return torch.autocast(device.type, dtype=self.autocast_dtype)
+
+
+class TrainStep:
+    """One training step of a setup on one batch, in parts, so that a meter can read between them.
+
+    Raises:
+        MeasurementError: The setup has no loss or no optimizer.
+    """
+
+    def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
+        if setup.loss is None or setup.make_optimizer is None:
+            raise MeasurementError("a training step needs a loss and an optimizer; this setup has none")
+        self.setup = setup
+        self.batch = batch
+        self.optimizer = setup.make_optimizer(setup.module)
+
+    def forward(self) -> Tensor:
+        """Return the loss, a scalar with its graph.
+
+        Raises:
+            ModelError: The loss has not one number.
+        """
+        loss = self.setup.forward(self.batch)
+        if loss.numel() != 1:
+            raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
+        return loss
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of the loss to the parameters."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def gradients(self) -> Mapping[Tensor, Tensor]:
+        """Return the gradients that wait for the update, by parameter."""
+        if isinstance(self.optimizer, HoldsGradients):
+            return self.optimizer.gradients()
+        return {p: p.grad for p in self.setup.module.parameters() if p.grad is not None}
+
+    def update(self) -> None:
+        """Step the optimizer and free the gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def __call__(self) -> Tensor:
+        """Run the whole step and return the detached loss."""
+        loss = self.forward()
+        self.backward(loss)
+        self.update()
+        return loss.detach()

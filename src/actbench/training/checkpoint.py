@@ -1,0 +1,272 @@
+"""Checkpoints of a training run, and all that the next step depends on.
+
+Tensors are in safetensors, the rest in JSON, written as a whole or not at all. ``checkpoint.json`` names the file of
+the tensors. It is put in place last, by a rename, so that a process that is killed at any moment leaves the checkpoint
+before or the one after.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from actbench.errors import StoreError
+from actbench.nn.adapted import adapt, adapted_states
+from actbench.results.records import Data
+from actbench.results.runs import Evaluation, TrainingCase
+from actbench.training.parallel import Spread
+from actbench.training.processgroup import Team
+from actbench.training.step import LearningStep
+
+_TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
+
+
+def take_apart(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Return a tree as JSON has it, and put its tensors into ``tensors`` under names that begin with ``name``.
+
+    Floats survive exactly: JSON has the shortest text that reads back as the same number.
+
+    Raises:
+        StoreError: The tree holds something that neither JSON nor a tensor can say.
+    """
+    if isinstance(tree, Tensor):
+        tensors[name] = tree
+        return {_TENSOR: name}
+    if isinstance(tree, Mapping):
+        pairs = [[key, take_apart(value, tensors, f"{name}.{key}")] for key, value in tree.items()]
+        if any(not isinstance(key, str | int) for key, _ in pairs):
+            raise StoreError(f"{name}: a key that is neither text nor a number cannot be written to a checkpoint")
+        return {_DICT: pairs}
+    if isinstance(tree, list | tuple):
+        items = [take_apart(value, tensors, f"{name}.{place}") for place, value in enumerate(tree)]
+        return {_TUPLE: items} if isinstance(tree, tuple) else items
+    if tree is None or isinstance(tree, bool | int | float | str):
+        return tree
+    raise StoreError(
+        f"{name}: a {type(tree).__name__} cannot be written to a checkpoint; state_dict must hold tensors, numbers, "
+        "text, lists, tuples and dicts only"
+    )
+
+
+def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the tree that :func:`take_apart` wrote.
+
+    Raises:
+        KeyError: A tensor is missing.
+    """
+    if isinstance(written, list):
+        return [put_together(item, tensors) for item in written]
+    if not isinstance(written, dict):
+        return written
+    ((kind, content),) = written.items()
+    if kind == _TENSOR:
+        return tensors[content]
+    if kind == _TUPLE:
+        return tuple(put_together(item, tensors) for item in content)
+    return {key: put_together(value, tensors) for key, value in content}
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that the next step depends on: trees as JSON has them, and all their tensors by name.
+
+    Attributes:
+        optimizer: The optimizer's tree.
+        scaler: That of what scales the loss.
+        adapted: That of the scheme, of each process by rank.
+    """
+
+    optimizer: Any
+    scaler: Any
+    adapted: tuple[Any, ...]
+    tensors: dict[str, Tensor]
+
+
+def state_of(step: LearningStep, team: Team) -> State:
+    """Return the state of a run, whole, however it is spread over processes; all of them must ask for it.
+
+    Of the model these are parameters and buffers, those that its ``state_dict`` leaves out too, and what its scheme
+    has adapted. Random numbers, those of sketches included, come of torch's generators.
+
+    Raises:
+        StoreError: The state of the optimizer or of the scheme holds more than tensors and plain values.
+    """
+    module = step.setup.module
+    tensors = {f"model.{name}": tensor for name, tensor in _named(module).items()}
+    optimizer = take_apart(step.optimizer.state_dict(), tensors, "optimizer")
+    own: dict[str, Tensor] = {}
+    adapted = take_apart(adapted_states(module), own, f"rank{team.rank}.adapted")
+    own[f"rank{team.rank}.random.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        own[f"rank{team.rank}.random.cuda"] = torch.cuda.get_rng_state()
+    kept = _kept(tensors, step.spread, team.leads)
+    trees = []
+    for tree, part in team.gathered((adapted, _kept(own, step.spread, True))):
+        trees.append(tree)
+        kept.update(part)
+    return State(optimizer, step.scaler.state_dict(), tuple(trees), kept)
+
+
+def restore(checkpoint: Checkpoint, step: LearningStep, team: Team) -> None:
+    """Bring a freshly built model, its optimizer and torch's generators to where a checkpoint was written.
+
+    Raises:
+        StoreError: The checkpoint does not fit the model.
+    """
+    tensors, progress, module = checkpoint.tensors, checkpoint.progress, step.setup.module
+    own = f"rank{team.rank}.random"
+    try:
+        with torch.no_grad():
+            for name, tensor in _named(module).items():
+                tensor.copy_(step.spread.like(tensor, tensors[f"model.{name}"]))
+        step.optimizer.load_state_dict(put_together(progress.optimizer, tensors))
+        _share_out(step.optimizer, step.spread)
+        step.scaler.load_state_dict(progress.scaler)
+        adapt(module, put_together(progress.adapted[team.rank], tensors))
+        torch.set_rng_state(tensors[f"{own}.cpu"])
+        if f"{own}.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors[f"{own}.cuda"])
+    except (KeyError, ValueError, RuntimeError) as error:
+        raise StoreError(f"the checkpoint does not fit the model: {error}; run again with --force") from error
+
+
+def _share_out(optimizer: torch.optim.Optimizer, spread: Spread) -> None:
+    """Let each process keep its share of the optimizer state where it keeps a share of the parameters."""
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                kept[name] = spread.like(parameter, value)
+
+
+def _kept(tensors: dict[str, Tensor], spread: Spread, wanted: bool) -> dict[str, Tensor]:
+    """Return copies in host memory, or none where all the others need of this process is its share."""
+    kept = {}
+    for name, tensor in tensors.items():
+        found = spread.whole(tensor.detach())
+        if wanted:  # cloned, because safetensors refuses tensors that share a storage
+            kept[name] = found.cpu().contiguous().clone()
+    return kept
+
+
+def _named(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+FILE_NAME = "checkpoint.json"
+SCHEMA_VERSION = 3
+
+
+class Progress(Data):
+    """How far a run is, as ``checkpoint.json`` has it.
+
+    Attributes:
+        tensors: Name of the file of the tensors, beside this one.
+        case: The run.
+        torch: Version that wrote it.
+        threads: Threads of the processor that it used: sums may differ in their last bits with others.
+        optimizer: What the optimizer's ``state_dict`` says, tensors by their names.
+        scaler: What scales the loss.
+        adapted: What the scheme has learned in each process; see :mod:`actbench.nn.adapted`.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    tensors: str
+    case: TrainingCase
+    torch: str
+    threads: int
+    losses: tuple[float, ...]
+    step_seconds: tuple[float, ...]
+    evaluations: tuple[Evaluation, ...]
+    diverged_at: int | None
+    resumed_at: tuple[int, ...]
+    optimizer: Any
+    scaler: Any
+    adapted: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was read of a checkpoint."""
+
+    progress: Progress
+    tensors: dict[str, Tensor]
+
+
+class CheckpointFolder:
+    """The checkpoint of one run.
+
+    Args:
+        path: The folder; made by the first checkpoint.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        """Write a checkpoint in place of the one before.
+
+        Raises:
+            StoreError: It cannot be written; the one before is still there.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = self.path / progress.tensors
+            save_file(tensors, file)
+            _synced(file)
+            staged = self.path / f"{FILE_NAME}.tmp"
+            staged.write_text(progress.model_dump_json() + "\n", encoding="utf-8")
+            _synced(staged)
+            staged.replace(self.path / FILE_NAME)
+            _synced(self.path)
+            for other in self.path.glob("*.safetensors"):
+                if other != file:
+                    other.unlink()
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"{self.path}: the checkpoint cannot be written: {error}; make room there") from error
+
+    def read(self, case: TrainingCase) -> Checkpoint | None:
+        """Return the checkpoint of a run, or None when there is none.
+
+        Raises:
+            StoreError: It is broken, or of another run.
+        """
+        file = self.path / FILE_NAME
+        if not file.exists():
+            return None
+        try:
+            progress = Progress.model_validate_json(file.read_bytes())
+            if progress.case != case or progress.schema_version != SCHEMA_VERSION:
+                raise StoreError(f"{file} is of another run or version; remove the folder to start afresh")
+            with safe_open(self.path / Path(progress.tensors).name, framework="pt") as opened:
+                return Checkpoint(progress, {name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+        except (OSError, SafetensorError, ValidationError, json.JSONDecodeError) as error:
+            problem = str(error).splitlines()[0]
+            raise StoreError(
+                f"{file} cannot be read: {problem}; remove the folder, and the run starts afresh"
+            ) from None
+
+    def remove(self) -> None:
+        """Remove the checkpoint, if there is one, and the folder around it when it held no other."""
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+            if not any(self.path.parent.iterdir()):
+                self.path.parent.rmdir()
+
+
+def _synced(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

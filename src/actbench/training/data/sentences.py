@@ -1,0 +1,152 @@
+"""Tasks of GLUE (Wang et al. 2018, arXiv 1804.07461) and IMDB's reviews (Maas et al. 2011), read by ``datasets``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+
+from actbench.errors import UsageError
+from actbench.results.runs import Metric, TrainingCase
+from actbench.training.data.cifar import FOLDER_VARIABLE, data_folder
+from actbench.training.data.samples import DataSet, Samples
+from actbench.training.data.tokens import Tokenizer, tokenizer_file
+from actbench.workloads import folder
+
+
+@dataclass(frozen=True)
+class Task:
+    """Where a data set is, and what it looks like.
+
+    Attributes:
+        repository: Its name on the hub.
+        part: Which of its parts; None where it has one only.
+        columns: Those that hold the sentences of a sample.
+        classes: How many; 1 where labels are ratings.
+        metric: As GLUE scores it.
+        held_back: The split to judge by; GLUE keeps the labels of its test split to itself.
+    """
+
+    repository: str
+    part: str | None
+    columns: tuple[str, ...]
+    classes: int = 2
+    metric: Metric = "accuracy"
+    held_back: str = "validation"
+
+
+_GLUE, _PAIR = "nyu-mll/glue", ("sentence1", "sentence2")
+TASKS: dict[str, Task] = {
+    "sst2": Task(_GLUE, "sst2", ("sentence",)),
+    "mrpc": Task(_GLUE, "mrpc", _PAIR, metric="f1"),
+    "rte": Task(_GLUE, "rte", _PAIR),
+    "stsb": Task(_GLUE, "stsb", _PAIR, classes=1, metric="correlation"),
+    "imdb": Task("stanfordnlp/imdb", None, ("text",), held_back="test"),
+}
+
+
+def load(case: TrainingCase, length: int) -> DataSet:
+    """Return the sentences as tokens ``(n, length)`` int64, with classes (int64) or ratings (float32).
+
+    Files are looked for in a folder of the data set's name below the one that ``ACTBENCH_DATA`` names, or the user's
+    cache folder, in any form that ``datasets`` reads (parquet, csv, JSON lines, or what ``save_to_disk`` writes); where
+    there is none, ``datasets`` takes its cache or the hub.
+
+    Raises:
+        UsageError: ``datasets`` is not installed, the files are not there and cannot be fetched, they are no files of
+            this data set, or there is no tokenizer.
+    """
+    return _loaded(case.data, length, tokenizer_file(case), data_folder())
+
+
+@functools.lru_cache(maxsize=1)  # the runs of a comparison share it; nothing changes its tensors
+def _loaded(name: str, length: int, file: Path, folder: Path) -> DataSet:
+    task, place, tokenizer = TASKS[name], folder / name, Tokenizer(file)
+    found = _read(name, place)
+    vocabulary = 0
+    samples = {}
+    for split in ("train", task.held_back):
+        if split not in found:
+            raise UsageError(f"{place}: the data set has no split {split!r}; it has {', '.join(found)}")
+        samples[split], vocabulary = _samples(found[split], task, length, tokenizer, f"{place}: {split}")
+    return DataSet(
+        name=name,
+        kind="ratings" if task.classes == 1 else "sentences",
+        train=samples["train"],
+        validation=samples[task.held_back],
+        classes=task.classes,
+        vocabulary=vocabulary,
+        metric=task.metric,
+    )
+
+
+def _samples(split: Any, task: Task, length: int, tokenizer: Tokenizer, place: str) -> tuple[Samples, int]:
+    missing = [column for column in (*task.columns, "label") if column not in split.column_names]
+    if missing:
+        raise UsageError(f"{place} has no column {missing[0]!r}; it has {', '.join(split.column_names)}")
+    sentences = list(zip(*(split[column] for column in task.columns), strict=True))
+    tokens = tokenizer(sentences, length)
+    labels = torch.tensor(list(split["label"]))
+    if task.classes > 1 and not (int(labels.min()) >= 0 and int(labels.max()) < task.classes):
+        raise UsageError(
+            f"{place} has labels from {int(labels.min())} to {int(labels.max())}, not {task.classes} classes"
+        )
+    labels = labels.float() if task.classes == 1 else labels.long()
+    return Samples(tokens.ids, labels, tokens.beside), tokens.vocabulary
+
+
+def _read(name: str, place: Path) -> Any:
+    """Return the splits by name."""
+    try:
+        library = importlib.import_module("datasets")
+    except ImportError:
+        raise UsageError(
+            f"the data set {name} is read by the library datasets: install it, 'pip install datasets'"
+        ) from None
+    try:
+        with _silent(library):
+            return _from_folder(library, place) if place.is_dir() else _from_hub(library, TASKS[name])
+    except Exception as error:  # what the library raises differs between its versions
+        problem = (str(error) or type(error).__name__).splitlines()[0]
+        found = "cannot be read from" if place.is_dir() else "cannot be fetched and is not at"
+        raise UsageError(
+            f"the data set {name} {found} {place}: {problem}; put train.* and {TASKS[name].held_back}.* there, in "
+            f"parquet, csv or jsonl, or name the folder above it in {FOLDER_VARIABLE}"
+        ) from None
+
+
+def _from_folder(library: Any, place: Path) -> Any:
+    if (place / "dataset_dict.json").exists():
+        return library.load_from_disk(str(place))
+    return library.load_dataset(str(place))
+
+
+def _from_hub(library: Any, task: Task) -> Any:
+    before = library.config.HF_HUB_OFFLINE
+    # Without an answer it would ask again and again, for minutes, before it looks into its cache.
+    library.config.HF_HUB_OFFLINE = before or not folder.reachable(huggingface_hub.constants.ENDPOINT)
+    try:
+        return library.load_dataset(task.repository, task.part)
+    finally:
+        library.config.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _silent(library: Any) -> Iterator[None]:
+    """Keep the library from logging and drawing bars: stdout and stderr belong to the command that runs."""
+    level, bars = library.logging.get_verbosity(), not library.are_progress_bars_disabled()
+    library.logging.set_verbosity_error()
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.logging.set_verbosity(level)
+        if bars:
+            library.enable_progress_bars()

@@ -1,0 +1,176 @@
+"""The processes that train one model together, and what they say to each other beside gradients.
+
+What one of them alone does, writing files above all, the first does. What may fail, such as reading data, each does for
+itself, and then all go on or all stop: a process that failed alone would leave the others waiting for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed
+
+from actbench.errors import MeasurementError
+from actbench.results.runs import DeviceName
+from actbench.training.launch import Launch
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(seconds=60)
+"""How long a process that failed waits for the others to fail too."""
+
+
+class StoppedError(MeasurementError):
+    """Raised in a process that stops because the first one does, which says why."""
+
+
+class LostError(MeasurementError):
+    """Raised where another process does not answer, so that no run can go on."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """This process among those that train together; one process is a team too.
+
+    Attributes:
+        launch: Its place, and how the model is spread.
+    """
+
+    launch: Launch = field(default_factory=Launch)
+    _endings: Any = None
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        return self.launch.rank
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return self.launch.size
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.launch.leads
+
+    @property
+    def device(self) -> DeviceName:
+        """What the device ``auto`` stands for."""
+        return "cuda" if torch.cuda.is_available() and not self.launch.cpu else "cpu"
+
+    def told(self, value: T) -> T:
+        """Return the value that the first process has."""
+        if self.size == 1:
+            return value
+        box = [value]
+        with _answered():
+            distributed.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gathered(self, value: T) -> list[T]:
+        """Return the values of all processes, by rank."""
+        return self._gathered(value, None)
+
+    def mean(self, value: float) -> float:
+        """Return the mean of a number over the processes."""
+        if self.size == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64)
+        with _answered():
+            distributed.all_reduce(total)
+        return total.item() / self.size
+
+    def agreed(self, make: Callable[[], T]) -> T:
+        """Run something that may fail in every process, and go on when it failed in none.
+
+        It must not wait for other processes.
+
+        Raises:
+            StoppedError: In all but the first process, when it failed anywhere.
+            Exception: In the first, what went wrong there; a MeasurementError for what went wrong in another.
+        """
+        failure: Exception | None = None
+        try:
+            value = make()
+        except Exception as error:
+            failure = error
+        failures = self.gathered(None if failure is None else str(failure))
+        if all(message is None for message in failures):
+            return value
+        raise self._together(failure, failures)
+
+    def ending(self, failure: Exception | None) -> Exception | None:
+        """Say how a run ended here, and return how it ended for all; called once by each process for each run.
+
+        Raises:
+            LostError: It failed here, and the others still wait for this process.
+        """
+        try:
+            failures = self._gathered(None if failure is None else str(failure), self._endings)
+        except LostError as error:
+            raise error if failure is None else LostError(f"process {self.rank} failed alone: {failure}") from failure
+        return None if all(message is None for message in failures) else self._together(failure, failures)
+
+    def _together(self, failure: Exception | None, failures: list[str | None]) -> Exception:
+        if not self.leads:
+            return StoppedError("stopped, as the first process says")
+        if failure is not None:
+            return failure
+        rank, message = next((rank, message) for rank, message in enumerate(failures) if message is not None)
+        return MeasurementError(f"process {rank}: {message}")
+
+    def _gathered(self, value: T, group: Any) -> list[T]:
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        with _answered():
+            distributed.all_gather_object(found, value, group=group)
+        return found
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo raises nothing narrower
+        raise LostError(f"another process ended, or does not answer: {str(error).splitlines()[0]}") from error
+
+
+ALONE = Team()
+"""One process."""
+
+
+@contextmanager
+def joined(launch: Launch) -> Iterator[Team]:
+    """Join the other processes for as long as the block runs.
+
+    Raises:
+        MeasurementError: There is no GPU left for this process.
+    """
+    if launch.size == 1:
+        yield Team(launch)
+        return
+    if os.environ.get("MASTER_PORT") is None:  # mpirun does not say where to meet
+        os.environ.update(MASTER_ADDR=os.environ.get("MASTER_ADDR", "127.0.0.1"), MASTER_PORT="29500")
+    distributed.init_process_group(_backend(launch), rank=launch.rank, world_size=launch.size)
+    yield Team(launch, distributed.new_group(backend="gloo", timeout=PATIENCE))
+    distributed.destroy_process_group()  # not after an error: it would wait for those who wait for this process
+
+
+def _backend(launch: Launch) -> str:
+    if launch.cpu or not torch.cuda.is_available():
+        return "gloo"
+    if launch.local_rank >= torch.cuda.device_count():
+        raise MeasurementError(
+            f"process {launch.local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; launch as "
+            "many processes as there are GPUs"
+        )
+    torch.cuda.set_device(launch.local_rank)
+    return "cpu:gloo,cuda:nccl"

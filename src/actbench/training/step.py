@@ -1,0 +1,165 @@
+"""One step of a training run, its optimizer, and whether each part of a scheme acts in it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch._guards import active_fake_mode
+from torch.utils._pytree import tree_map
+
+from actbench.errors import ModelError, UntraceableError, UsageError
+from actbench.foreign import boundary
+from actbench.measuring.inspection import refuse_idle, trace
+from actbench.measuring.meters import Meter
+from actbench.nn.saved.samplegradients import samples
+from actbench.results.runs import TrainingCase
+from actbench.setup import Batch, HoldsGradients, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.training.parallel import Spread
+
+
+def make_optimizer(case: TrainingCase) -> MakeOptimizer:
+    """Return the function that makes a run's optimizer for the parameters of a model that are trained."""
+
+    def make(module: nn.Module) -> optim.Optimizer:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        rate, decay = case.learning_rate, case.weight_decay
+        match case.optimizer:
+            case "adamw":
+                return optim.AdamW(trained, lr=rate, weight_decay=decay)
+            case "adam":
+                return optim.Adam(trained, lr=rate, weight_decay=decay)
+            case "sgd":
+                return optim.SGD(trained, lr=rate, weight_decay=decay, momentum=case.momentum)
+
+    return make
+
+
+def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
+    """Return what the learning rate of a step, from 0, is multiplied by.
+
+    A function of the step alone, so that a resumed run has nothing to restore.
+    """
+    if step < case.warmup_steps:
+        return (step + 1) / (case.warmup_steps + 1)
+    done = step / steps
+    match case.schedule:
+        case "constant":
+            return 1.0
+        case "cosine":
+            past = (step - case.warmup_steps) / max(1, steps - case.warmup_steps)
+            return 0.5 * (1 + math.cos(math.pi * past))
+        case "multi_step":
+            return math.prod(case.gamma for milestone in case.milestones if done >= milestone)
+
+
+def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, ...]:
+    """Run one forward pass of a run on fake tensors, and refuse a scheme of which a part does nothing in it.
+
+    Args:
+        setup: The model with the scheme applied.
+        meter: Of the device that the run is on.
+        batch: The first of the run.
+
+    Returns:
+        A warning where nobody can tell, since the model does not run on fake tensors.
+
+    Raises:
+        ConversionError: Nothing that a part converted runs.
+        IdleError: It runs, and changes nothing of what the step keeps.
+    """
+    try:
+        with meter.operators(), boundary("it cannot be run on fake tensors", UntraceableError):
+            seen = trace(setup, lambda: {name: tree_map(_fake, value) for name, value in batch.items()})
+    except (UntraceableError, ModelError) as error:  # what is wrong with the model is for a real step to say
+        return (f"whether each part of the scheme acts is unknown: {error}",)
+    for part in setup.parts:
+        refuse_idle(part, seen)
+    return ()
+
+
+def _fake(value: Any) -> Any:
+    mode = active_fake_mode()
+    return mode.from_tensor(value) if isinstance(value, Tensor) and mode is not None else value
+
+
+class LearningStep(TrainStep):
+    """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and cut.
+
+    Args:
+        spread: What is trained.
+        case: Says into how many parts a batch is cut, how long the gradient may be, and in which type it is found.
+        batch: This process's share of the first batch.
+        chosen: Which samples of the data set these are, int64 (rows,).
+
+    Raises:
+        UsageError: The scheme holds gradients in a form of its own, and the case asks to cut or to scale them.
+
+    Attributes:
+        spread: As given.
+        chosen: To be changed with ``batch``.
+        rates: The learning rate of each of the optimizer's groups, before any schedule.
+        scaler: Multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose
+            gradients are no numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
+    """
+
+    def __init__(self, spread: Spread, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
+        super().__init__(spread.setup, batch)
+        self.chosen = chosen
+        self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
+        self.spread, self._parts, self._longest = spread, case.gradient_accumulation, case.max_grad_norm
+        self._losses: list[Tensor] = []
+        _check(case, self.optimizer)
+        self.scaler = torch.amp.GradScaler(case.device, enabled=case.autocast == "float16")
+
+    def forward(self) -> Tensor:
+        """Return the loss of the first part of the batch, a scalar with its graph."""
+        self._losses = []
+        return self._next()
+
+    def backward(self, loss: Tensor) -> None:
+        """Find the gradient of the first part, and run the other parts, each forward and backward."""
+        self._add(loss)
+        while len(self._losses) < self._parts:
+            self._add(self._next())
+
+    def update(self) -> None:
+        """Cut the gradient, step the optimizer and free the gradients."""
+        if self._longest is not None:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.setup.module.parameters(), self._longest)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def __call__(self) -> Tensor:
+        """Run the whole step and return the mean loss of the parts, detached."""
+        super().__call__()
+        losses, self._losses = self._losses, []
+        return torch.stack(losses).mean()
+
+    def _next(self) -> Tensor:
+        part, rows = len(self._losses), len(self.chosen) // self._parts
+        mine = slice(part * rows, (part + 1) * rows)
+        batch = {name: value[mine] for name, value in self.batch.items()} if self._parts > 1 else self.batch
+        self.spread.average(part == self._parts - 1)
+        with samples(self.chosen[mine]):
+            loss = self.setup.forward(batch)
+        self._losses.append(loss.detach())
+        return loss
+
+    def _add(self, loss: Tensor) -> None:
+        super().backward(self.scaler.scale(loss / self._parts if self._parts > 1 else loss))
+
+
+def _check(case: TrainingCase, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, HoldsGradients):
+        return
+    key = "max_grad_norm" if case.max_grad_norm is not None else "autocast" if case.autocast == "float16" else None
+    if key is not None:
+        raise UsageError(
+            f"{case.scheme} packs each gradient as soon as it is known; {key} = {getattr(case, key)!r} needs all of "
+            "them before the step: leave one of the two out"
+        )

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actbench.results import store
+from actbench.results.measured import Measurement
+
+HERE = str(Path(__file__).parent)
+PROGRAM = """
+import signal
+import sys
+from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in the background ignore it
+sys.path[:0] = [{here!r}, {folder!r}]
+from actbench.results import store
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Case
+from actbench.experiments.runner.runner import run
+from actbench.experiments.recipes.sections import Planned
+log = {folder!r} + "/log"
+plan = [
+    Planned(Case(model=log, scheme=f"name:{{name}}+sleep:0.04", batch_size=batch, meter=meter, min_seconds=0.0))
+    for meter, names in (("simulated", "abcdef"), ("cpu", "ab")) for batch in (1, 2, 3) for name in names
+]
+plan.append(Planned(Case(model=log, scheme={last!r}, batch_size=9, meter="cpu", min_seconds=0.0)))
+with store.Store.opened(Path({folder!r}) / "results.jsonl", MeasuredRecord) as results:
+    run(plan, results, recipe="test", command="test", jobs=2, bench="fakebench", preload=())
+assert "torch" not in sys.modules
+"""
+
+
+def start(folder, last="oom"):
+    folder.mkdir(exist_ok=True)
+    program = PROGRAM.format(here=HERE, folder=str(folder), last=last)
+    return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
+
+
+def rows_of(folder):
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    records = store.read(folder / "results.jsonl").records
+    assert len(records) == len(lines)
+    cleared = [record.case.model_copy(update={"model": "log"}) for record in records]
+    outcomes = [untied(record.outcome) for record in records]
+    return sorted((case.key(), outcome) for case, outcome in zip(cleared, outcomes, strict=True))
+
+
+def untied(outcome):
+    """Return an outcome without the random name of the group it was timed in."""
+    return outcome.model_copy(update={"timing_round": None}) if isinstance(outcome, Measurement) else outcome
+
+
+def wait_for_events(log, count):
+    """Wait until so many more things have happened in cases."""
+    end = count + log.read_text().count("\n") if log.exists() else count
+    deadline = time.monotonic() + 120
+    while (log.read_text().count("\n") if log.exists() else 0) < end:
+        assert time.monotonic() < deadline, "nothing happens in the cases"
+        time.sleep(0.001)
+
+
+def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturbed_one(
+    tmp_path, assert_no_process_is_left
+):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    assert start(undisturbed).wait() == 0
+    moments = random.Random(20)
+    for _ in range(10):
+        process = start(killed)
+        wait_for_events(killed / "log", moments.randint(0, 5))
+        time.sleep(moments.uniform(0, 0.06))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        process.stderr.close()
+        assert_no_process_is_left(killed / "log")
+    assert start(killed).wait() == 0
+    assert len(rows_of(killed)) == 3 * (6 + 2) + 1
+    assert rows_of(killed) == rows_of(undisturbed)
+
+
+@pytest.mark.parametrize("last", ["hang", "exact+then+hang"])
+def test_a_sweep_killed_while_a_case_has_children_leaves_no_process(tmp_path, last, assert_no_process_is_left):
+    process = start(tmp_path / "sweep", last)
+    log = tmp_path / "sweep" / "log"
+    while f"{last} 9 begin" not in (log.read_text() if log.exists() else ""):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    process.kill()
+    process.communicate()
+    assert_no_process_is_left(log)
+
+
+def test_ctrl_c_keeps_the_rows_and_leaves_no_process(tmp_path, assert_no_process_is_left):
+    process = start(tmp_path / "sweep", "hang")
+    results = tmp_path / "sweep" / "results.jsonl"
+    while not results.exists() or results.read_text().count("\n") < 3:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in error
+    assert_no_process_is_left(tmp_path / "sweep" / "log")
+    assert 2 <= len(rows_of(tmp_path / "sweep")) < 25  # the third may have been on its way to the disk

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from actbench.experiments.runner.progress import LiveTable, Progress, shown
+from actbench.results.measured import Measurement
+from actbench.results.records import Case, Failure
+from actbench.units import GIB
+
+MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3 * GIB)
+FAILED = Failure(reason="crash", message="it died\nof something")
+
+
+def console(*, terminal, height=30):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=120, height=height, color_system=None)
+
+
+def cases(count):
+    return [Case(model=f"model{number}", scheme="fewbit:3", batch_size=8) for number in range(count)]
+
+
+def text_of(progress, height=30):
+    drawn = console(terminal=True, height=height)
+    drawn.print(progress)
+    return drawn.file.getvalue()
+
+
+def test_without_a_terminal_each_case_that_ends_is_one_plain_line():
+    where = console(terminal=False)
+    first, second = cases(2)
+    with shown(where) as progress:
+        progress.planned([first, second], 1)
+        progress.started(first)
+        progress.memory_read(first, 3 * GIB)
+        progress.finished(first, MEASURED)
+        progress.message("a [note]")
+        progress.finished(second, FAILED)
+    assert where.file.getvalue().splitlines() == [
+        "[1/2] model0, fewbit:3, batch 8 (simulated): peak 3.00 GiB",
+        "a [note]",
+        "[2/2] model1, fewbit:3, batch 8 (simulated): failed, crash: it died",
+    ]
+
+
+def test_the_table_follows_a_case_through_its_states():
+    [case] = cases(1)
+    table = LiveTable(console(terminal=True))
+    table.planned([case], 1)
+    assert "waiting" in text_of(table)
+    table.started(case)
+    assert "memory" in text_of(table)
+    table.memory_read(case, 3 * GIB)
+    assert "3.00 GiB" in text_of(table)
+    table.round_timed(case, 4)
+    assert "4 steps timed" in text_of(table)
+    table.tried(case, 73, False)
+    assert "batch 73 does not fit" in text_of(table)
+    table.finished(case, MEASURED)
+    assert "measured" in text_of(table)
+    assert "1 of 1 cases" in text_of(table)
+
+
+def test_a_failure_and_what_was_done_before_are_said():
+    where = console(terminal=True)
+    first, second = cases(2)
+    with shown(where) as table:
+        table.skipped(second)
+        table.planned([first], 1)
+        table.started(first)
+        table.finished(first, FAILED)
+        assert "1 done before" in text_of(table)
+        assert "crash" in text_of(table)
+    assert "model0, fewbit:3, batch 8 (simulated): failed, crash: it died" in where.file.getvalue()
+
+
+@pytest.mark.parametrize("ended", [0, 30, 50])
+def test_a_long_table_keeps_the_cases_at_work_in_sight(ended):
+    many = cases(50)
+    table = LiveTable(console(terminal=True, height=20))
+    table.planned(many, 1)
+    for case in many[:ended]:
+        table.started(case)
+        table.finished(case, MEASURED)
+    text = text_of(table, height=20)
+    assert f"model{min(ended, 49)} " in text
+    assert len(text.splitlines()) <= 20
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_all_that_is_told_can_be_shown(terminal):
+    [case] = cases(1)
+    with shown(console(terminal=terminal)) as progress:
+        told: Progress = progress
+        told.planned([case], 2)
+        told.skipped(case)
+        told.started(case)
+        told.memory_read(case, 1)
+        told.round_timed(case, 1)
+        told.tried(case, 1, True)
+        told.message("text")
+        told.finished(case, MEASURED)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from actbench.results import tables
+from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Built, Published
+from actbench.results.tables import Table
+from actbench.results.tables.columns import change, quotient
+from actbench.results.tables.values import Value
+
+MakeRecord = Callable[..., MeasuredRecord]
+PUBLISHED = (Published(quantity="peak_saving", value=0.138, setting="batch 128", source="table 4"),)
+
+
+def row(table: Table, scheme: str) -> Mapping[str, Value]:
+    return next(row for row in table.rows if row["scheme"] == scheme)
+
+
+def keys(table: Table) -> list[str]:
+    return [column.key for column in table.columns]
+
+
+def test_columns_without_a_value_are_left_out(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", peak_bytes=800, activation_bytes=200)])
+
+    assert keys(table) == [
+        "model",
+        "batch_size",
+        "scheme",
+        "meter",
+        "peak_bytes",
+        "peak_saving",
+        "activation_bytes",
+        "activation_ratio",
+    ]
+    assert row(table, "fewbit:3") == {
+        "model": "tiny",
+        "batch_size": 8,
+        "scheme": "fewbit:3",
+        "meter": "simulated",
+        "peak_bytes": 800,
+        "peak_saving": 1 - 800 / 1000,
+        "activation_bytes": 200,
+        "activation_ratio": 600 / 200,
+    }
+
+
+def test_what_was_published_stands_beside_what_was_measured(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", peak_bytes=800, published=PUBLISHED)])
+    order = keys(table)
+
+    assert row(table, "fewbit:3")["published_peak_saving"] == 0.138
+    assert order.index("published_peak_saving") == order.index("peak_saving") + 1
+    assert "Published for fewbit:3: peak saving 13.8 % (batch 128; table 4)." in table.notes
+
+
+def test_largest_batches_are_compared_with_that_of_exact(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(largest_batch=40), make_record("fewbit:3", largest_batch=50)])
+
+    assert (row(table, "fewbit:3")["largest_batch"], row(table, "fewbit:3")["batch_ratio"]) == (50, 50 / 40)
+
+
+def test_time_is_shown_with_its_spread(make_record: MakeRecord) -> None:
+    exact = make_record(meter="cpu", step_seconds=(0.4, 0.5, 0.6))
+    table = tables.results_table([exact, make_record("fewbit:3", meter="cpu", step_seconds=(0.9, 1.0, 1.1))])
+    found = row(table, "fewbit:3")
+
+    assert (found["step_seconds"], found["samples_per_second"], found["relative_throughput"]) == (1.0, 8.0, 0.5)
+    assert found["step_seconds_spread"] == pytest.approx(0.05)
+    assert found["samples_per_second_spread"] == pytest.approx(0.4)
+    assert found["relative_throughput_spread"] == pytest.approx(0.5 * (0.1**2 + 0.05**2) ** 0.5)
+
+
+def test_a_failed_case_is_a_row_with_a_reason_and_a_note(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", failure="needs 44 GiB;\n16 may be used")])
+
+    assert row(table, "fewbit:3")["status"] == "out-of-memory"
+    assert row(table, "fewbit:3")["peak_bytes"] is None
+    assert row(table, "exact")["status"] is None
+    assert "tiny, fewbit:3, batch 8 (simulated): out-of-memory: needs 44 GiB; 16 may be used" in table.notes
+
+
+def test_settings_that_differ_are_columns_and_the_others_a_note(make_record: MakeRecord) -> None:
+    records = [make_record(attention=attention, sequence_length=128) for attention in ("eager", "sdpa")]
+    table = tables.results_table(records)
+
+    assert "attention" in keys(table)
+    assert "sequence_length" not in keys(table)
+    assert table.notes[0].startswith("All rows: meter simulated, task auto, sequence length 128, type float32, ")
+
+
+def test_settings_that_go_with_the_model_are_a_note_of_that_model(make_record: MakeRecord) -> None:
+    records = [make_record(model="text", sequence_length=128), make_record(model="images", image_size=224)]
+    table = tables.results_table(records)
+
+    assert not {"sequence_length", "image_size"} & set(keys(table))
+    assert table.notes[1:3] == ("images: image size 224.", "text: sequence length 128.")
+
+
+def test_what_was_really_built_stands_in_place_of_what_was_asked_for(make_record: MakeRecord) -> None:
+    speech = Built(model_class="Whisper", task="speech-seq2seq", sequence_length=40, audio_shape=(80, 3000))
+    images = {"model_class": "Yolos", "task": "object-detection"}
+    records = [
+        make_record(model="speech", built=speech),
+        make_record("fewbit:3", model="speech", failure="needs 44 GiB"),
+        make_record(model="square", built=Built(**images, image_size=(224, 224))),
+        make_record(model="wide", built=Built(**images, image_size=(512, 864))),
+        make_record(model="old", sequence_length=16),
+    ]
+    table = tables.results_table(records)
+
+    assert not {"task", "model_class", "sequence_length", "image_size", "audio_shape"} & set(keys(table))
+    assert table.notes[1:5] == (
+        "old: task auto, sequence length 16.",
+        "speech: task speech-seq2seq, class Whisper, sequence length 40, audio 80 x 3000.",
+        "square: task object-detection, class Yolos, image size 224.",
+        "wide: task object-detection, class Yolos, image size 512 x 864.",
+    )
+
+
+def test_settings_of_one_meter_are_a_note_of_that_meter(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(device_profile="cuda-16gib"), make_record(meter="cpu")])
+
+    assert "device_profile" not in keys(table)
+    assert table.notes[1] == "tiny (simulated): device profile cuda-16gib."
+
+
+def test_rows_of_two_machines_say_so(make_record: MakeRecord) -> None:
+    here, there = make_record(machine="here"), make_record(machine="there")
+
+    assert "machine" not in keys(tables.results_table([here]))
+    assert [row["machine"] for row in tables.results_table([there, here]).rows] == ["here", "there"]
+
+
+def test_rows_of_uncommitted_code_are_marked(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", dirty=True)])
+
+    assert [row["dirty"] for row in table.rows] == [None, True]
+    assert "Rows marked uncommitted were measured with changes that no commit holds." in table.notes
+
+
+def test_a_warning_of_many_rows_is_told_once(make_record: MakeRecord) -> None:
+    warned = [make_record(batch_size=size, warnings=("weights are random",)) for size in (1, 2)]
+
+    assert "Warning: weights are random" in tables.results_table(warned).notes
+    assert "Warning in 2 of 3 rows: weights are random" in tables.results_table([*warned, make_record()]).notes
+
+
+def test_the_error_of_an_estimate_stands_beside_the_measurement(make_record: MakeRecord) -> None:
+    measured = make_record(meter="cpu", peak_bytes=1000, activation_bytes=500)
+    estimate = make_record(device_profile="cpu", peak_bytes=1010, activation_bytes=490)
+    results = tables.results_table([measured, estimate])
+    estimates = tables.estimates_table([measured, estimate])
+
+    assert [row["estimate_error"] for row in results.rows] == [pytest.approx(0.01), None]
+    assert len(estimates.rows) == 1
+    assert estimates.rows[0]["peak_estimate_error"] == pytest.approx(0.01)
+    assert estimates.rows[0]["activation_estimate_error"] == pytest.approx(-0.02)
+    assert (estimates.rows[0]["peak_bytes"], estimates.rows[0]["estimated_peak_bytes"]) == (1000, 1010)
+
+
+def test_no_records_make_an_empty_table() -> None:
+    assert tables.results_table([]) == Table("Results", (), ())
+    assert tables.estimates_table([]).rows == ()
+
+
+def test_a_frame_has_the_keys_and_the_raw_values(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record(), make_record("fewbit:3", peak_bytes=800)])
+    frame = tables.to_frame(table)
+
+    assert list(frame.columns) == keys(table)
+    assert frame["peak_bytes"].tolist() == [1000, 800]
+
+
+def test_quotients_that_say_nothing_are_none() -> None:
+    assert (quotient(6, 3), quotient(0, 3), quotient(3, 0), quotient(None, 3), quotient(3, None)) == (2, 0, *[None] * 3)
+    assert (change(4, 5), change(4, 3), change(0, 3)) == (0.25, -0.25, None)

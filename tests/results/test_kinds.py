@@ -1,0 +1,44 @@
+"""A record of every kind as it was written in November 2026: each reads, and is written again as it was."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from actbench.results import store
+from actbench.results.kernels import KernelReport
+from actbench.results.measured import Measurement
+from actbench.results.records import Failure
+from actbench.results.runs import Trained, TrainingRun
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def test_measured_cases() -> None:
+    file = DATA / "measured-2026-11.jsonl"
+    measured, failed = store.read(file).records
+
+    assert [record.case.key() for record in (measured, failed)] == ["0da38fbffe733fbb", "75a02f369a78ec00"]
+    assert isinstance(measured.outcome, Measurement)
+    assert math.isnan(measured.outcome.gradient_cosine or 0)
+    assert isinstance(failed.outcome, Failure)
+    assert "".join(f"{record.model_dump_json()}\n" for record in (measured, failed)) == file.read_text()
+
+
+def test_training_runs() -> None:
+    file = DATA / "trained-2026-11.runs.jsonl"
+    trained, failed = store.read(file, TrainingRun).records
+
+    assert [run.case.key() for run in (trained, failed)] == ["62a975b9078aa609", "99f336871282cf47"]
+    assert isinstance(trained.outcome, Trained)
+    assert trained.outcome.score == 0.75
+    assert isinstance(failed.outcome, Failure)
+    assert "".join(f"{run.model_dump_json()}\n" for run in (trained, failed)) == file.read_text()
+
+
+def test_reports_of_operators() -> None:
+    file = DATA / "kernels-2026-11.json"
+    report = KernelReport.model_validate_json(file.read_text())
+
+    assert [result.operator for result in report.results] == ["layer:gelu", "sketch_gaussian"]
+    assert report.model_dump_json(indent=2) + "\n" == file.read_text()

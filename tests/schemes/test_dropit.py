@@ -1,0 +1,100 @@
+"""Layers that keep the largest elements of their inputs: bytes, and which gradients are exact."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actbench import schemes
+from actbench.errors import ConversionError
+from actbench.measuring import inspection
+from actbench.nn.layout import Layout
+from actbench.schemes.dropit import Largest
+from actbench.setup import TrainingSetup
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(40, 6), (5, 7, 40)),
+    "convolution": (lambda: nn.Conv2d(4, 6, 3, padding=1), (3, 4, 9, 8)),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3, stride=2), (3, 4, 9, 8)),
+}
+
+
+class Doubled(nn.Module):
+    """Makes what the layer behind it is given: what a model is given itself is left as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+def converted(module: nn.Module, spec: str) -> nn.Module:
+    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(module))).module
+
+
+def largest(x: Tensor, share: float) -> Tensor:
+    count = math.ceil(share * x.numel())
+    return x.masked_fill(x.abs() < x.abs().flatten().sort(descending=True).values[count - 1], 0)
+
+
+def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    y = layer(x)
+    weights = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
+    return list(torch.autograd.grad((y * weights).sum(), [x, *layer.parameters()]))
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
+def test_the_weight_learns_from_the_largest_elements_and_all_else_is_exact(kind: str, share: float) -> None:
+    make, shape = LAYERS[kind]
+    exact, x = nn.Sequential(Doubled(), make()), torch.randn(shape)
+    layer = converted(exact, f"dropit:{share}")
+
+    for_x, for_weight, for_bias = gradients(layer, x)
+    wanted = gradients(exact, x)
+
+    assert torch.equal(layer(x), exact(x))
+    torch.testing.assert_close([for_x, for_bias], [wanted[0], wanted[2]])
+    torch.testing.assert_close(for_weight, gradients(exact, largest(x, share))[1])
+    assert not torch.allclose(for_weight, wanted[1], rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lay", [lambda x: x, lambda x: x.to(memory_format=torch.channels_last)])
+@pytest.mark.parametrize("share", [0.01, 0.3])
+def test_values_and_a_bit_an_element_are_kept(share: float, lay: object, dtype: torch.dtype) -> None:
+    x = lay(torch.randn(3, 5, 7, 9, dtype=dtype))  # type: ignore[operator]
+    x[0, 0, 0, 0] = math.inf
+    codec, layout = Largest(share), Layout.of(x)
+    flat = x.permute(layout.order or (0, 1, 2, 3)).reshape(-1)
+    parts = codec.pack(flat, layout, None)  # type: ignore[arg-type]
+    back = codec.unpack(parts, layout)
+
+    assert sum(part.nbytes for part in parts) == math.ceil(share * 945) * dtype.itemsize + math.ceil(945 / 8)
+    assert sum(part.nbytes for part in parts) == codec.packed_bytes(layout)
+    assert (back.stride(), int((back != 0).sum())) == (x.stride(), math.ceil(share * 945))
+    assert torch.equal(back[back != 0], x[back != 0])
+    assert back.abs()[back != 0].min() >= x.abs()[back == 0].max()
+
+
+def test_the_bytes_of_a_model_are_those_of_its_inputs() -> None:
+    exact = nn.Sequential(
+        Doubled(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8)
+    )
+    setup = schemes.build("dropit:0.25").apply(TrainingSetup(exact, loss=lambda module, x: module(x["x"]).sum()))
+    ledger = inspection.itemize(setup, lambda: {"x": torch.randn(32, 64, requires_grad=True)})
+    packed = [entry for entry in ledger.entries if entry.packed]
+
+    elements = 32 * 64
+    assert sorted(entry.kept_bytes for entry in packed) == sorted([elements // 8] + 3 * [elements + elements // 8])
+    assert type(setup.module[4]) is nn.LayerNorm  # type: ignore[index]
+
+
+def test_a_model_of_norms_alone_and_one_that_packs_already_are_refused() -> None:
+    with pytest.raises(ConversionError, match="has no layer to convert; it holds"):
+        converted(nn.Sequential(nn.LayerNorm(8), nn.Tanh()), "dropit")
+    with pytest.raises(ConversionError, match="dropit: the model packs its saved tensors already"):
+        converted(converted(nn.Sequential(nn.Linear(8, 8)), "actnn"), "dropit")

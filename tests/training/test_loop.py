@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actbench.errors import IdleError, StoreError, UsageError
+from actbench.results.runs import Trained, TrainingCase
+from actbench.training.checkpoint import FILE_NAME, CheckpointFolder
+from actbench.training.loop import TrainingLoop
+
+CASE = TrainingCase(
+    model="resnet-cifar@depth=8,width=8,channels=1",
+    data="digits",
+    image_size=8,
+    batch_size=64,
+    steps=30,
+    optimizer="sgd",
+    learning_rate=0.1,
+    momentum=0.9,
+    schedule="cosine",
+    evaluate_every=10,
+)
+TEXT = TrainingCase(
+    model="tiny-gpt2@vocab_size=28,n_embd=32,n_layer=1", data="text", sequence_length=32, batch_size=16, steps=12,
+    optimizer="adamw", learning_rate=3e-3, warmup_steps=2, evaluate_every=100,
+)  # fmt: skip
+
+
+def case(base: TrainingCase = CASE, **fields: Any) -> TrainingCase:
+    return base.model_copy(update=fields)
+
+
+def trained(case: TrainingCase) -> Trained:
+    loop = TrainingLoop(case)
+    list(loop)
+    return loop.result()
+
+
+def test_a_small_network_learns_the_digits() -> None:
+    found = trained(CASE)
+
+    assert found.final.accuracy > 0.85  # chance is 0.1
+    assert [evaluation.step for evaluation in found.evaluations] == [10, 20, 30]
+    assert found.evaluations[0].accuracy < found.final.accuracy
+    assert len(found.losses) == len(found.step_seconds) == 30
+    assert found.peak_bytes > found.weights_bytes + (found.optimizer_bytes or 0) + found.activation_bytes
+
+
+def test_without_a_learning_rate_nothing_is_learned() -> None:
+    assert trained(case(learning_rate=1e-12, steps=10)).final.accuracy < 0.4
+
+
+def test_the_optimizer_keeps_what_it_is_said_to_keep() -> None:
+    assert trained(case(steps=2)).optimizer_bytes == sum(
+        4 * p.numel() for p in TrainingLoop(CASE)._setup.module.parameters()
+    )
+
+
+@pytest.mark.slow
+def test_a_scheme_that_is_exact_gives_the_exact_curve() -> None:
+    # dropout is on in this model: the masks must be the same ones
+    exact, checkpointed = trained(TEXT), trained(case(TEXT, scheme="checkpoint"))
+
+    assert checkpointed.losses == exact.losses
+    assert checkpointed.sites == 1
+    assert exact.final == checkpointed.final
+    assert exact.metric == "loss"
+
+
+@pytest.mark.parametrize("scheme", ["randomized,dim=512", "fewbit:3+randomized,dim=512"])
+def test_a_part_of_a_scheme_that_does_nothing_is_refused_before_the_first_step(scheme: str) -> None:
+    with pytest.raises(IdleError, match=r"^randomized:0.2,dim=512 does nothing in a training step"):
+        TrainingLoop(case(TEXT, scheme=scheme))  # 16 times 32 rows
+
+
+def test_schemes_of_a_seed_start_alike_and_other_seeds_do_not() -> None:
+    def first(run: TrainingCase) -> tuple[float, torch.Tensor]:
+        loop = TrainingLoop(run)
+        return next(iter(loop)), loop._batch(3)["input_ids"]
+
+    exact, sketched, other = first(TEXT), first(case(TEXT, scheme="randomized:0.5")), first(case(TEXT, seed=1))
+
+    assert exact[0] == sketched[0] != other[0]
+    assert torch.equal(exact[1], sketched[1])
+    assert not torch.equal(exact[1], other[1])
+
+
+WATCHED = "actnn:L3,adapt_interval=3"
+FOUR_EPOCHS = case(steps=12, batch_size=480, scheme="actnn:L3,adapt_interval=2,use_gradient=true")
+
+
+@pytest.mark.parametrize(
+    ("base", "stop"),
+    [
+        (case(steps=12, evaluate_every=4), 7),
+        pytest.param(case(steps=12, scheme=WATCHED), 7, marks=pytest.mark.slow),  # ranges are not gathered yet
+        pytest.param(case(steps=12, scheme="gact:L2.2,adapt_interval=5,probes=8"), 7, marks=pytest.mark.slow),
+        pytest.param(case(TEXT, scheme="gact:L2.2,adapt_interval=5,probes=8+checkpoint"), 7, marks=pytest.mark.slow),
+        pytest.param(case(TEXT, scheme="randomized:0.5"), 7, marks=pytest.mark.slow),
+        pytest.param(case(steps=12, scheme=WATCHED), 6, marks=pytest.mark.slow),  # between two watched steps
+        pytest.param(FOUR_EPOCHS, 7, marks=pytest.mark.slow),  # the fourth epoch
+        pytest.param(case(TEXT, scheme=WATCHED), 7, marks=pytest.mark.slow),  # attention by hooks
+    ],
+)
+def test_a_resumed_run_has_the_same_curve_bit_for_bit(tmp_path: Path, base: TrainingCase, stop: int) -> None:
+    whole = trained(base)
+    folder = CheckpointFolder(tmp_path / "run")
+    first = TrainingLoop(base)
+    for _ in first:
+        if first.done == stop:
+            break
+    first.save(folder)
+    torch.manual_seed(1234)  # whatever else happened in between
+
+    second = TrainingLoop(base)
+    second.resume(folder)
+    list(second)
+    found = second.result()
+
+    assert found.losses == whole.losses
+    assert found.evaluations == whole.evaluations
+    assert found.resumed_at == (stop,)
+    assert found.warnings == ()
+
+
+def test_a_checkpoint_is_safetensors_and_json_of_its_own_run(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "run")
+    loop = TrainingLoop(CASE)
+    next(iter(loop))
+    loop.save(folder)
+    next(iter(loop))
+    loop.save(folder)
+
+    assert sorted(file.name for file in folder.path.iterdir()) == [FILE_NAME, "step-00000002.safetensors"]
+    with pytest.raises(StoreError, match="another run"):
+        folder.read(case(seed=5))
+    (folder.path / "step-00000002.safetensors").write_bytes(b"broken")
+    with pytest.raises(StoreError, match="remove the folder"):
+        folder.read(CASE)
+    folder.remove()
+    assert folder.read(CASE) is None
+
+
+def test_a_run_whose_loss_is_no_number_ends_there() -> None:
+    found = trained(case(learning_rate=1e30, steps=20))
+
+    assert found.diverged_at is not None
+    assert len(found.losses) == found.diverged_at < 20
+    assert found.final.step == found.diverged_at
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"model": "tiny-vit@num_labels=4,num_channels=1,image_size=8,patch_size=4"}, "num_labels=10"),
+        ({"model": "resnet-cifar@num_classes=3,channels=1"}, "num_classes=10"),
+        ({"model": "tiny-gpt2", "sequence_length": 32}, "is for an image-classification model"),
+        ({"data": "text"}, "is for a causal-lm model"),
+        ({"model": "tiny-bert", "data": "text", "sequence_length": 16, "task": "masked-lm"}, "causal-lm"),
+        ({"model": "tiny-bert", "data": "text", "sequence_length": 16, "task": "token-classification"}, "causal-lm"),
+        ({"model": "tiny-gpt2@vocab_size=20", "data": "text", "sequence_length": 16}, "vocab_size=28"),
+        ({"batch_size": 5000}, "1437 training samples"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        TrainingLoop(case(**fields)).check()
+
+
+@pytest.mark.slow
+def test_a_small_bert_learns_to_read_reviews() -> None:
+    fields = {"learning_rate": 1e-3, "steps": 80, "evaluate_every": 80, "warmup_steps": 20, "image_size": None}
+    words = {"data": "reviews", "sequence_length": 16, "optimizer": "adamw", "momentum": 0.0}
+    model = "tiny-bert@vocab_size=64,hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0"
+
+    assert trained(case(model=model, **fields, **words)).final.accuracy > 0.65  # chance is 0.5
+
+
+@pytest.mark.slow
+def test_a_small_vit_learns_the_digits() -> None:
+    fields = {"learning_rate": 1e-3, "steps": 150, "evaluate_every": 150, "optimizer": "adamw", "momentum": 0.0}
+
+    found = trained(case(model="tiny-vit@num_channels=1,patch_size=2", warmup_steps=20, **fields))
+
+    assert found.final.accuracy > 0.5  # chance is 0.1
