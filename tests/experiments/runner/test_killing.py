@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actbench.results import store
@@ -92,6 +94,23 @@ def test_a_sweep_killed_while_a_case_has_children_leaves_no_process(tmp_path, la
         time.sleep(0.01)
     time.sleep(0.2)
     process.kill()
+    process.communicate()
+    assert_no_process_is_left(log)
+
+
+def test_signals_while_the_fork_server_ends_do_not_keep_it_from_killing_what_it_started(
+    tmp_path, assert_no_process_is_left
+):
+    process = start(tmp_path / "sweep", "hang")
+    log = tmp_path / "sweep" / "log"
+    while "hang 9 begin" not in (log.read_text() if log.exists() else ""):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    (server,) = psutil.Process(process.pid).children()
+    process.kill()
+    with suppress(psutil.NoSuchProcess):
+        while server.status() != psutil.STATUS_ZOMBIE:
+            server.terminate()
     process.communicate()
     assert_no_process_is_left(log)
 

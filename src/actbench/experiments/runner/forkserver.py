@@ -98,19 +98,24 @@ class _Server:
         self._pid = os.getpid()
         self._leashes: dict[int, socket.socket] = {}
         self._condemned: set[int] = set()
+        self._ending = False
         self._wakeup, self._waker = socket.socketpair()
         self._waker.setblocking(False)
 
     def serve(self) -> None:
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        signal.signal(signal.SIGTERM, self._end_soon)
         try:
-            while True:
+            while not self._ending:
                 self._react()
         finally:
             if os.getpid() == self._pid:  # a fork that came this far must not take the other cases with it
                 self._end_all()
+
+    def _end_soon(self, *_: object) -> None:
+        """Note a SIGTERM. It does not raise: it may come while all that was started is being killed, or come twice."""
+        self._ending = True
 
     def _end_all(self) -> None:
         for pid in self._leashes:
@@ -142,7 +147,8 @@ class _Server:
     def _fork(self) -> None:
         said, descriptors, _, _ = socket.recv_fds(self._control, len(FORK) + TOKEN_BYTES, DESCRIPTORS)
         if not descriptors:
-            sys.exit()  # the parent closed its end or was killed
+            self._ending = True  # the parent closed its end or was killed
+            return
         connection, leash, noise = descriptors
         pid = os.fork()
         if pid == 0:
@@ -166,8 +172,9 @@ class _Server:
             for held in (self._control, self._wakeup, self._waker, *self._leashes.values()):
                 held.close()
             _redirect(noise)
-            self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
-            code = 0
+            if not self._ending:  # else it was asked to end before it could hear that
+                self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
+                code = 0
         except BaseException:
             traceback.print_exc()
         finally:
