@@ -114,7 +114,7 @@ def _together(
     except UsageError:
         if launch.leads(os.environ):
             raise
-        time.sleep(_MOST_SECONDS_TO_TELL)  # a launcher ends all processes as soon as one of them has left
+        time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None
     early = chosen() if place.size == 1 else None  # before torch is imported, which takes seconds
     from actbench.training.processgroup import StoppedError, joined
@@ -124,6 +124,7 @@ def _together(
             recipe = early or team.agreed(chosen)
             comparison = compared(recipe, team)
     except StoppedError:
+        time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None
     if not place.leads:
         raise Exit(0)

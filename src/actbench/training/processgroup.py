@@ -43,7 +43,8 @@ class Team:
     """
 
     launch: Launch = field(default_factory=Launch)
-    _endings: Any = None
+    _endings: dict[str, Any] = field(default_factory=dict)
+    _agreed: list[Exception] = field(default_factory=list)
 
     @property
     def rank(self) -> int:
@@ -76,7 +77,7 @@ class Team:
 
     def gathered(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
-        return self._gathered(value, None)
+        return self._gathered(value)
 
     def mean(self, value: float) -> float:
         """Return the mean of a number over the processes."""
@@ -113,20 +114,25 @@ class Team:
             LostError: It failed here, and the others still wait for this process.
         """
         try:
-            failures = self._gathered(None if failure is None else str(failure), self._endings)
+            failures = self._gathered(None if failure is None else str(failure), **self._endings)
         except LostError as error:
             raise error if failure is None else LostError(f"process {self.rank} failed alone: {failure}") from failure
         return None if all(message is None for message in failures) else self._together(failure, failures)
 
     def _together(self, failure: Exception | None, failures: list[str | None]) -> Exception:
         if not self.leads:
-            return StoppedError("stopped, as the first process says")
-        if failure is not None:
-            return failure
-        rank, message = next((rank, message) for rank, message in enumerate(failures) if message is not None)
-        return MeasurementError(f"process {rank}: {message}")
+            failure = StoppedError("stopped, as the first process says")
+        elif failure is None:
+            rank, message = next((rank, message) for rank, message in enumerate(failures) if message is not None)
+            failure = MeasurementError(f"process {rank}: {message}")
+        self._agreed.append(failure)
+        return failure
 
-    def _gathered(self, value: T, group: Any) -> list[T]:
+    def has_agreed_on(self, error: Exception) -> bool:
+        """Return whether all processes stop by this error, so that none waits for another."""
+        return any(error is agreed for agreed in self._agreed)
+
+    def _gathered(self, value: T, group: Any = None) -> list[T]:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -160,8 +166,24 @@ def joined(launch: Launch) -> Iterator[Team]:
     if os.environ.get("MASTER_PORT") is None:  # mpirun does not say where to meet
         os.environ.update(MASTER_ADDR=os.environ.get("MASTER_ADDR", "127.0.0.1"), MASTER_PORT="29500")
     distributed.init_process_group(_backend(launch), rank=launch.rank, world_size=launch.size)
-    yield Team(launch, distributed.new_group(backend="gloo", timeout=PATIENCE))
-    distributed.destroy_process_group()  # not after an error: it would wait for those who wait for this process
+    endings = {"group": distributed.new_group(backend="gloo", timeout=PATIENCE)}
+    team = Team(launch, endings)
+    try:
+        yield team
+    except Exception as error:
+        if team.has_agreed_on(error):  # else leaving would wait for those who wait for this process
+            _leave(endings)
+        raise
+    _leave(endings)
+
+
+def _leave(groups: dict[str, Any]) -> None:
+    """Leave the process group, and drop what refers to it: its threads end with it.
+
+    One that still runs when the interpreter ends, and lets go of a tensor then, aborts the process.
+    """
+    distributed.destroy_process_group()
+    groups.clear()
 
 
 def _backend(launch: Launch) -> str:
