@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from actbench.codecs.tables import table
-from actbench.nn import fused, piecewise
-from actbench.nn.functions import function_of
-from actbench.nn.fused import function_name
-from actbench.nn.stepwise import StepwiseActivation
+from actbench.nn import piecewise, stepwise
+from actbench.nn.activations import function_of
+from actbench.nn.stepwise import StepwiseActivation, function_name
 
 
 def layer(exact):
@@ -25,7 +24,7 @@ def calls(monkeypatch):
         plain = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *arguments: seen.append(name) or plain(*arguments))
 
-    for place, name in ((fused, "activate"), (fused.mask, "relu"), (fused.mask, "relu_")):
+    for place, name in ((stepwise, "activate"), (stepwise.mask, "relu"), (stepwise.mask, "relu_")):
         recording(place, name)
     return seen
 
@@ -55,7 +54,7 @@ def test_layers_of_transformers_are_known_by_what_they_hold():
     assert function_name(activations.GELUTanh()) == "gelu_tanh"
     assert function_name(activations.NewGELUActivation()) is None
     held = functools.partial(nn.functional.gelu, approximate="other")
-    assert fused._gelu_held(held) is None
+    assert stepwise._gelu_held(held) is None
 
 
 @pytest.mark.parametrize(

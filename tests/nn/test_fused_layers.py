@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs.tables import table
 from actbench.nn import piecewise
-from actbench.nn.functions import function_of
+from actbench.nn.activations import function_of
 from actbench.nn.stepwise import StepwiseActivation
 
 EXACT = (nn.GELU(), nn.GELU(approximate="tanh"), nn.SiLU(), nn.ReLU())

@@ -24,7 +24,7 @@ from actbench.codecs import derivatives, optimallevels
 from actbench.codecs.activation import Activation, activation
 from actbench.codecs.derivatives import Array
 from actbench.errors import UsageError
-from actbench.ops import cache
+from actbench.ops import rawkernel
 from actbench.results.records import Data
 
 Weight = Literal["uniform", "normal"]
@@ -148,7 +148,7 @@ def _path(
     target: Activation, bits: int, weight: Weight, scale: float, domain: tuple[float, float] | None
 ) -> Path | None:
     sources = (__file__, derivatives.__file__, sys.modules[Activation.__module__].__file__, optimallevels.__file__)
-    folder = cache.folder("tables", [Path(source) for source in sources if source is not None])
+    folder = rawkernel.folder("tables", [Path(source) for source in sources if source is not None])
     shape = weight if weight == "uniform" else f"{weight}-{scale!r}"
     if target.key != target.name or domain is not None:
         shape += "-" + hashlib.sha256(f"{target.key} {domain}".encode()).hexdigest()[:12]

@@ -1,20 +1,120 @@
-"""Replacing the activation layers of a model, and saying which there are."""
+"""The activation layers of a model: which function each computes, and how they are replaced."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
+from actbench.codecs.activation import ACTIVATIONS, Activation, activation
 from actbench.codecs.tables import Table
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, UsageError
+from actbench.nn import piecewise
 from actbench.nn.census import census
-from actbench.nn.functions import TORCH, TRANSFORMERS, called, why_not
 from actbench.nn.inverted import InvertedActivation
+from actbench.nn.piecewise import Piecewise
+from actbench.nn.replacement import swap
 from actbench.nn.stepwise import Steps, StepwiseActivation
-from actbench.nn.swap import swap
 from actbench.results.records import Site, Unreached
+
+Function = Activation | Piecewise
+
+TORCH = "torch.nn.modules.activation"
+TRANSFORMERS = "transformers.activations"
+
+_PLAIN: dict[type[Any], str] = {
+    nn.Hardswish: "hardswish",
+    nn.LogSigmoid: "logsigmoid",
+    nn.Mish: "mish",
+    nn.SELU: "selu",
+    nn.Sigmoid: "sigmoid",
+    nn.SiLU: "silu",
+    nn.Softsign: "softsign",
+    nn.Tanh: "tanh",
+    nn.Tanhshrink: "tanhshrink",
+}
+_OF: dict[type[Any], Callable[[Any], Function]] = {
+    nn.GELU: lambda layer: activation("gelu_tanh" if layer.approximate == "tanh" else "gelu"),
+    nn.ELU: lambda layer: activation("elu", alpha=layer.alpha),
+    nn.CELU: lambda layer: activation("celu", alpha=layer.alpha),
+    nn.Softplus: lambda layer: activation("softplus", beta=layer.beta, threshold=layer.threshold),
+    nn.ReLU: lambda layer: piecewise.relu(),
+    nn.LeakyReLU: lambda layer: piecewise.leaky_relu(layer.negative_slope),
+    nn.Threshold: lambda layer: piecewise.threshold(layer.threshold),
+    nn.ReLU6: lambda layer: piecewise.hardtanh(0.0, 6.0, "relu6", "ReLU6"),
+    nn.Hardtanh: lambda layer: piecewise.hardtanh(layer.min_val, layer.max_val),
+    nn.Hardsigmoid: lambda layer: piecewise.hardsigmoid(),
+    nn.Hardshrink: lambda layer: piecewise.hardshrink(layer.lambd),
+    nn.Softshrink: lambda layer: piecewise.softshrink(layer.lambd),
+}
+_BY_NAME = {
+    f"{TRANSFORMERS}.GELUActivation": "gelu",
+    f"{TRANSFORMERS}.GELUTanh": "gelu_tanh",
+    f"{TRANSFORMERS}.PytorchGELUTanh": "gelu_tanh",
+    f"{TRANSFORMERS}.NewGELUActivation": "gelu_tanh",
+    f"{TRANSFORMERS}.FastGELUActivation": "gelu_tanh",
+    f"{TRANSFORMERS}.AccurateGELUActivation": "gelu_tanh",
+    f"{TRANSFORMERS}.QuickGELUActivation": "quick_gelu",
+    f"{TRANSFORMERS}.SiLUActivation": "silu",
+    f"{TRANSFORMERS}.MishActivation": "mish",
+}
+"""Types that are named, so that transformers need not be imported."""
+
+_NO_TABLE = {
+    f"{TRANSFORMERS}.ClippedGELUActivation": "its derivative depends on where it clips, and has no table",
+    f"{TRANSFORMERS}.ReLUSquaredActivation": "its derivative grows without bound, and has no table",
+    f"{TRANSFORMERS}.LaplaceActivation": "has no table",
+    f"{TRANSFORMERS}.SqrtSoftplusActivation": "has no table",
+    f"{TRANSFORMERS}.XIELUActivation": "learns parameters, whose gradient needs the input",
+    f"{TORCH}.PReLU": "learns its slope, whose gradient needs the input",
+    f"{TORCH}.RReLU": "draws its slopes at random",
+    f"{TORCH}.GLU": "multiplies halves of its input, which is no elementwise function",
+}
+
+GUISES = {"gelu": ("gelu", "gelu_tanh", "quick_gelu")}
+"""Names that stand for several functions."""
+
+NAMES = (*ACTIVATIONS, *piecewise.PIECEWISE)
+"""Every function that a layer may be known to compute."""
+
+
+def function_of(layer: nn.Module) -> Function | None:
+    """Return the function that a layer of a known type computes, with the layer's parameters, or None.
+
+    Raises:
+        UsageError: The layer has a parameter with which its function has no derivative to tabulate.
+    """
+    kind: type[Any] = type(layer)
+    if kind in _OF:
+        return _OF[kind](layer)
+    name = _PLAIN.get(kind) or _BY_NAME.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if name is None else ACTIVATIONS[name]
+
+
+def why_not(layer: nn.Module) -> str | None:
+    """Return why a layer that looks like an activation is left alone, or None."""
+    kind: type[Any] = type(layer)
+    try:
+        function = function_of(layer)
+    except UsageError as error:
+        return str(error)
+    if function is not None:
+        return "another forward is bound on this module" if "forward" in vars(layer) else None
+    known = next((base for base in kind.__mro__ if base in _OF or base in _PLAIN), None)
+    if known is not None:
+        return f"a subclass of nn.{known.__name__}, whose forward may be another"
+    if "gelu" in kind.__name__.lower() and not any(layer.children()) and kind.__module__ != TRANSFORMERS:
+        return "not a GELU that is known by its type"
+    return _NO_TABLE.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def called(layer: nn.Module) -> str:
+    """Return what a layer is called for a reader: ``nn.GELU``, ``GELUTanh``."""
+    name = type(layer).__name__
+    return f"nn.{name}" if type(layer).__module__ == TORCH else name
+
 
 Stepping = Callable[[nn.Module], tuple[Table | Steps, str] | None]
 """Gives the steps of a layer and what it then is, such as ``3-bit GELU``; None for a layer that stays."""

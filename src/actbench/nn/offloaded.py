@@ -9,8 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actbench.nn import savedtensors
 from actbench.nn.saved import Exclude, HostOffload, Identity, Packed, SavedTensors, SiteState
-from actbench.nn.saved.exclude import StaysHere, own_tensors
-from actbench.nn.saved.packer import ON_HOST
+from actbench.nn.saved.packer import ON_HOST, StaysHere, own_tensors
 from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward
 from actbench.units import KIB
 

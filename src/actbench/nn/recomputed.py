@@ -18,7 +18,7 @@ from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
 from actbench.nn.rerun import Rerun, Written, writes_buffers
-from actbench.nn.saved.exclude import own_tensors
+from actbench.nn.saved.packer import own_tensors
 
 TORCHVISION_BLOCKS = {
     "convnext": ("CNBlock",),

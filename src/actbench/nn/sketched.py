@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, fresh_sketch, project
 from actbench.nn import savedtensors
-from actbench.nn.firstorder import first_order
 from actbench.nn.precision import no_autocast, product_dtype
+from actbench.nn.refusals import first_order
+from actbench.nn.replacement import inherit
 from actbench.nn.sharing import SharingTable, WeakTensors
-from actbench.nn.swap import inherit
 from actbench.ops.library import traced
 
 Sketch = tuple[Tensor, ...]

@@ -2,20 +2,80 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from actbench.codecs.tables import Table
 from actbench.nn import savedtensors
-from actbench.nn.firstorder import first_order
-from actbench.nn.fused import RELU, function_name, fused
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order, told_apart
+from actbench.nn.refusals import first_order
 from actbench.nn.replacement import carry_hooks, without_hooks
+from actbench.ops import mask
+from actbench.ops.activate import activate
 from actbench.ops.stepwise import decode, encode
+
+RELU = "relu"
+
+
+def function_name(layer: nn.Module) -> str | None:
+    """Return what the operators call the function that a layer computes, or None where there is none for it.
+
+    Layers of transformers hold the function of torch that they call; those that compute it in another way round
+    differently.
+    """
+    kind = type(layer)
+    if kind is nn.ReLU:
+        return RELU
+    if isinstance(layer, nn.GELU) and kind is nn.GELU:
+        return "gelu_tanh" if layer.approximate == "tanh" else "gelu"
+    if isinstance(layer, nn.SiLU) and kind is nn.SiLU:
+        return None if layer.inplace else "silu"
+    if kind.__module__ != "transformers.activations":
+        return None
+    if kind.__name__ == "SiLUActivation":
+        return "silu"
+    return _gelu_held(getattr(layer, "act", None))
+
+
+def _gelu_held(held: Any) -> str | None:
+    if held is functional.gelu:
+        return "gelu"
+    if isinstance(held, functools.partial) and held.func is functional.gelu and not held.args:
+        return {(): "gelu", (("approximate", "tanh"),): "gelu_tanh"}.get(tuple(held.keywords.items()))
+    return None
+
+
+def fused(
+    x: Tensor, function: str, order: list[int] | None, inplace: bool, bounds: Tensor, bits: int, fold: bool
+) -> tuple[Tensor, Tensor] | None:
+    """Return a function of x and the packed codes of x by one operator, or None where that cannot be.
+
+    Args:
+        x: The input.
+        function: As :func:`function_name` gives it.
+        order: Dimensions of x as they lie in memory; None for contiguous.
+        inplace: Write the function over x, and return x.
+        bounds: float32 ``(2**bits - 1,)``, ascending; ReLU reads none, since its code is its mask.
+        bits: Bits of a code.
+        fold: Encode ``|x|``.
+    """
+    if function != RELU:
+        return None if inplace or order is not None else activate(x, function, bounds, bits, fold)
+    lying = x if order is None else x.permute(order)
+    if inplace and lying.is_contiguous():
+        return x, mask.relu_(lying)
+    output, codes = mask.relu(lying.contiguous())
+    output = as_it_lay(output, order)
+    if inplace:  # x has gaps
+        return x.copy_(output), codes
+    # .data: autograd would let nobody change a view that was made in its function
+    return (output if order is None else output.data), codes
 
 
 class Steps(Protocol):

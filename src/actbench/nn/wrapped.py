@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from actbench.nn.compileguard import refuse_compiling
 from actbench.nn.forwardwrapper import ReboundForward
+from actbench.nn.refusals import refuse_compiling
 
 Inner = Callable[..., Any]
 """Runs what stands behind a forward: of a module, and of what it is called with."""
@@ -29,7 +29,7 @@ class Wrapper:
     """What a scheme puts around the passes through one model. It knows no module, so that parts can be copied alone.
 
     Class attributes that a kind of wrapper gives:
-        uncompilable: What cannot be compiled, and why; see :func:`actbench.nn.compileguard.refuse_compiling`.
+        uncompilable: What cannot be compiled, and why; see :func:`actbench.nn.refusals.refuse_compiling`.
     """
 
     uncompilable: ClassVar[tuple[str, str]]

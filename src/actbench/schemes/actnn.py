@@ -16,10 +16,10 @@ from actbench.nn.compressed.layers import compressed, fan_in
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.replacement import swap
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.saved.samplegradients import SampleGradients
-from actbench.nn.swap import swap
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.results.records import Site

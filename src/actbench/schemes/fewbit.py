@@ -12,8 +12,16 @@ from actbench.codecs.activation import Activation
 from actbench.codecs.tables import Table, Weight, table
 from actbench.errors import ConversionError
 from actbench.nn import useractivation
-from actbench.nn.activations import instead, refuse_converted, swap_activations
-from actbench.nn.functions import GUISES, NAMES, Function, function_of, why_not
+from actbench.nn.activations import (
+    GUISES,
+    NAMES,
+    Function,
+    function_of,
+    instead,
+    refuse_converted,
+    swap_activations,
+    why_not,
+)
 from actbench.nn.stepwise import Steps
 from actbench.nn.useractivation import OwnFunction
 from actbench.results.records import Published

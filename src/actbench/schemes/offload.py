@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from actbench.errors import ConversionError
-from actbench.nn.compileguard import refuse_compiled
 from actbench.nn.hooked import HookedForward
 from actbench.nn.offloaded import OFFLOAD, OffloadedForward
+from actbench.nn.refusals import refuse_compiled
 from actbench.nn.wrapped import bind_entries
 from actbench.results.records import Site
 from actbench.schemes.base import SAVED_TENSORS, Scheme

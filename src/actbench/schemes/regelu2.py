@@ -9,8 +9,7 @@ from torch import nn
 from actbench.codecs.gated import mixture
 from actbench.codecs.tables import Table
 from actbench.errors import ConversionError
-from actbench.nn.activations import instead, refuse_converted, swap_activations
-from actbench.nn.functions import GUISES, function_of, why_not
+from actbench.nn.activations import GUISES, function_of, instead, refuse_converted, swap_activations, why_not
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
 from actbench.setup import Part, TrainingSetup

@@ -10,7 +10,6 @@ from torch import nn, optim
 
 from actbench.codecs.encodings import Encoding
 from actbench.errors import ConversionError
-from actbench.nn.compileguard import refuse_compiled
 from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.encoded import (
     Encoded,
@@ -23,10 +22,10 @@ from actbench.nn.encoded import (
     rounded,
 )
 from actbench.nn.encoded.gradients import BY_PARAMETER
-from actbench.nn.encoded.parallel import NotInParallel, refuse_sharded
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.forward import HOOKS
 from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.refusals import NotInParallel, refuse_compiled, refuse_sharded
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.codecs import FLOATS
 from actbench.nn.variance import rounding_variance

@@ -19,7 +19,7 @@ from actbench.errors import UsageError
 from actbench.nn.hooked import HookedForward
 from actbench.nn.recomputed import blocks
 from actbench.nn.saved import SavedTensors
-from actbench.nn.saved.exclude import own_tensors
+from actbench.nn.saved.packer import own_tensors
 from actbench.setup import TrainingSetup
 from actbench.training.processgroup import Team
 

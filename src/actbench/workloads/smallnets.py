@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import inputs
+from actbench.workloads import base
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import SMALL_NETS
 from actbench.workloads.optimizers import make_optimizer
@@ -142,11 +142,11 @@ class SmallNetWorkload:
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, channels, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
-        random = inputs.generator(seed)
+        random = base.generator(seed)
         size, dtype = (self._size, self._size), float_type(self.case)
         return {
-            "images": inputs.images(batch_size, self._options["channels"], size, dtype, random),
-            "labels": inputs.classes(batch_size, self._options["num_classes"], random),
+            "images": base.images(batch_size, self._options["channels"], size, dtype, random),
+            "labels": base.classes(batch_size, self._options["num_classes"], random),
         }
 
     def _make(self) -> nn.Module:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import folder, inputs
+from actbench.workloads import base, folder
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.optimizers import make_optimizer
 
@@ -139,11 +139,11 @@ class TorchvisionWorkload:
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, 3, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
-        random = inputs.generator(seed)
+        random = base.generator(seed)
         size = (self.image_size, self.image_size)
         return {
-            "images": inputs.images(batch_size, 3, size, float_type(self.case), random),
-            "labels": inputs.classes(batch_size, CLASSES, random),
+            "images": base.images(batch_size, 3, size, float_type(self.case), random),
+            "labels": base.classes(batch_size, CLASSES, random),
         }
 
     def _make(self) -> nn.Module:

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.operators import device_operators
 from actbench.nn.compressed import dropout as coded
-from actbench.nn.compressed import pieces
+from actbench.nn.compressed import savedinput
 from actbench.nn.compressed.dropout import FusedDropout
 from actbench.ops import hostmemory
 from actbench.workloads.fake import fake_mode
@@ -68,7 +68,7 @@ def test_channels_last(name, inplace):
 
 
 def test_backward_works_in_pieces(monkeypatch):
-    monkeypatch.setattr(pieces, "PIECE", 16)
+    monkeypatch.setattr(savedinput, "PIECE", 16)
     check("dropout", torch.randn(7, 11), 0.3)
 
 

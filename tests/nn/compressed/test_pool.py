@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench.nn.compressed import averages, pieces, pool
+from actbench.nn.compressed import averages, pool, savedinput
 from actbench.workloads.fake import fake_mode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -87,7 +87,7 @@ def test_the_rows_of_a_transposed_batch():
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 def test_backward_works_in_pieces(monkeypatch, memory):
-    monkeypatch.setattr(pieces, "PIECE", 1)
+    monkeypatch.setattr(savedinput, "PIECE", 1)
     check("max_pool2d", torch.randn(19, 3, 6, 4).to(memory_format=memory), 2, 1)  # 45 maxima a row
 
 

@@ -12,7 +12,7 @@ import torch
 from actbench.errors import UsageError
 from actbench.results.runs import TrainingCase
 from actbench.training import data
-from actbench.training.data import sentences, tokens
+from actbench.training.data import sentences
 from actbench.training.loop import TrainingLoop
 
 WORDS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "a", "good", "bad", "film", "story", "is", "not"]
@@ -180,20 +180,20 @@ def test_without_network_and_files_it_says_where_to_put_them(
 
 
 def test_a_tokenizer_is_looked_for_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens.folder, "reachable", lambda url: False)
+    monkeypatch.setattr(sentences.folder, "reachable", lambda url: False)
     usual: dict[str, Any] = {"data": "sst2", "batch_size": 4, "steps": 2, "learning_rate": 1e-3}
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "tokenizer.json").write_text(json.dumps({}))
 
-    assert tokens.tokenizer_file(TrainingCase(model=str(folder), **usual)) == folder / "tokenizer.json"
+    assert sentences.tokenizer_file(TrainingCase(model=str(folder), **usual)) == folder / "tokenizer.json"
     with pytest.raises(UsageError, match="no tokenizer of the library"):
-        tokens.Tokenizer(folder / "tokenizer.json")
+        sentences.Tokenizer(folder / "tokenizer.json")
     for model in ("tiny-bert", "resnet-cifar"):
         with pytest.raises(UsageError, match="write tokenizer = into the recipe"):
-            tokens.tokenizer_file(TrainingCase(model=model, **usual))
+            sentences.tokenizer_file(TrainingCase(model=model, **usual))
     with pytest.raises(UsageError, match=r"tokenizer.json of .*bert-base-uncased: it is not in the cache"):
-        tokens.tokenizer_file(TrainingCase(model="bert-base-uncased", **usual))
+        sentences.tokenizer_file(TrainingCase(model="bert-base-uncased", **usual))
 
 
 def test_ratings_need_a_model_of_one_number(write: Write, tokenizer: Path) -> None:

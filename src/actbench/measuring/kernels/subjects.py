@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from actbench.codecs.tables import Table, table
 from actbench.nn import piecewise
-from actbench.nn.functions import function_of
+from actbench.nn.activations import function_of
 from actbench.nn.stepwise import Steps, StepwiseActivation
 from actbench.ops import bitpack, groupquant, mask, sketch, smaq, stepwise
 from actbench.ops.activate import activate, one_pass

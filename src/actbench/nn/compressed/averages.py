@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.nn.compressed.pieces import needs_codes
 from actbench.nn.compressed.pool import Numbers, blank, numbers, torch_order, widened
-from actbench.nn.firstorder import first_order
+from actbench.nn.compressed.savedinput import needs_codes
+from actbench.nn.refusals import first_order
 
 aten = torch.ops.aten
 

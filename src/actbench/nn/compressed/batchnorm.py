@@ -11,8 +11,8 @@ from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.nn.compressed.channels import Statistics, input_gradient, sum_of, sums
 from actbench.nn.compressed.savedinput import Compressed, SavedInput, is_differentiated, load, pack_input, save
-from actbench.nn.firstorder import first_order
 from actbench.nn.precision import cast
+from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
 

@@ -18,8 +18,8 @@ from actbench.nn.compressed.savedinput import (
     save,
     summed,
 )
-from actbench.nn.firstorder import first_order
 from actbench.nn.precision import cast, no_autocast, product_dtype
+from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from actbench.nn.activations import function_of
 from actbench.nn.compressed import averages, dropout, pool, relu
-from actbench.nn.functions import function_of
 from actbench.nn.piecewise import Piecewise
+from actbench.nn.replacement import inherit
 from actbench.nn.stepwise import StepwiseActivation
-from actbench.nn.swap import inherit
 
 _C: Any = torch._C._nn
 

@@ -12,8 +12,8 @@ from actbench.nn.compressed import batchnorm, convolution, linear
 from actbench.nn.compressed import norms as norms_
 from actbench.nn.compressed.exactcodes import coded
 from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.replacement import inherit
 from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.swap import inherit
 
 STANDS_FOR: dict[type[nn.Module], type[Compressed]] = {
     nn.Conv1d: convolution.CompressedConv1d,

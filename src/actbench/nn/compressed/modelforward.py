@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_map_only
 
 from actbench.errors import ConversionError
 from actbench.nn.census import census
-from actbench.nn.compileguard import refuse_compiled
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked.forward import HookedForward
 from actbench.nn.hooked.hooks import OwnHooks, activated
+from actbench.nn.refusals import refuse_compiled
+from actbench.nn.replacement import Rule, swap
 from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
-from actbench.nn.swap import Rule, swap
 from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, bind_entries, given_by_others
 
 COMPRESSED = (

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.nn import savedtensors
-from actbench.nn.compressed.pieces import needs_codes, packed, pieces, unpacked
-from actbench.nn.firstorder import first_order
+from actbench.nn.compressed.savedinput import needs_codes, packed, pieces, unpacked
 from actbench.nn.layout import as_it_lay, in_order
+from actbench.nn.refusals import first_order
 
 Numbers = int | Sequence[int] | None
 

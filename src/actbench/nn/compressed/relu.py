@@ -16,11 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from actbench.nn import piecewise
-from actbench.nn.compressed.pieces import needs_codes
-from actbench.nn.fused import RELU
+from actbench.nn.compressed.savedinput import needs_codes
 from actbench.nn.layout import constants
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.stepwise import StepwiseGradient
+from actbench.nn.stepwise import RELU, StepwiseGradient
 
 
 @dataclass(frozen=True)

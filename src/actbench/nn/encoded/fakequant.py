@@ -17,10 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.codecs.encodings import Encoding, SmaqSimulated
 from actbench.nn import savedtensors
-from actbench.nn.compileguard import refuse_compiling
 from actbench.nn.encoded.form import encoded, takes, through
-from actbench.nn.firstorder import first_order, refuse_second_order
 from actbench.nn.hooked.hooks import active
+from actbench.nn.refusals import first_order, refuse_compiling, refuse_second_order
 from actbench.nn.saved import Packed
 
 _ONLY_MOVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)

@@ -20,8 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from actbench.nn import savedtensors
-from actbench.nn.firstorder import first_order
 from actbench.nn.overrides import Rules
+from actbench.nn.refusals import first_order
 from actbench.nn.saved import Packed, SavedTensors, SiteState
 
 Options = dict[str, Any]

@@ -14,15 +14,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from actbench.nn import savedtensors
-from actbench.nn.firstorder import refuse_second_order
 from actbench.nn.hooked.attention import attention_rules
 from actbench.nn.hooked.occurrences import Occurrences
 from actbench.nn.hooked.oprules import current_rule, is_cast_of_parameter, may_be_infinite, op_rules, statistic
 from actbench.nn.overrides import Intercepted, Rules
+from actbench.nn.refusals import refuse_second_order
 from actbench.nn.saved import Packed, SavedTensors, SiteState, samplegradients
 from actbench.nn.saved.codecs import Logarithms, Unpacked, logarithms
-from actbench.nn.saved.exclude import StaysHere, own_tensors
 from actbench.nn.saved.hostoffload import is_elsewhere
+from actbench.nn.saved.packer import StaysHere, own_tensors
 from actbench.nn.wrapped import given_by_others
 
 PROBE_BITS = 2

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
 from actbench.nn.saved import SiteState
-from actbench.nn.saved.exclude import own_tensors
+from actbench.nn.saved.packer import own_tensors
 from actbench.nn.saved.solver import all_spent
 from actbench.nn.statistics import buffers_kept
 from actbench.ops import noise

@@ -1,10 +1,9 @@
 """Packing tensors for the backward pass: which, by which codec, for which site, and where they wait."""
 
 from actbench.nn.saved.codecs import Codec, Identity, Packed, Parts
-from actbench.nn.saved.exclude import Exclude
 from actbench.nn.saved.groupquantization import GroupQuantization
 from actbench.nn.saved.hostoffload import HostOffload
-from actbench.nn.saved.packer import SavedTensors
+from actbench.nn.saved.packer import Exclude, SavedTensors
 from actbench.nn.saved.sitestate import SiteState
 
 __all__ = [

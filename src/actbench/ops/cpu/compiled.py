@@ -20,7 +20,7 @@ from numba import extending, types
 from numba.core import cgutils
 from numba.np.ufunc.parallel import threading_layer
 
-from actbench.ops import cache
+from actbench.ops import rawkernel
 
 BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
@@ -135,4 +135,4 @@ def _parallel() -> bool:
 @functools.cache
 def _cache_folder() -> Path | None:
     """Return the folder for machine code of these sources: Numba itself looks at one file, not at what it calls."""
-    return cache.folder("parallel" if _parallel() else "serial", Path(__file__).parents[1].rglob("*.py"))
+    return rawkernel.folder("parallel" if _parallel() else "serial", Path(__file__).parents[1].rglob("*.py"))

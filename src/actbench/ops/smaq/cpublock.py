@@ -1,6 +1,6 @@
 """One SmaQ block at a time, in loops that vectorise; what is computed is in :mod:`actbench.ops.smaq.reference`.
 
-As in :mod:`actbench.ops.groupquant.cpugroup`, every intermediate is cast back to 32 bits. Distances from the mean are
+As in :mod:`actbench.ops.groupquant.cpu`, every intermediate is cast back to 32 bits. Distances from the mean are
 compared as the bits of their floats, called keys, which are in the same order.
 """
 

@@ -1,7 +1,7 @@
 """A step of an optimizer whose state is SmaQ blocks, on the CPU: threads share the blocks, each is in the caches once.
 
 What is computed is in :mod:`actbench.ops.smaqstep.rules`. Every intermediate is cast back to 32 bits, as in
-:mod:`actbench.ops.groupquant.cpugroup`.
+:mod:`actbench.ops.groupquant.cpu`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
-from actbench.ops.groupquant.cpugroup import values_of
+from actbench.ops.groupquant.cpu import values_of
 from actbench.ops.noise import state_of
 from actbench.ops.smaq.cpu import read_block, work_of, workspace, write_block
 from actbench.ops.smaq.cpublock import float_of

@@ -10,7 +10,7 @@ import torch
 from actbench.errors import ModelError
 from actbench.results.records import Case, Task
 from actbench.setup import Batch
-from actbench.workloads import inputs
+from actbench.workloads import base
 from actbench.workloads.batches import audio, images, text
 
 _IMAGES_ALONE: set[Task] = {
@@ -73,7 +73,7 @@ def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype
         ``input_ids (batch_size, length)`` int64 with ``pixel_values (batch_size, channels, height, width)``, and
         ``labels`` where the model is to write the text.
     """
-    random = inputs.generator(seed)
+    random = base.generator(seed)
     if sizes.audio is not None:
         return audio.batch(config, task, cls, batch_size, sizes.audio, sizes.length, dtype, random)
     if sizes.image is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from actbench.errors import ModelError
 from actbench.results.records import Task
 from actbench.setup import Batch
-from actbench.workloads import inputs
+from actbench.workloads import base
 from actbench.workloads.batches import text
 
 SECONDS = 10
@@ -86,7 +86,7 @@ def batch(
     sound = torch.randn(batch_size, *heard, generator=random).to(dtype)
     made: dict[str, Tensor] = {cls.main_input_name: sound}
     if length is None:
-        made["labels"] = inputs.class_labels(config, batch_size, random)
+        made["labels"] = base.class_labels(config, batch_size, random)
         return made
     made["labels"] = text.draw(config, batch_size, length, random)
     if "decoder_input_ids" in inspect.signature(cls.forward).parameters:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actbench.results.records import Task
 from actbench.setup import Batch
-from actbench.workloads import inputs
+from actbench.workloads import base
 
 USUAL_SIZE = 224
 OBJECTS = 8  # COCO has 7.3 on an image
@@ -54,21 +54,21 @@ def batch(
         case "pretraining":
             pass  # what these hide of an image they draw themselves
         case _:
-            pictures["labels"] = inputs.class_labels(config, batch_size, random)
+            pictures["labels"] = base.class_labels(config, batch_size, random)
     return pictures
 
 
 def pixels(config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator) -> Tensor:
     """Draw images ``(batch_size, channels, height, width)`` of ``dtype`` with the channels of the config."""
     channels = getattr(part(config), "num_channels", None) or 3
-    return inputs.images(batch_size, channels, size, dtype, random)
+    return base.images(batch_size, channels, size, dtype, random)
 
 
 def _objects(classes: int, dtype: torch.dtype, random: torch.Generator) -> dict[str, Tensor]:
     centers = 0.3 + 0.4 * torch.rand(OBJECTS, 2, generator=random)
     extents = 0.1 + 0.4 * torch.rand(OBJECTS, 2, generator=random)
     return {
-        "class_labels": inputs.classes(OBJECTS, classes, random),
+        "class_labels": base.classes(OBJECTS, classes, random),
         "boxes": torch.cat([centers, extents], dim=1).to(dtype),
     }
 

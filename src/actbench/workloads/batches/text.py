@@ -11,7 +11,7 @@ from torch import Tensor
 from actbench.errors import ModelError
 from actbench.results.records import Task
 from actbench.setup import Batch
-from actbench.workloads import inputs
+from actbench.workloads import base
 
 USUAL_LENGTH = 128
 CHOICES = 2
@@ -64,18 +64,18 @@ def _labels(config: Any, task: Task, ids: Tensor, batch_size: int, random: torch
     length = ids.shape[1]
     match task:
         case "sequence-classification":
-            return {"labels": inputs.class_labels(config, batch_size, random)}
+            return {"labels": base.class_labels(config, batch_size, random)}
         case "token-classification":
             return {"labels": torch.randint(config.num_labels, ids.shape, generator=random)}
         case "multiple-choice":
-            return {"labels": inputs.classes(batch_size, CHOICES, random)}
+            return {"labels": base.classes(batch_size, CHOICES, random)}
         case "next-sentence-prediction":
-            return {"labels": inputs.classes(batch_size, 2, random)}
+            return {"labels": base.classes(batch_size, 2, random)}
         case "question-answering":
             places = ("start_positions", "end_positions")
-            return {name: inputs.classes(batch_size, length, random) for name in places}
+            return {name: base.classes(batch_size, length, random) for name in places}
         case "masked-lm":
-            return {"labels": inputs.masked_labels(ids, random)}
+            return {"labels": base.masked_labels(ids, random)}
         case "pretraining":
             return _pretraining_labels(config, ids, random)
         case "causal-lm":
@@ -101,7 +101,7 @@ def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, ra
 def draw(config: Any, batch_size: int, length: int, random: torch.Generator) -> Tensor:
     """Draw token ids ``(batch_size, length)`` int64 with neither padding nor an end in them."""
     excluded = [*special_ids(config, "pad_token_id"), *special_ids(config, "eos_token_id")]
-    return inputs.tokens(batch_size, length, config.get_text_config().vocab_size, excluded, random)
+    return base.tokens(batch_size, length, config.get_text_config().vocab_size, excluded, random)
 
 
 def special_ids(config: Any, name: str) -> list[int]:
@@ -124,7 +124,7 @@ def _pretraining_labels(config: Any, ids: Tensor, random: torch.Generator) -> di
     if config.model_type in DISCRIMINATORS:
         return {"labels": torch.randint(2, ids.shape, generator=random)}
     order = "sentence_order_label" if config.model_type == "albert" else "next_sentence_label"
-    return {"labels": inputs.masked_labels(ids, random), order: inputs.classes(len(ids), 2, random)}
+    return {"labels": base.masked_labels(ids, random), order: base.classes(len(ids), 2, random)}
 
 
 def _longest_sequence(config: Any) -> int | None:

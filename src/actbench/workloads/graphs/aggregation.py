@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from actbench.nn.firstorder import first_order
+from actbench.nn.refusals import first_order
 
 library = torch.library.Library("actbench", "FRAGMENT")  # type: ignore[no-untyped-call]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from actbench.errors import ModelError
 from actbench.results.records import Built, Case, Data
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import folder, inputs
+from actbench.workloads import base, folder
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
@@ -207,7 +207,7 @@ class GraphWorkload:
             :class:`~actbench.workloads.graphs.aggregation.Graph`, and ``edges``: weights ``(E, 1)`` of the case's
             type, or for a GAT the rows ``(E,)`` int64.
         """
-        random = inputs.generator(seed)
+        random = base.generator(seed)
         nodes, classes = self.settings.num_nodes, self.settings.num_classes
         citing, cited = generated.citations(nodes, self.settings.num_edges, classes, random)
         graph, rows = generated.adjacency(citing, cited, nodes, self_loops=self.network.self_loops)
