@@ -58,6 +58,10 @@ class ConversionError(ActbenchError):
     """A model that a scheme cannot be applied to."""
 
 
+class NothingToConvertError(ConversionError):
+    """A model, or the part of it that a scheme is limited to, holds nothing that the scheme works on."""
+
+
 class IdleError(ConversionError):
     """A scheme that runs in a training step and changes nothing of what the step keeps."""
 

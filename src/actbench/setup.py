@@ -63,6 +63,7 @@ class TrainingSetup:
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
         parts: What each scheme changed, one after the other.
         built: What the module and its batches are; None where the maker does not say.
+        path: Of the module, where it is a part of a model that a scheme is limited to; paths of sites begin with it.
     """
 
     module: nn.Module
@@ -75,6 +76,7 @@ class TrainingSetup:
     warnings: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     built: Built | None = None
+    path: str = ""
 
     def changed(
         self,
@@ -88,12 +90,18 @@ class TrainingSetup:
 
         Args:
             module: What becomes of the model.
-            sites: What changed in it.
-            unreached: What a reader might expect to have changed.
+            sites: What changed in it, by paths in the module.
+            unreached: What a reader might expect to have changed, the same.
             by: Who changed it, without the sites; None for a change of which nobody asks whether it acts.
         """
+        sites = tuple(site.model_copy(update={"path": self.path_of(site.path)}) for site in sites)
+        unreached = tuple(left.model_copy(update={"path": self.path_of(left.path)}) for left in unreached)
         parts = self.parts if by is None else (*self.parts, replace(by, sites=sites))
         return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached, parts=parts)
+
+    def path_of(self, path: str) -> str:
+        """Return the path in the model of a module whose path in this setup's module is given."""
+        return f"{self.path}.{path}" if self.path and path else self.path or path
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the loss of the model on a batch, a scalar with its graph.

@@ -15,19 +15,35 @@ import torch
 from actbench import conversion, schemes, workloads
 from actbench.errors import ConversionError, SpecError
 from actbench.measuring import inspection
+from actbench.measuring.meters import footprint
 from actbench.results.records import Case
+from actbench.schemes.base import OF_PARTS, Change
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
 CASE = Case(model="tiny-gpt2", batch_size=2, sequence_length=16, gradient_quality=False)
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
 
+MODULES_ALONE = {"encode:int:6": "encode:int:6,on=activations", "smaq": "smaq,on=activations"}
+
 LAST_WORDS = 4 + 4  # bytes: codes are rounded up to a word at most, and the last group has metadata of its own
 
 
-def specs() -> list[str]:
-    """Return a specification of every scheme but the exact one."""
-    return [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
+def specs(*changes: Change) -> list[str]:
+    """Return a specification of every scheme but the exact one, or of those that change one of these."""
+    found = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
+    return [spec for spec in found if not changes or set(changes) & set(schemes.build(spec).changes)]
+
+
+def of_modules() -> list[str]:
+    """Return the specifications of schemes that change what modules save."""
+    return specs(*OF_PARTS)
+
+
+def limited() -> list[str]:
+    """Return specifications of schemes that can be limited to parts of a model."""
+    found = [MODULES_ALONE.get(spec, spec) for spec in of_modules()]
+    return [spec for spec in found if set(schemes.build(spec).changes) <= OF_PARTS]
 
 
 def case_for(spec: str) -> Case:
@@ -103,7 +119,7 @@ def test_every_parameter_gets_a_finite_gradient(spec: str, setup: TrainingSetup,
     assert all(p.grad is not None and p.grad.isfinite().all() for p in setup.module.parameters())
 
 
-@pytest.mark.parametrize("spec", specs())
+@pytest.mark.parametrize("spec", of_modules())
 def test_less_is_kept_and_sites_say_so(spec: str, setup: TrainingSetup) -> None:
     before = inspection.trace(setup, make_batch)
     converted = schemes.build(spec).apply(setup)
@@ -112,6 +128,49 @@ def test_less_is_kept_and_sites_say_so(spec: str, setup: TrainingSetup) -> None:
 
     assert after.total_bytes < before.total_bytes
     assert sum(site.bytes_after or 0 for site in sites) < sum(site.bytes_before or 0 for site in sites)
+
+
+@pytest.mark.parametrize("spec", limited())
+def test_a_scheme_limited_to_a_part_changes_nothing_else(spec: str, setup: TrainingSetup) -> None:
+    exact = inspection.trace(setup, make_batch).total_bytes
+    whole = schemes.build(spec).apply(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
+
+    part = schemes.build(f"{spec},only=h.1").apply(setup)
+
+    assert part.sites
+    assert all(site.path.startswith("transformer.h.1") for site in part.sites)
+    assert inspection.trace(whole, make_batch).total_bytes < inspection.trace(part, make_batch).total_bytes < exact
+
+
+@pytest.mark.parametrize("spec", limited())
+def test_a_scheme_stands_twice_for_parts_that_do_not_overlap(spec: str, setup: TrainingSetup) -> None:
+    one = schemes.build(f"{spec},only=h.1").apply(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
+
+    both = schemes.build(f"{spec},only=h.0+{spec},only=h.1").apply(setup)
+
+    assert inspection.trace(both, make_batch).total_bytes < inspection.trace(one, make_batch).total_bytes
+    step = TrainStep(both, make_batch())
+    step.backward(step.forward())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in both.module.parameters())
+
+
+@pytest.mark.parametrize("spec", [spec for spec in specs("optimizer") if schemes.build(spec).changes == ("optimizer",)])
+def test_a_scheme_of_the_optimizer_alone_leaves_gradients_and_keeps_less_state(
+    spec: str, setup: TrainingSetup, batch: Batch
+) -> None:
+    def after(setup: TrainingSetup) -> tuple[list[torch.Tensor], int]:
+        torch.manual_seed(1)
+        step = TrainStep(setup, batch)
+        step.backward(step.forward())
+        gradients = [gradient.clone() for gradient in step.gradients().values()]
+        step.update()
+        return gradients, footprint.stored_bytes(footprint.optimizer_state(step.optimizer))
+
+    exact, exact_bytes = after(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
+    found, found_bytes = after(schemes.build(spec).apply(setup))
+
+    assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
+    assert found_bytes < exact_bytes / 2
 
 
 @pytest.mark.parametrize("spec", specs())
@@ -148,7 +207,7 @@ def test_a_copy_stands_on_its_own(spec: str, setup: TrainingSetup, batch: Batch)
     assert all(p.grad is not None for p in twin.parameters())
 
 
-@pytest.mark.parametrize("spec", specs())
+@pytest.mark.parametrize("spec", of_modules())
 def test_converting_twice_is_refused(spec: str, setup: TrainingSetup) -> None:
     model = conversion.convert(setup.module, spec)
 

@@ -130,10 +130,16 @@ class Entry(ReboundForward):
 def bind_entries(model: nn.Module) -> None:
     """Bind an entry of each wrapper of a model on every module inside, in front of all forwards that stand there."""
     unbind_entries(model)  # there are some where a scheme goes on with what another one began
-    wrappers = [bound.wrapper for bound in ReboundForward.all_of(model) if isinstance(bound, WrappedForward)]
-    for path, part in model.named_modules():
-        for wrapper in reversed(wrappers) if path else ():
-            Entry(part, path, wrapper).bind()
+    for root, wrappers in _wrapped(model):
+        for path, part in root.named_modules():
+            for wrapper in reversed(wrappers) if path else ():
+                Entry(part, path, wrapper).bind()
+
+
+def _wrapped(module: nn.Module) -> list[tuple[nn.Module, list[Wrapper]]]:
+    """Return the model, or the outermost parts of it, that wrappers stand on, with these: a scheme may be of parts."""
+    wrappers = [bound.wrapper for bound in ReboundForward.all_of(module) if isinstance(bound, WrappedForward)]
+    return [(module, wrappers)] if wrappers else [found for child in module.children() for found in _wrapped(child)]
 
 
 def unbind_entries(model: nn.Module) -> None:
@@ -149,14 +155,14 @@ def _checkpointed() -> bool:
     return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
-def given_by_others(entry: str, inputs: Any) -> list[Tensor]:
+def given_by_others(inputs: Any, *, graphless: bool) -> list[Tensor]:
     """Return the tensors that a pass is given and somebody else holds on to: the batch.
 
     What another part of the model has made has a graph, and is held by what saves it alone.
 
     Args:
-        entry: Where the pass begins.
         inputs: What the module is called with, in any nesting.
+        graphless: Whether they may come from another part of the model; then those that need a gradient do.
     """
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    return [leaf for leaf in given if not entry or not leaf.requires_grad]
+    return [leaf for leaf in given if not graphless or not leaf.requires_grad]

@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from actbench.errors import ConversionError
+from actbench.errors import NothingToConvertError
 from actbench.nn.census import attention_modules, census
 from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.compressed.layers import compressed, fan_in
@@ -140,7 +140,7 @@ class ActNN(Scheme):
         given = getattr(self, key, None)
         return LEVELS[self.level].get(key, DEFAULTS[key]) if given is None else given
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace the layers that have a compressed form and bind hooks on attention.
 
         Raises:
@@ -152,10 +152,13 @@ class ActNN(Scheme):
         packer = SavedTensors(codec if self.setting("compress") else Identity(), placement=placement, dedup=self.share)
         model, states, sites = self._swapped(setup.module, packer)
         if not sites:
-            raise ConversionError(f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}")
+            raise NothingToConvertError(
+                f"actnn: {type(model).__name__} has no layer to convert; it holds {census(model)}"
+            )
         hooked = self._hooked(model, packer)
         threshold = self.setting("empty_cache_threshold")
-        CompressedForward(model, packer, self._allocation(states), threshold, bool(hooked)).bind()
+        allocation = self._allocation(states)
+        CompressedForward(model, packer, allocation, threshold, bool(hooked), whole_model=not setup.path).bind()
         bind_entries(model)
         by = Part(self.spec, acts=packer, idle=NOTHING_PACKED)
         changed = setup.changed(model, (*sites, *hooked), by=by)

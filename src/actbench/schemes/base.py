@@ -1,16 +1,29 @@
-"""What a scheme is, and what one of a composition alone may change."""
+"""What a scheme is, what it declares of itself, and how it is limited to parts of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar, Final
+from dataclasses import replace
+from typing import ClassVar, Final, Literal, Self
 
+from pydantic import field_validator, model_validator
+
+from actbench.errors import NothingToConvertError
+from actbench.nn.wrapped import bind_entries
 from actbench.results.records import Data, Published
+from actbench.schemes.only import compiled, parts_of, replace_part
 from actbench.setup import Batch, TrainingSetup
 from actbench.spec import shortest
 
+Change = Literal["saved tensors", "recomputation", "optimizer", "gradients", "parameters", "loss", "precision", "batch"]
+"""What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
+
+OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation"))
+"""What is changed module by module, and so in a part of a model alone."""
+
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
+OPTIMIZER_STATE: Final = "have optimizer state in a format"
 ACTIVATIONS: Final = "replace activation layers"
 
 
@@ -32,6 +45,9 @@ class Scheme(Data):
         rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         published: Figures its authors published.
+
+    Attributes:
+        only: Paths of modules that the scheme is limited to, such as ``encoder.layer.[0-5]``; empty for the model.
     """
 
     name: ClassVar[str] = ""
@@ -41,11 +57,64 @@ class Scheme(Data):
     rank: ClassVar[int] = 10
     published: ClassVar[tuple[Published, ...]] = ()
 
+    only: tuple[str, ...] = ()
+
+    @field_validator("only")
+    @classmethod
+    def _patterns(cls, only: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in only:
+            compiled(pattern)
+        return only
+
+    @model_validator(mode="after")
+    def _of_parts(self) -> Self:
+        others = set(self.changes) - OF_PARTS
+        if self.only and (others or not self.changes):
+            what = " and ".join(sorted(others)) or "nothing"
+            raise ValueError(f"only= limits what modules save, and this scheme changes {what}; leave only= out")
+        return self
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What of a training step the scheme touches."""
+        return ("saved tensors",)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """What no other scheme may do to the same modules, in words that go on from ``they both``."""
+        return ()
+
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """Return the setup with the scheme applied; modules are changed in place.
+        """Return the setup with the scheme applied to its model, or to the parts of it that ``only`` names.
+
+        Modules are changed in place. A part is changed as a model of its own: bits are shared out within it.
 
         Raises:
-            ConversionError: The model holds nothing the scheme works on.
+            ConversionError: The model holds nothing the scheme works on, or ``only`` names no module.
+        """
+        if not self.only:
+            return self.change(setup)
+        nothing: NothingToConvertError | None = None
+        before = len(setup.sites)
+        for path, part in parts_of(setup.module, self.only):
+            try:
+                changed = self.change(replace(setup, module=part, path=path))
+            except NothingToConvertError as error:
+                nothing = error
+                continue
+            replace_part(setup.module, part, changed.module)
+            setup = replace(changed, module=setup.module, path=setup.path)
+        if nothing is not None and len(setup.sites) == before:
+            raise nothing
+        bind_entries(setup.module)  # those of the parts stand within those of the model
+        return setup
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Return the setup with the whole of its model changed, in place; what a scheme gives.
+
+        Raises:
+            NothingToConvertError: The model holds nothing the scheme works on.
+            ConversionError: The scheme cannot work on the model.
         """
         raise NotImplementedError
 
@@ -74,11 +143,6 @@ class Scheme(Data):
             setup: The result of :meth:`apply`; at the end of the context its weights are what they were.
         """
         return nullcontext()
-
-    @property
-    def exclusive(self) -> tuple[str, ...]:
-        """What no other scheme may do beside this one, whatever the model, in words that go on from ``they``."""
-        return ()
 
     @property
     def claimed_bits(self) -> float | None:

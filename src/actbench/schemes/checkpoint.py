@@ -4,12 +4,12 @@ from typing import ClassVar
 
 from pydantic import PositiveInt, field_validator
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.census import census
 from actbench.nn.recomputed import RecomputedForward, blocks
 from actbench.nn.wrapped import bind_entries, unbind_entries
 from actbench.results.records import Site
-from actbench.schemes.base import Scheme
+from actbench.schemes.base import Change, Scheme
 from actbench.setup import Part, TrainingSetup
 
 _IDLE = "they are in evaluation mode, where blocks run but once; put them in training mode"
@@ -46,7 +46,12 @@ class Checkpoint(Scheme):
                 raise ValueError(f"{name!r} is not the name of a class")
         return blocks
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What runs again in the backward pass."""
+        return ("recomputation",)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a recomputing forward on the blocks.
 
         Raises:
@@ -55,7 +60,7 @@ class Checkpoint(Scheme):
         found = blocks(setup.module, self.blocks)
         if not found:
             wanted = f"no module of class {' or '.join(self.blocks)}" if self.blocks else "no block that actbench knows"
-            raise ConversionError(
+            raise NothingToConvertError(
                 f"checkpoint: {type(setup.module).__name__} has {wanted}; name the classes of its blocks, such as "
                 f"checkpoint,blocks=MyBlock; it holds {census(setup.module)}"
             )
@@ -64,7 +69,7 @@ class Checkpoint(Scheme):
             raise ConversionError("checkpoint: the model recomputes its blocks already; convert the original model")
         unbind_entries(setup.module)
         for path, block in chosen:
-            RecomputedForward(block, path).bind()
+            RecomputedForward(block, setup.path_of(path)).bind()
         bind_entries(setup.module)  # in front: a block that a step calls is a pass, and is recomputed within
         sites = tuple(Site(path=path, was=type(block).__name__, becomes="recomputed") for path, block in chosen)
         return setup.changed(setup.module, sites, by=Part(self.spec, acts=RecomputedForward, idle=_IDLE))

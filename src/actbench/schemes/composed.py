@@ -4,8 +4,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from actbench.errors import SpecError
-from actbench.schemes.base import Scheme
+from torch import nn
+
+from actbench.errors import ConversionError, SpecError
+from actbench.schemes.base import Change, Scheme
+from actbench.schemes.only import common_part
 from actbench.setup import Batch, TrainingSetup
 
 
@@ -19,27 +22,34 @@ class Composed(Scheme):
         """Compose schemes, refusing those that cannot stand together.
 
         Raises:
-            SpecError: ``exact`` is composed with something, one scheme stands twice, or two would both change what
-                one alone may.
+            SpecError: ``exact`` is composed with something, or two do to the whole model what one alone may.
         """
-        seen: set[str] = set()
         for part in parts:
             if part.name == "exact":
                 raise SpecError(f"scheme {text!r}: exact is the unchanged model and cannot be composed; leave it out")
-            if part.name in seen:
-                raise SpecError(f"scheme {text!r}: {part.name} stands twice; give it once, with all its keys")
-            seen.add(part.name)
         for first, second in itertools.combinations(parts, 2):
-            for what in first.exclusive:
-                if what in second.exclusive:
-                    hint = " (gact:L3 does both)" if "offload" in (first.name, second.name) else ""
-                    raise SpecError(
-                        f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out{hint}"
-                    )
-        return cls(parts=tuple(sorted(parts, key=lambda part: (part.rank, part.name))))
+            if first.only and second.only:
+                continue  # whether they overlap is seen on the model
+            if first.name == second.name:
+                raise SpecError(
+                    f"scheme {text!r}: {first.name} stands twice; give it once, with all its keys, or each with only= "
+                    "for parts of the model that do not overlap"
+                )
+            for what in _both(first, second):
+                hint = " (gact:L3 does both)" if "offload" in (first.name, second.name) else ""
+                raise SpecError(
+                    f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out{hint}"
+                )
+        return cls(parts=tuple(sorted(parts, key=lambda part: (part.rank, part.name, part.only))))
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """Apply each part to the result of the one before."""
+        """Apply each part to the result of the one before.
+
+        Raises:
+            ConversionError: Two parts do to one module what one alone may, or a part cannot be applied.
+        """
+        for first, second in itertools.combinations(self.parts, 2):
+            _refuse_overlap(first, second, setup.module)
         for part in self.parts:
             setup = part.apply(setup)
         return setup
@@ -57,6 +67,11 @@ class Composed(Scheme):
             yield
 
     @property
+    def changes(self) -> tuple[Change, ...]:
+        """All that the parts touch."""
+        return tuple(dict.fromkeys(change for part in self.parts for change in part.changes))
+
+    @property
     def adapts(self) -> bool:
         """Whether any part adapts."""
         return any(part.adapts for part in self.parts)
@@ -70,3 +85,18 @@ class Composed(Scheme):
     def spec(self) -> str:
         """The parts' specifications joined by ``+``, in the order in which they are applied."""
         return "+".join(part.spec for part in self.parts)
+
+
+def _both(first: Scheme, second: Scheme) -> list[str]:
+    return [claim for claim in first.claims if claim in second.claims]
+
+
+def _refuse_overlap(first: Scheme, second: Scheme, model: nn.Module) -> None:
+    both = first.name == second.name or _both(first, second)
+    if not (both and first.only and second.only):
+        return
+    path = common_part(model, first.only, second.only)
+    if path is not None:
+        raise ConversionError(
+            f"{first.spec} and {second.spec} are both for {path}; name parts in only= that do not overlap"
+        )

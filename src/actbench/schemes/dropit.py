@@ -62,7 +62,7 @@ class DropIT(Scheme):
 
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that drop, or keep an exact small code; see :meth:`CompressedForward.bind_on`."""
         packer, sites = SavedTensors(Largest(self.share)), list[Site]()
 
@@ -73,5 +73,5 @@ class DropIT(Scheme):
                 sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
             return new
 
-        model = CompressedForward.bind_on(self.name, setup.module, rule, packer)
+        model = CompressedForward.bind_on(self.name, setup.module, rule, packer, whole_model=not setup.path)
         return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from actbench.schemes.base import Scheme
+from actbench.schemes.base import Change, Scheme
 from actbench.setup import TrainingSetup
 
 
@@ -13,6 +13,11 @@ class Exact(Scheme):
     summary: ClassVar[str] = "the model as it is; the row that ratios are against"
     rank: ClassVar[int] = 0
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Nothing."""
+        return ()
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup unchanged."""
         return setup

@@ -10,7 +10,7 @@ from torch import nn
 
 from actbench.codecs.activation import Activation
 from actbench.codecs.tables import Table, Weight, table
-from actbench.errors import ConversionError
+from actbench.errors import NothingToConvertError
 from actbench.nn import useractivation
 from actbench.nn.activations import (
     GUISES,
@@ -74,7 +74,7 @@ class FewBit(Scheme):
         Published(quantity="peak_saving", value=0.138, setting=_SETTING, source=_SOURCE),
         Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
     )
-    exclusive: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
+    claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 
     bits: Annotated[int, BeforeValidator(_whole_number), WithJsonSchema(_BITS)] = 3
     functions: Annotated[tuple[str, ...], WithJsonSchema(_FUNCTIONS)] = ()
@@ -111,7 +111,7 @@ class FewBit(Scheme):
         """The user's files that hold functions."""
         return tuple(function for function in self.functions if _PATH.fullmatch(function))
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every activation layer of a known or named function.
 
         Raises:
@@ -136,7 +136,7 @@ class FewBit(Scheme):
         model, sites, unreached = swap_activations(setup.module, steps_of)
         if not sites:
             asked = ", ".join([*sorted(wanted), *self.runs_files])
-            raise ConversionError(f"{self.spec}: none of {asked} to convert; {instead(model)}")
+            raise NothingToConvertError(f"{self.spec}: none of {asked} to convert; {instead(model)}")
         return setup.changed(model, sites, unreached, by=Part(self.spec))
 
 

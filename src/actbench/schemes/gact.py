@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.forward import HOOKS
@@ -83,7 +83,7 @@ class Gact(Scheme):
     positional: ClassVar[str | None] = "level"
     rank: ClassVar[int] = 20
     published: ClassVar[tuple[Published, ...]] = ()
-    exclusive: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
+    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
 
     level: Level = "L2"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None
@@ -116,7 +116,7 @@ class Gact(Scheme):
             return given
         return LEVELS[self.level].get(key, {"compress": True, "auto_prec": True, "bits": 4.0}.get(key, False))
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a forward with hooks on the model.
 
         Raises:
@@ -125,12 +125,14 @@ class Gact(Scheme):
         """
         module, kind = setup.module, type(setup.module).__name__
         if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise ConversionError(f"gact: {kind} has no parameter to train, so nothing is kept for a backward pass")
+            raise NothingToConvertError(
+                f"gact: {kind} has no parameter to train, so nothing is kept for a backward pass"
+            )
         for kind_of_forward in (HookedForward, OffloadedForward):
             if kind_of_forward.of(module) is not None:
                 raise ConversionError(f"gact: {kind} packs or moves its saved tensors already; convert the original")
         refuse_compiled(module, *HOOKS)
-        bound = HookedForward(module, self._hooks(), self._probing())
+        bound = HookedForward(module, self._hooks(whole_model=not setup.path), self._probing())
         bound.bind()
         bind_entries(module)
         site = Site(path="", was=kind, becomes=self._becomes())
@@ -142,11 +144,12 @@ class Gact(Scheme):
         found = rounding_variance(setup, batch, seed)
         return {} if found is None else found.fields()
 
-    def _hooks(self) -> Hooks:
+    def _hooks(self, *, whole_model: bool) -> Hooks:
         codec = GroupQuantization(self.group_size, self.stochastic) if self.setting("compress") else Identity()
         placement = HostOffload(self.setting("prefetch")) if self.setting("swap") else None
         packer = SavedTensors(codec, placement=placement, dedup=self.share)
-        return Hooks(packer, self.setting("bits"), {} if codec.exact or not self.small_codes else small_codes())
+        rules = {} if codec.exact or not self.small_codes else small_codes()
+        return Hooks(packer, self.setting("bits"), rules, whole_model=whole_model)
 
     def _probing(self) -> Probing | None:
         if not (self.setting("compress") and self.setting("auto_prec")):

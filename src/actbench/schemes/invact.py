@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import nn
 
 from actbench.codecs.gated import GATES, inversion
-from actbench.errors import ConversionError
+from actbench.errors import NothingToConvertError
 from actbench.nn.activations import called, function_of, instead, left_alone, refuse_converted, why_not
 from actbench.nn.census import overwritten
 from actbench.nn.inverted import InvertedActivation
@@ -38,14 +38,14 @@ class InvAct(Scheme):
         Published(quantity="activation_ratio", value=1 / (1 - 0.231), setting="BERT", source=_SOURCE),
         Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
     )
-    exclusive: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
+    claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
 
     @property
     def claimed_bits(self) -> float:
         """Bits kept per element beside the output."""
         return 1
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every GELU and SiLU.
 
         Raises:
@@ -70,7 +70,7 @@ class InvAct(Scheme):
 
         model = swap(setup.module, rule)
         if not sites:
-            raise ConversionError(
+            raise NothingToConvertError(
                 f"{self.spec}: none of {', '.join(GATES)} to convert; {_why(unreached) or instead(model)}"
             )
         return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.hooked import HookedForward
 from actbench.nn.offloaded import OFFLOAD, OffloadedForward
 from actbench.nn.refusals import refuse_compiled
@@ -29,9 +29,9 @@ class Offload(Scheme):
     summary: ClassVar[str] = "saved tensors wait in host memory for the backward pass; gradients are exact"
     paper: ClassVar[str] = "Rhu et al. 2016, arXiv 1602.08124"
     rank: ClassVar[int] = 40
-    exclusive: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
+    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind an offloading forward on the model.
 
         Raises:
@@ -40,7 +40,7 @@ class Offload(Scheme):
         """
         if not any(True for _ in setup.module.parameters()):
             kind = type(setup.module).__name__
-            raise ConversionError(f"offload: {kind} has no parameters, so it keeps nothing for a backward pass")
+            raise NothingToConvertError(f"offload: {kind} has no parameters, so it keeps nothing for a backward pass")
         if OffloadedForward.of(setup.module) is not None:
             raise ConversionError("offload: the model offloads its saved tensors already; convert the original model")
         if HookedForward.of(setup.module) is not None:

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import nn
 
 from actbench.codecs.sketch import Kind, Sketching
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.census import census
 from actbench.nn.replacement import swap
 from actbench.nn.sharing import SharingTable
@@ -67,7 +67,7 @@ class Randomized(Scheme):
             raise ValueError(f"min={self.min} is more than max={self.max}")
         return self
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every ``nn.Linear`` and every ``Conv1D`` of transformers.
 
         Raises:
@@ -93,7 +93,7 @@ class Randomized(Scheme):
 
         model = swap(setup.module, rule)
         if not sites:
-            raise ConversionError(
+            raise NothingToConvertError(
                 f"randomized: {type(model).__name__} has no nn.Linear and no Conv1D of transformers to convert; it "
                 f"holds {census(model)}"
             )

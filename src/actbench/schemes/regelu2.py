@@ -8,7 +8,7 @@ from torch import nn
 
 from actbench.codecs.gated import mixture
 from actbench.codecs.tables import Table
-from actbench.errors import ConversionError
+from actbench.errors import NothingToConvertError
 from actbench.nn.activations import GUISES, function_of, instead, refuse_converted, swap_activations, why_not
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
@@ -36,7 +36,7 @@ class ReGELU2(Scheme):
     published: ClassVar[tuple[Published, ...]] = (
         Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),
     )
-    exclusive: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
+    claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
     functions: ClassVar[tuple[str, ...]] = GUISES["gelu"]
 
     @property
@@ -44,7 +44,7 @@ class ReGELU2(Scheme):
         """Bits kept per element."""
         return 2
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every layer of the function.
 
         Raises:
@@ -60,7 +60,9 @@ class ReGELU2(Scheme):
 
         model, sites, unreached = swap_activations(setup.module, steps_of)
         if not sites:
-            raise ConversionError(f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(model)}")
+            raise NothingToConvertError(
+                f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(model)}"
+            )
         return setup.changed(model, sites, unreached, by=Part(self.spec))
 
 

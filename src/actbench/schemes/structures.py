@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn, optim
 
 from actbench.codecs.encodings import Encoding
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.compressed.exactcodes import small_codes
 from actbench.nn.encoded import (
     Encoded,
@@ -32,7 +32,7 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Scheme
+from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Change, Scheme
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
@@ -87,11 +87,17 @@ class EncodedStructures(Scheme):
         return self.forward == "lossy"
 
     @property
-    def exclusive(self) -> tuple[str, ...]:
+    def changes(self) -> tuple[Change, ...]:
+        """What the structures are of; maps and weight gradients are both gradients."""
+        of: dict[Structure, Change] = {"activations": "saved tensors", "state": "optimizer", "weights": "parameters"}
+        return tuple(dict.fromkeys(of.get(each, "gradients") for each in self.on))
+
+    @property
+    def claims(self) -> tuple[str, ...]:
         """What no other scheme may do beside this one: each of its structures is in one format."""
         return tuple(SAVED_TENSORS if each == "activations" else f"have {WAS[each]} in a format" for each in self.on)
 
-    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.
 
         Raises:
@@ -109,7 +115,8 @@ class EncodedStructures(Scheme):
             unreached = (_without_optimizer(self.number_format),)
         packer = SavedTensors(Encoded(self.number_format))
         if "activations" in self.on:
-            HookedForward(setup.module, Hooks(packer, self._bits, small_codes())).bind()
+            hooks = Hooks(packer, self._bits, small_codes(), whole_model=not setup.path)
+            HookedForward(setup.module, hooks).bind()
             bind_entries(setup.module)
         hook = self._hook_outputs(setup.module)
         if make is not None:
@@ -160,7 +167,7 @@ class EncodedStructures(Scheme):
     def _check_parameters(self, module: nn.Module) -> None:
         trained = _trained(module)
         if not trained:
-            raise ConversionError(f"{self.spec}: {type(module).__name__} has no parameter to train; unfreeze one")
+            raise NothingToConvertError(f"{self.spec}: {type(module).__name__} has no parameter to train; unfreeze one")
         other = next((parameter.dtype for parameter in trained if parameter.dtype not in FLOATS), None)
         if other is not None:
             raise ConversionError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from actbench.errors import ConversionError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.census import census
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked.forward import HookedForward
@@ -38,20 +38,26 @@ class PackingInputs(Wrapper):
             use is given back before each pass; None for never.
         hooked: Whether parts of the model have hooks of their own. Blocks around these are then recomputed in the form
             in which the hooks pack what the second run saves, and nothing is packed of the first.
+        whole_model: Whether the module is the model: what it is called with is then somebody else's, and is left.
     """
 
     uncompilable = COMPRESSED
 
     def __init__(
-        self, packer: SavedTensors, allocation: BitAllocation | None, empty_cache_threshold: float | None, hooked: bool
+        self,
+        packer: SavedTensors,
+        allocation: BitAllocation | None,
+        empty_cache_threshold: float | None,
+        hooked: bool,
+        whole_model: bool,
     ) -> None:
         self.packer, self.allocation, self.empty_cache_threshold = packer, allocation, empty_cache_threshold
-        self.hooked = hooked
+        self.hooked, self.whole_model = hooked, whole_model
         self._first_entry: str | None = None
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Tell the packer which tensors are somebody else's, and the allocation that a step begins; run a pass."""
-        self.packer.exclude.add(given_by_others(entry, (args, kwargs)))
+        self.packer.exclude.add(given_by_others((args, kwargs), graphless=bool(entry) or not self.whole_model))
         if self.allocation is not None and module.training and self._begins_step(entry):
             self.allocation.begin()
         if self.empty_cache_threshold is not None:
@@ -83,6 +89,7 @@ class CompressedForward(WrappedForward):
         allocation: What shares the bits out, or None.
         empty_cache_threshold: When memory is given back, or None.
         hooked: Whether parts of the model have hooks of their own.
+        whole_model: Whether the module is the model, and no part of one.
     """
 
     wrapper: PackingInputs
@@ -94,12 +101,15 @@ class CompressedForward(WrappedForward):
         allocation: BitAllocation | None = None,
         empty_cache_threshold: float | None = None,
         hooked: bool = False,
+        whole_model: bool = True,
     ) -> None:
         super().__init__(module)
-        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked)
+        self.wrapper = PackingInputs(packer, allocation, empty_cache_threshold, hooked, whole_model)
 
     @classmethod
-    def bind_on(cls, scheme: str, module: nn.Module, rule: Rule, packer: SavedTensors) -> nn.Module:
+    def bind_on(
+        cls, scheme: str, module: nn.Module, rule: Rule, packer: SavedTensors, *, whole_model: bool
+    ) -> nn.Module:
         """Replace layers of a model by ones that pack their inputs, bind a forward on it, and return it.
 
         Raises:
@@ -108,8 +118,10 @@ class CompressedForward(WrappedForward):
         cls.refuse(scheme, module)
         model = swap(module, rule)
         if not any(isinstance(part, Compressed) for part in model.modules()):
-            raise ConversionError(f"{scheme}: {type(model).__name__} has no layer to convert; it holds {census(model)}")
-        cls(model, packer).bind()
+            raise NothingToConvertError(
+                f"{scheme}: {type(model).__name__} has no layer to convert; it holds {census(model)}"
+            )
+        cls(model, packer, whole_model=whole_model).bind()
         bind_entries(model)
         return model
 
@@ -157,7 +169,7 @@ class CompressedForward(WrappedForward):
 
     def _twin(self, module: nn.Module) -> Self:
         own = self.wrapper
-        return type(self)(module, own.packer, own.allocation, own.empty_cache_threshold, own.hooked)
+        return type(self)(module, own.packer, own.allocation, own.empty_cache_threshold, own.hooked, own.whole_model)
 
 
 def _give_back(threshold: float) -> None:

@@ -97,7 +97,7 @@ class Hooks:
         """
         self.packer.exclude.add(own_tensors(module))
         if self._whole_model:
-            self.packer.exclude.add(given_by_others(entry, inputs))
+            self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry)))
         self.sites = self.of_entry(entry)
         self.sites.begin(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         try:

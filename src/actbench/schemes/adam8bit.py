@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
+from actbench.results.records import Published, Site, Unreached
+from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
+from actbench.setup import Part, TrainingSetup
+
+_OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
+_REFUSED = ("maximize", "capturable", "differentiable")
+_STATE = "optimizer state"
+_SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
+_SOURCE = "README of torchao.optim"
+_SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
+
+
+class Adam8bit(Scheme):
+    """Adam and AdamW keep both moments in 8 bits: torchao's ``Adam8bit`` and ``AdamW8bit`` in place of torch's.
+
+    Paper: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861; by torchao, an optional
+    package: ``pip install "actbench[torchao]"``.
+    Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 256: two codes of 8 bits an
+    element, a float32 scale for each 256 of them, and 1 KiB of levels for each moment. Smaller parameters keep moments
+    in their own type. Gradients are bit for bit those without the scheme; the update is that of rounded moments.
+    On CUDA torch compiles the step, as torchao has it; elsewhere, and simulated, it runs operator by operator, and
+    temporaries of the largest parameter in float32 count.
+    Not reproduced: bitsandbytes' kernels, stable embeddings.
+    """
+
+    name: ClassVar[str] = "adam8bit"
+    summary: ClassVar[str] = "Adam and AdamW with moments of 8 bits (torchao); gradients are exact"
+    paper: ClassVar[str] = "Dettmers et al. 2021, arXiv 2110.02861"
+    rank: ClassVar[int] = 50
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),
+    )
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The optimizer alone."""
+        return ("optimizer",)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The state of an optimizer is in one format."""
+        return (OPTIMIZER_STATE,)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Put an 8-bit optimizer in the place of the one that the setup makes.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            MeasurementError: torchao is not installed.
+        """
+        if not any(parameter.requires_grad for parameter in setup.module.parameters()):
+            kind = type(setup.module).__name__
+            raise NothingToConvertError(f"adam8bit: {kind} has no parameter to train; unfreeze one")
+        make = setup.make_optimizer
+        if make is None:
+            reason = "the optimizer is not part of the model; make torchao.optim.AdamW8bit(model.parameters()) instead"
+            return setup.changed(setup.module, (), (Unreached(path="", kind=_STATE, reason=reason),))
+        classes = _classes()
+
+        def make_in_8_bits(module: torch.nn.Module) -> torch.optim.Optimizer:
+            return _in_8_bits(make(module), classes)
+
+        site = Site(path=f"({_STATE})", was=_STATE, becomes="8 bits, a scale for each 256 elements")
+        changed = setup.changed(setup.module, (site,), by=Part(self.spec))
+        return replace(changed, make_optimizer=make_in_8_bits)
+
+
+def _in_8_bits(optimizer: torch.optim.Optimizer, classes: dict[bool, Callable[..., Any]]) -> torch.optim.Optimizer:
+    """Return torchao's optimizer for the parameters, groups and options of torch's."""
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
+        raise ConversionError(
+            f"adam8bit: the optimizer is {type(optimizer).__name__}; there is one of 8 bits for torch.optim.Adam and "
+            "AdamW: --optimizer adamw"
+        )
+    for group in optimizer.param_groups:
+        for option in _REFUSED:
+            if group.get(option):
+                raise ConversionError(f"adam8bit: the optimizer has {option}=True, which torchao's does not take")
+    groups = [{key: group[key] for key in ("params", *_OPTIONS)} for group in optimizer.param_groups]
+    decoupled = {bool(group["decoupled_weight_decay"]) for group in optimizer.param_groups}
+    if len(decoupled) > 1:
+        raise ConversionError("adam8bit: decoupled_weight_decay differs between groups; make them two optimizers")
+    return classes[decoupled.pop()](groups)  # type: ignore[no-any-return]
+
+
+def _classes() -> dict[bool, Callable[..., Any]]:
+    """Return torchao's classes, AdamW's for True, with a step that is compiled on CUDA alone."""
+    try:
+        from torchao import optim  # type: ignore[import-untyped]
+    except ImportError:
+        raise MeasurementError('adam8bit needs torchao: pip install "actbench[torchao]"') from None
+    found: dict[bool, Callable[..., Any]] = {True: _where_it_can(optim.AdamW8bit), False: _where_it_can(optim.Adam8bit)}
+    with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
+        parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
+        parameter.grad = torch.zeros_like(parameter)
+        found[True]([parameter]).step()
+    return found
+
+
+def _where_it_can(kind: type[Any]) -> type[Any]:
+    def step(self: Any, closure: Any = None) -> Any:
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        compiles = all(parameter.is_cuda and not isinstance(parameter, FakeTensor) for parameter in parameters)
+        with torch.compiler.set_stance("default" if compiles else "force_eager"):
+            return kind.step(self, closure)
+
+    return type(kind.__name__, (kind,), {"step": step, "__doc__": kind.__doc__})

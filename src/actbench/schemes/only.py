@@ -1,0 +1,96 @@
+"""Parts of a model that a scheme is limited to: ``only=encoder.layer.[0-5]/lm_head``.
+
+A pattern is the path of a module or, where no module has that path, the end of one: ``layer.3`` is then
+``encoder.layer.3``. ``*`` stands for any text in one name, ``[0-5]`` for a number from 0 to 5. What a module holds
+belongs to it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from torch import nn
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.nn.refusals import is_compiled
+
+_SYNTAX = re.compile(r"(?:[\w*-]|\[\d+-\d+\])+(?:\.(?:[\w*-]|\[\d+-\d+\])+)*")
+_SPECIAL = re.compile(r"(\*|\[\d+-\d+\])")
+_MOST_NUMBERS = 10_000
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression that matches the paths of a pattern.
+
+    Raises:
+        ValueError: The pattern is none, or has a range that is empty or too long.
+    """
+    if not _SYNTAX.fullmatch(pattern):
+        raise ValueError(f"{pattern!r} is no path of a module: write names and dots, * for any name, [0-5] for numbers")
+    return re.compile("".join(map(_expression, _SPECIAL.split(pattern))))
+
+
+def _expression(token: str) -> str:
+    if token == "*":
+        return r"[^.]*"
+    if not token.startswith("["):
+        return re.escape(token)
+    first, last = map(int, token[1:-1].split("-"))
+    if not first <= last < first + _MOST_NUMBERS:
+        raise ValueError(f"{token} must be a range from a number to one as large, of at most {_MOST_NUMBERS}")
+    return f"(?:{'|'.join(map(str, range(first, last + 1)))})"
+
+
+def parts_of(model: nn.Module, only: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
+    """Return path and module of each part that patterns name; what lies inside of another part is no part of its own.
+
+    Raises:
+        NothingToConvertError: A pattern names no module; the message has the closest paths.
+    """
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    named: set[str] = set()
+    for pattern in only:
+        found = _named(pattern, paths)
+        if not found:
+            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5) or paths[:5]
+            held = f"some of its modules: {', '.join(near)}" if near else "it holds no other module"
+            raise NothingToConvertError(f"only={pattern} names no module of {type(model).__name__}; {held}")
+        named.update(found)
+    return list(_outermost(model, "", named, set()))
+
+
+def _named(pattern: str, paths: list[str]) -> list[str]:
+    expression = compiled(pattern)
+    end = re.compile(rf"(?:.*\.){expression.pattern}")
+    return list(filter(expression.fullmatch, paths)) or list(filter(end.fullmatch, paths))
+
+
+def _outermost(module: nn.Module, path: str, named: set[str], seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if child in seen:
+            continue
+        seen.add(child)
+        place = f"{path}.{name}" if path else name
+        if place not in named:
+            yield from _outermost(child, place, named, seen)
+            continue
+        if is_compiled(module) or is_compiled(child):
+            raise ConversionError(f"only=: {place} is compiled; convert first, and compile then")
+        yield place, child
+
+
+def common_part(model: nn.Module, first: tuple[str, ...], second: tuple[str, ...]) -> str | None:
+    """Return the path of a module that both patterns name, or that lies in a part of one and holds one of the other."""
+    ours, theirs = ([set(part.modules()) for _, part in parts_of(model, only)] for only in (first, second))
+    common = {module for one in ours for other in theirs for module in one & other}
+    return next((path for path, module in model.named_modules() if module in common), None)
+
+
+def replace_part(model: nn.Module, part: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of a part, wherever it stands."""
+    for module in model.modules():
+        for name, child in module._modules.items():
+            if child is part:
+                module._modules[name] = new

@@ -1,0 +1,98 @@
+"""AdamW with moments of 8 bits, by torchao."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from actbench import conversion, schemes
+from actbench.errors import ConversionError, MeasurementError
+from actbench.measuring.meters import footprint
+from actbench.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
+
+
+def setup(make: MakeOptimizer, module: nn.Module | None = None) -> TrainingSetup:
+    torch.manual_seed(0)
+    module = module or nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+    return TrainingSetup(module, loss=_loss, make_optimizer=make)
+
+
+def _loss(module: nn.Module, batch: Batch) -> Tensor:
+    return (module(batch["x"]) - batch["y"]).square().mean()
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(module.parameters(), lr=3e-3)
+
+
+def batch() -> Batch:
+    random = torch.Generator().manual_seed(1)
+    return {"x": torch.randn(32, 64, generator=random), "y": torch.randn(32, 64, generator=random)}
+
+
+def trained(found: TrainingSetup, steps: int = 60) -> list[float]:
+    step = TrainStep(found, batch())
+    return [float(step()) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+def test_it_trains_as_the_exact_optimizer_does(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    def make(module: nn.Module) -> torch.optim.Optimizer:
+        return kind(module.parameters(), lr=3e-3)
+
+    exact, found = trained(setup(make)), trained(schemes.build("adam8bit").apply(setup(make)))
+
+    assert found != exact
+    assert found[-1] < 0.5 * found[0]
+    assert found[-1] == pytest.approx(exact[-1], rel=0.1)
+
+
+def test_the_state_has_its_bytes() -> None:
+    """Of 8,192 elements: two moments, each with codes, a float32 scale for each 256 of them, and 256 float32 levels."""
+    step = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
+    step()
+
+    weights = 2 * (2 * (8192 + 8192 // 256 * 4 + 256 * 4) + 4)
+    biases = 2 * 4 * (128 + 64) + 2 * 4
+    assert footprint.stored_bytes(footprint.optimizer_state(step.optimizer)) == weights + biases
+
+
+def test_options_of_groups_are_taken_over() -> None:
+    def make(module: nn.Module) -> torch.optim.Optimizer:
+        first, *others = module.parameters()
+        return torch.optim.AdamW([{"params": [first], "lr": 0.5, "weight_decay": 0.0}, {"params": others}], lr=0.25)
+
+    found = schemes.build("adam8bit").apply(setup(make))
+    first, second = found.make_optimizer(found.module).param_groups  # type: ignore[misc]
+
+    assert [float(first["lr"]), first["weight_decay"]] == [0.5, 0.0]
+    assert [float(second["lr"]), second["weight_decay"], second["betas"]] == [0.25, 0.01, (0.9, 0.999)]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda module: torch.optim.SGD(module.parameters(), lr=0.1), "the optimizer is SGD"),
+        (lambda module: torch.optim.AdamW(module.parameters(), maximize=True), "maximize=True"),
+    ],
+)
+def test_what_it_cannot_take_is_refused(make: MakeOptimizer, why: str) -> None:
+    with pytest.raises(ConversionError, match=why):
+        TrainStep(schemes.build("adam8bit").apply(setup(make)), batch())
+
+
+def test_a_model_without_an_optimizer_is_told_what_to_do() -> None:
+    with pytest.warns(UserWarning, match=r"torchao\.optim\.AdamW8bit"):
+        conversion.convert(nn.Sequential(nn.Linear(64, 64), nn.GELU()), "fewbit:3+adam8bit")
+    with pytest.raises(ConversionError, match="adam8bit"):
+        conversion.convert(nn.Linear(64, 64), "adam8bit")
+
+
+def test_without_torchao_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torchao", None)
+
+    with pytest.raises(MeasurementError, match=r'pip install "actbench\[torchao\]"'):
+        schemes.build("adam8bit").apply(setup(adamw))
