@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -30,6 +31,7 @@ def main() -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     _give_compilers_a_cache()
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao, which transformers imports, has it warn
     with streams.tolerant() as out, streams.noticed():
         try:
             _run(debug="--debug" in sys.argv[1:2])

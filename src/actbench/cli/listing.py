@@ -30,10 +30,10 @@ def schemes(
     from actbench import schemes as registry
 
     if name is None:
-        table = _table("scheme", "what it does", "paper")
+        table = _table("scheme", "changes", "what it does", "paper")
         for scheme in registry.find().values():
             value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
-            table.add_row(scheme.name + value, scheme.summary, scheme.paper)
+            table.add_row(scheme.name + value, _changes(scheme), scheme.summary, scheme.paper)
         Console().print(table)
     else:
         print_scheme(registry.lookup(name), Console(highlight=False))
@@ -110,6 +110,7 @@ def print_scheme(scheme: type[Scheme], console: Console) -> None:
     value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
     console.print(f"{scheme.name}{value}", style="bold", markup=False)
     console.print(text.pop(""), "", sep="\n", markup=False)
+    text["Changes"] = _changes(scheme) or "nothing"
     facts = Table.grid("", "", padding=(0, 2, 0, 0))
     for title, fact in {**text, **_claims(scheme)}.items():
         facts.add_row(_literal(title), _literal(fact))
@@ -131,6 +132,10 @@ def _explained(scheme: type[Scheme]) -> dict[str, str]:
     return parts
 
 
+def _changes(scheme: type[Scheme]) -> str:
+    return ", ".join(scheme.model_construct().changes)
+
+
 def _claims(scheme: type[Scheme]) -> dict[str, str]:
     lossy = scheme.model_construct().lossy_forward  # as it is by default, also where a value is needed
     forward = "not bit for bit that of the exact model" if lossy else "exact, bit for bit"
@@ -144,9 +149,15 @@ def _claims(scheme: type[Scheme]) -> dict[str, str]:
 def _keys(scheme: type[Scheme]) -> Any:
     from rich.table import Table
 
+    from actbench.schemes.base import OF_PARTS, Scheme
+
     table = Table("key", "type", "default", "allowed", "meaning", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    meanings, schema = _meanings(scheme), scheme.model_json_schema(mode="validation").get("properties", {})
+    meanings = _meanings(Scheme) | _meanings(scheme)
+    schema = scheme.model_json_schema(mode="validation").get("properties", {})
+    can_be_limited = not OF_PARTS.isdisjoint(scheme.model_construct().changes)
     for key, field in scheme.model_fields.items():
+        if key == "only" and not can_be_limited:
+            continue
         default = "needed" if field.is_required() else _shown(field.get_default(call_default_factory=True))
         meaning = meanings.get(key, "")
         if key == scheme.positional:

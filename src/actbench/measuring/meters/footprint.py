@@ -48,7 +48,7 @@ def gradients(step: TrainStep) -> list[Tensor]:
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Return the tensors that an optimizer keeps from step to step."""
-    return [plain for tensor in tensors_in(list(optimizer.state.values())) for plain in _plain(tensor)]
+    return [plain for tensor in tensors_in(list(optimizer.state.values())) for plain in plain_tensors(tensor)]
 
 
 def everything(step: TrainStep) -> list[Tensor]:
@@ -63,15 +63,15 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 def stored_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the distinct storages behind tensors; of those shared out over processes, of this one's."""
-    found = [plain.untyped_storage() for tensor in tensors for plain in _plain(tensor)]
+    found = [plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor)]
     return sum(storage.nbytes() for storage in {id(storage): storage for storage in found}.values())
 
 
-def _plain(tensor: Tensor) -> Iterator[Tensor]:
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors with storages of their own behind one: the share of a DTensor, codes and scales of a format."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
         return
     for name in flatten()[0]:
-        yield from _plain(getattr(tensor, name))
+        yield from plain_tensors(getattr(tensor, name))

@@ -13,6 +13,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from actbench.measuring.meters.footprint import plain_tensors
 from actbench.ops.hostmemory import is_host
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
@@ -63,7 +64,9 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = itertools.count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and enter what it returns."""
+        """Run an operator and enter what it returns; of one on a tensor made of others, the operators on these."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # the tensor's class runs them, and each comes here
         self._settle()
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
@@ -89,7 +92,8 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Enter the storages of tensors that were made before the ledger began, or whose place has changed."""
         for tensor in tensors:
-            self._enter(tensor.untyped_storage())
+            for plain in plain_tensors(tensor):
+                self._enter(plain.untyped_storage())
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
 
     @property
