@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from actbench import conversion, schemes
 from actbench.errors import ConversionError, MeasurementError
@@ -70,6 +72,35 @@ def test_options_of_groups_are_taken_over() -> None:
 
     assert [float(first["lr"]), first["weight_decay"]] == [0.5, 0.0]
     assert [float(second["lr"]), second["weight_decay"], second["betas"]] == [0.25, 0.01, (0.9, 0.999)]
+
+
+def test_saved_state_is_of_plain_tensors_and_a_run_goes_on_from_it() -> None:
+    whole = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
+    for _ in range(3):
+        whole()
+    saved, weights = copy.deepcopy(whole.optimizer.state_dict()), copy.deepcopy(whole.setup.module.state_dict())
+    whole()
+
+    resumed = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
+    resumed.setup.module.load_state_dict(weights)
+    resumed.optimizer.load_state_dict(saved)
+    resumed()
+
+    kinds = {type(leaf) for leaf in tree_leaves(saved)}
+    assert kinds <= {Tensor, float, int, bool, type(None)}
+    for one, other in zip(whole.setup.module.parameters(), resumed.setup.module.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_schedulers_may_write_numbers() -> None:
+    step = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
+    before = [p.detach().clone() for p in step.setup.module.parameters()]
+    for group in step.optimizer.param_groups:
+        group.update(lr=0.0, weight_decay=0.0)
+
+    step()
+
+    assert all(torch.equal(p, old) for p, old in zip(step.setup.module.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
@@ -94,12 +96,12 @@ def _in_8_bits(optimizer: torch.optim.Optimizer, classes: dict[bool, Callable[..
 
 
 def _classes() -> dict[bool, Callable[..., Any]]:
-    """Return torchao's classes, AdamW's for True, with a step that is compiled on CUDA alone."""
+    """Return torchao's classes, AdamW's for True, as :func:`_adapted` makes them."""
     try:
         from torchao import optim  # type: ignore[import-untyped]
     except ImportError:
         raise MeasurementError('adam8bit needs torchao: pip install "actbench[torchao]"') from None
-    found: dict[bool, Callable[..., Any]] = {True: _where_it_can(optim.AdamW8bit), False: _where_it_can(optim.Adam8bit)}
+    found: dict[bool, Callable[..., Any]] = {True: _adapted(optim.AdamW8bit), False: _adapted(optim.Adam8bit)}
     with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
         parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
         parameter.grad = torch.zeros_like(parameter)
@@ -107,11 +109,50 @@ def _classes() -> dict[bool, Callable[..., Any]]:
     return found
 
 
-def _where_it_can(kind: type[Any]) -> type[Any]:
-    def step(self: Any, closure: Any = None) -> Any:
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        compiles = all(parameter.is_cuda and not isinstance(parameter, FakeTensor) for parameter in parameters)
-        with torch.compiler.set_stance("default" if compiles else "force_eager"):
-            return kind.step(self, closure)
+def _adapted(kind: type[Any]) -> type[Any]:
+    """Return a class of torchao that needs no compiler off CUDA, and whose saved state is plain tensors."""
 
-    return type(kind.__name__, (kind,), {"step": step, "__doc__": kind.__doc__})
+    class Adapted(kind):  # type: ignore[misc]
+        __doc__ = kind.__doc__
+
+        def step(self, closure: Any = None) -> Any:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            for group in self.param_groups:
+                if not isinstance(group["lr"], Tensor):  # schedulers write numbers
+                    group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+            compiles = all(parameter.is_cuda and not isinstance(parameter, FakeTensor) for parameter in parameters)
+            with torch.compiler.set_stance("default" if compiles else "force_eager"):
+                return super().step(closure)
+
+        def state_dict(self) -> dict[str, Any]:
+            found = super().state_dict()
+            groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
+            state = {number: {name: _apart(each) for name, each in of.items()} for number, of in found["state"].items()}
+            return {**found, "state": state, "param_groups": groups}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+            own = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+            parameters = dict(zip(numbers, own, strict=False))  # torch says what does not fit
+            state = {
+                number: {name: self._together(parameters[number], name, each) for name, each in of.items()}
+                for number, of in state_dict["state"].items()
+            }
+            super().load_state_dict({**state_dict, "state": state})
+
+        def _together(self, parameter: Tensor, name: str, saved: Any) -> Any:
+            if not isinstance(saved, dict):
+                return saved
+            moment = self._new_buffer(parameter, signed=name == "exp_avg")
+            for part, tensor in saved.items():
+                getattr(moment, part).copy_(tensor)
+            return moment
+
+    return type(kind.__name__, (Adapted,), {})
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor that is made of others as these by name, and anything else as it is."""
+    if not hasattr(value, "__tensor_flatten__"):
+        return value
+    return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
