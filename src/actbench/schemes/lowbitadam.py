@@ -43,6 +43,9 @@ class Adam8bit(Scheme):
         Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),
     )
 
+    suffix: ClassVar[str] = "8bit"
+    becomes: ClassVar[str] = "8 bits, a scale for each 256 elements"
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """The optimizer alone."""
@@ -62,46 +65,85 @@ class Adam8bit(Scheme):
         """
         if not any(parameter.requires_grad for parameter in setup.module.parameters()):
             kind = type(setup.module).__name__
-            raise NothingToConvertError(f"adam8bit: {kind} has no parameter to train; unfreeze one")
+            raise NothingToConvertError(f"{self.name}: {kind} has no parameter to train; unfreeze one")
         make = setup.make_optimizer
         if make is None:
-            reason = "the optimizer is not part of the model; make torchao.optim.AdamW8bit(model.parameters()) instead"
+            reason = f"the optimizer is not part of the model; make torchao.optim.AdamW{self.suffix} of its parameters"
             return setup.changed(setup.module, (), (Unreached(path="", kind=_STATE, reason=reason),))
-        classes = _classes()
+        classes = _classes(self.name, self.suffix)
 
-        def make_in_8_bits(module: torch.nn.Module) -> torch.optim.Optimizer:
-            return _in_8_bits(make(module), classes)
+        def make_in_few_bits(module: torch.nn.Module) -> torch.optim.Optimizer:
+            return _in_few_bits(self.name, make(module), classes)
 
-        site = Site(path=f"({_STATE})", was=_STATE, becomes="8 bits, a scale for each 256 elements")
+        site = Site(path=f"({_STATE})", was=_STATE, becomes=self.becomes)
         changed = setup.changed(setup.module, (site,), by=Part(self.spec))
-        return replace(changed, make_optimizer=make_in_8_bits)
+        return replace(changed, make_optimizer=make_in_few_bits)
 
 
-def _in_8_bits(optimizer: torch.optim.Optimizer, classes: dict[bool, Callable[..., Any]]) -> torch.optim.Optimizer:
+class Adam4bit(Adam8bit):
+    """Adam and AdamW keep both moments in 4 bits: torchao's ``Adam4bit`` and ``AdamW4bit`` in place of torch's.
+
+    Paper: Li et al., "Memory Efficient Optimizers with 4-bit States", arXiv 2309.01507; by torchao.
+    Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 128: two codes of 4 bits an
+    element, a float32 scale for each 128 of them, and 64 bytes of levels for each moment. The rest is as in
+    ``adam8bit``.
+    Not reproduced: rank-1 normalization of the second moment.
+    """
+
+    name: ClassVar[str] = "adam4bit"
+    summary: ClassVar[str] = "Adam and AdamW with moments of 4 bits (torchao); gradients are exact"
+    paper: ClassVar[str] = "Li et al. 2023, arXiv 2309.01507"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(quantity="peak_saving", value=1 - 7.72 / 12.23, setting=_SETTING, source=_SOURCE),
+    )
+    suffix: ClassVar[str] = "4bit"
+    becomes: ClassVar[str] = "4 bits, a scale for each 128 elements"
+
+
+class AdamFp8(Adam8bit):
+    """Adam and AdamW keep both moments as 8-bit floats: torchao's ``AdamFp8`` and ``AdamWFp8`` in place of torch's.
+
+    Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 256: two e4m3 floats an element
+    and a float32 scale for each 256 of them. The rest is as in ``adam8bit``.
+    """
+
+    name: ClassVar[str] = "adamfp8"
+    summary: ClassVar[str] = "Adam and AdamW with moments of 8-bit floats (torchao); gradients are exact"
+    paper: ClassVar[str] = ""
+    published: ClassVar[tuple[Published, ...]] = ()
+    suffix: ClassVar[str] = "Fp8"
+    becomes: ClassVar[str] = "8-bit floats, a scale for each 256 elements"
+
+
+def _in_few_bits(
+    scheme: str, optimizer: torch.optim.Optimizer, classes: dict[bool, Callable[..., Any]]
+) -> torch.optim.Optimizer:
     """Return torchao's optimizer for the parameters, groups and options of torch's."""
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         raise ConversionError(
-            f"adam8bit: the optimizer is {type(optimizer).__name__}; there is one of 8 bits for torch.optim.Adam and "
-            "AdamW: --optimizer adamw"
+            f"{scheme}: the optimizer is {type(optimizer).__name__}; torchao has a twin of torch.optim.Adam and AdamW "
+            "only: --optimizer adamw"
         )
     for group in optimizer.param_groups:
         for option in _REFUSED:
             if group.get(option):
-                raise ConversionError(f"adam8bit: the optimizer has {option}=True, which torchao's does not take")
+                raise ConversionError(f"{scheme}: the optimizer has {option}=True, which torchao's does not take")
     groups = [{key: group[key] for key in ("params", *_OPTIONS)} for group in optimizer.param_groups]
     decoupled = {bool(group["decoupled_weight_decay"]) for group in optimizer.param_groups}
     if len(decoupled) > 1:
-        raise ConversionError("adam8bit: decoupled_weight_decay differs between groups; make them two optimizers")
+        raise ConversionError(f"{scheme}: decoupled_weight_decay differs between groups; make them two optimizers")
     return classes[decoupled.pop()](groups)  # type: ignore[no-any-return]
 
 
-def _classes() -> dict[bool, Callable[..., Any]]:
+def _classes(scheme: str, suffix: str) -> dict[bool, Callable[..., Any]]:
     """Return torchao's classes, AdamW's for True, as :func:`_adapted` makes them."""
     try:
         from torchao import optim  # type: ignore[import-untyped]
     except ImportError:
-        raise MeasurementError('adam8bit needs torchao: pip install "actbench[torchao]"') from None
-    found: dict[bool, Callable[..., Any]] = {True: _adapted(optim.AdamW8bit), False: _adapted(optim.Adam8bit)}
+        raise MeasurementError(f'{scheme} needs torchao: pip install "actbench[torchao]"') from None
+    found: dict[bool, Callable[..., Any]] = {
+        decoupled: _adapted(getattr(optim, f"{name}{suffix}")) for decoupled, name in ((True, "AdamW"), (False, "Adam"))
+    }
     with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
         parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
         parameter.grad = torch.zeros_like(parameter)
