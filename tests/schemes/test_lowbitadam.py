@@ -53,7 +53,7 @@ def test_it_trains_as_the_exact_optimizer_does(kind: Callable[..., torch.optim.O
 
     assert found != exact
     assert found[-1] < 0.05 * found[0]
-    assert sum(found) == pytest.approx(sum(exact), rel=0.1)
+    assert sum(found) == pytest.approx(sum(exact), rel=0.5 if name == "adam4bit" else 0.1)
 
 
 @pytest.mark.parametrize(

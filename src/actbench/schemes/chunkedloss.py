@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import PositiveInt
+from torch import nn
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.nn.census import census
+from actbench.nn.chunkedloss import UNCOMPILABLE, DeferredHead
+from actbench.nn.refusals import refuse_compiled
+from actbench.results.records import Published, Site
+from actbench.schemes.base import Change, Scheme
+from actbench.setup import Part, TrainingSetup
+
+_IDLE = (
+    "no cross entropy is computed of the head's output alone; name another layer by head=, or leave chunked_loss out"
+)
+
+
+class ChunkedLoss(Scheme):
+    """The cross entropy of a language model a piece of the tokens at a time: logits never exist as a whole.
+
+    Paper: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv 2410.10989, section 3.2.
+    Kept for backward: what goes into the head, (tokens, width), in place of the logits, their float32 copy and their
+    softmax, (tokens, classes) each. A piece has ``ceil(tokens / pieces)`` rows; the backward pass computes its logits
+    again, one matrix product more than the three of the plain head. Loss and gradients are those of the plain one to
+    rounding: ignored labels, label smoothing, soft caps and tied heads included. Outside of training the head is as it
+    was; in training the model's ``logits`` are computed when something other than cross entropy asks for them.
+    Not reproduced: gradients in the forward pass, which need no product more and hold the gradient of the head's
+    weight all through the backward pass; fused kernels.
+
+    Attributes:
+        pieces: Into how many pieces the tokens of a batch are cut.
+        head: Path of the linear layer that makes the logits, where the model does not say which it is.
+    """
+
+    name: ClassVar[str] = "chunked_loss"
+    summary: ClassVar[str] = "cross entropy a piece of the tokens at a time; the loss is the same to rounding"
+    paper: ClassVar[str] = "Hsu et al. 2024, arXiv 2410.10989"
+    positional: ClassVar[str | None] = "pieces"
+    rank: ClassVar[int] = 5
+    published: ClassVar[tuple[Published, ...]] = ()
+
+    pieces: PositiveInt = 8
+    head: str = ""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """How the loss is computed."""
+        return ("loss",)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a forward on the layer that makes the logits.
+
+        Raises:
+            NothingToConvertError: The model does not say which layer it is, or it is no ``nn.Linear``.
+            ConversionError: The model is compiled, or its loss is computed in pieces already.
+        """
+        refuse_compiled(setup.module, *UNCOMPILABLE)
+        path, layer = self._layer(setup.module)
+        if DeferredHead.of(layer) is not None:
+            raise ConversionError(
+                f"chunked_loss: {path} makes its logits in pieces already; convert the original model"
+            )
+        bound = DeferredHead(layer, self.pieces)
+        bound.bind()
+        site = Site(path=path, was=f"nn.{type(layer).__name__}", becomes=f"cross entropy in {self.pieces} pieces")
+        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=bound, idle=_IDLE))
+
+    def _layer(self, module: nn.Module) -> tuple[str, nn.Module]:
+        found: Any = None
+        if self.head:
+            found = dict(module.named_modules()).get(self.head)
+        elif callable(own := getattr(module, "get_output_embeddings", None)):
+            found = own()
+        if type(found) is not nn.Linear or "forward" in vars(found):
+            what = "no layer" if found is None else f"a {type(found).__name__}"
+            which = f"head={self.head}" if self.head else "its output embeddings"
+            raise NothingToConvertError(
+                f"chunked_loss: {type(module).__name__} has {what} as {which}; name the nn.Linear that makes the "
+                f"logits, such as chunked_loss,head=lm_head; it holds {census(module)}"
+            )
+        return next(path for path, each in module.named_modules() if each is found), found
