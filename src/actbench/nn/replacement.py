@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -32,6 +33,7 @@ def _hook_tables(module: nn.Module) -> list[str]:
     return [name for name in vars(nn.Module()) if "hook" in name]
 
 
+M = TypeVar("M")
 Rule = Callable[[nn.Module, str], nn.Module | None]
 
 
@@ -77,6 +79,15 @@ def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module],
                 place = f"{path}.{name}" if path else name
                 module._modules[name] = _visit(child, place, rule, memo, is_compiled(module) and name == "_orig_mod")
     return memo[id(module)]
+
+
+def standing_in(layer: nn.Module, cls: type[M], **attributes: Any) -> M:
+    """Return a module of a class with attributes of its own and the identity of ``layer``."""
+    new: Any = cls.__new__(cls)
+    nn.Module.__init__(new)
+    vars(new).update(attributes)
+    inherit(new, layer)
+    return new  # type: ignore[no-any-return]
 
 
 def inherit(new: nn.Module, old: nn.Module) -> nn.Module:

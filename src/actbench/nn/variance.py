@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, batch_variance, variance
+from actbench.nn.compressed.linear import Sketched
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import Identity, SavedTensors
-from actbench.nn.sketched import Sketched
 from actbench.ops.seeds import diverge
 from actbench.setup import Batch, TrainingSetup
 

@@ -11,7 +11,7 @@ from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.nn.compressed.channels import Statistics, input_gradient, sum_of, sums
 from actbench.nn.compressed.savedinput import Compressed, SavedInput, is_differentiated, load, pack_input, save
-from actbench.nn.precision import cast
+from actbench.nn.precision import cast, cast_all, dtypes_of
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
@@ -34,7 +34,7 @@ class BatchNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised batch; update the running statistics in training."""
         ctx.training, ctx.eps = training, eps
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
         packed = pack_input(x, packer, site, needed=for_weight or (for_x and training))
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
@@ -154,7 +154,7 @@ class SyncBatchNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised batch; update the running statistics."""
         ctx.group = group
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
         exact = _Context()
         size = distributed.get_world_size(group)
@@ -183,7 +183,7 @@ class SyncBatchNormalization(torch.autograd.Function):
                 both = torch.stack([sum_dy, sum_dy_deviation])
                 distributed.all_reduce(both, group=ctx.group)
                 found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
-        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), *(None,) * 6
+        return *cast_all(found, ctx.dtypes), *(None,) * 6
 
 
 class _Context(SimpleNamespace):

@@ -18,7 +18,7 @@ from actbench.nn.compressed.savedinput import (
     save,
     summed,
 )
-from actbench.nn.precision import cast, no_autocast, product_dtype
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
@@ -42,7 +42,7 @@ class Convolution(torch.autograd.Function):
     ) -> Tensor:
         """Return the convolution in autocast's type, where it is on."""
         ctx.geometry, ctx.shape = geometry, x.shape
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         ctx.format = _channels_last(x)
         packed = pack_input(x, packer, site, needed=ctx.needs_input_grad[1])
         if site.watched:
@@ -70,7 +70,7 @@ class Convolution(torch.autograd.Function):
                 )
             if for_x:
                 found[0] = _input_gradient(ctx, grad, weight)
-        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None, None, None
+        return *cast_all(found, ctx.dtypes), None, None, None
 
 
 def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from actbench.nn.activations import function_of
 from actbench.nn.compressed import averages, dropout, pool, relu
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.replacement import inherit
+from actbench.nn.replacement import standing_in
 from actbench.nn.stepwise import StepwiseActivation
 
 _C: Any = torch._C._nn
@@ -162,8 +162,6 @@ def coded(layer: nn.Module) -> nn.Module | None:
     if "forward" in vars(layer):
         return None
     if kind in CODED:
-        new: nn.Module = CODED[kind].__new__(CODED[kind])
-        nn.Module.__init__(new)
-        return inherit(new, layer)
+        return standing_in(layer, CODED[kind])
     function = function_of(layer) if kind in _STEPPED else None
     return StepwiseActivation(layer, function, function.label) if isinstance(function, Piecewise) else None

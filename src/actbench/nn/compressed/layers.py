@@ -12,7 +12,7 @@ from actbench.nn.compressed import batchnorm, convolution, linear
 from actbench.nn.compressed import norms as norms_
 from actbench.nn.compressed.exactcodes import coded
 from actbench.nn.compressed.savedinput import Compressed
-from actbench.nn.replacement import inherit
+from actbench.nn.replacement import standing_in
 from actbench.nn.saved import SavedTensors, SiteState
 
 STANDS_FOR: dict[type[nn.Module], type[Compressed]] = {
@@ -56,21 +56,13 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
         return coded(layer)
     if not norms and issubclass(cls, _NORMS):
         return None
-    new: Any = cls.__new__(cls)
-    nn.Module.__init__(new)
-    new.packer, new.site = packer, site
-    inherit(new, layer)
-    return new  # type: ignore[no-any-return]
+    return standing_in(layer, cls, packer=packer, site=site)  # type: ignore[return-value]  # it is of a layer too
 
 
 @functools.cache
 def compressed_class(kind: type[Any]) -> type[Compressed] | None:
-    """Return the class that stands in for exactly ``kind``, or None.
-
-    ``Conv1D`` of transformers (a linear layer with a (d_in, d_out) weight) is known by its name, so that a model
-    without it needs no transformers.
-    """
-    if f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D":
+    """Return the class that stands in for exactly ``kind``, or None."""
+    if linear.is_conv1d(kind):
         return type("CompressedConv1D", (linear.Linear, kind), {"transposed": True, "__module__": __name__})
     return STANDS_FOR.get(kind)
 

@@ -21,7 +21,7 @@ from actbench.nn.compressed.savedinput import (
     save,
     summed,
 )
-from actbench.nn.precision import cast, no_autocast, norm_dtype
+from actbench.nn.precision import cast, dtypes_of, no_autocast, norm_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
@@ -42,7 +42,7 @@ class LayerNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised rows, in float32 under autocast on CUDA."""
         ctx.normalized, ctx.cast = tuple(normalized), norm_dtype(x)
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (x, weight, bias))
@@ -84,7 +84,7 @@ class GroupNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised groups, in float32 under autocast on CUDA."""
         ctx.groups, ctx.cast = groups, norm_dtype(x)
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (_laid_out(x, x), weight, bias))
