@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
 from actbench.nn.compressed.channels import Statistics, input_gradient, sum_of, sums
-from actbench.nn.compressed.savedinput import Compressed, SavedInput, is_differentiated, load, pack_input, save
+from actbench.nn.compressed.savedinput import Compressed, SavedInput, is_differentiated, load, save
 from actbench.nn.precision import cast, cast_all, dtypes_of
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
@@ -36,7 +36,7 @@ class BatchNormalization(torch.autograd.Function):
         ctx.training, ctx.eps = training, eps
         ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
-        packed = pack_input(x, packer, site, needed=for_weight or (for_x and training))
+        packed = packer.pack(x, site) if for_weight or (for_x and training) else None
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
             x, weight, bias, *running, training, momentum, eps, torch.backends.cudnn.enabled
         )
@@ -155,7 +155,7 @@ class SyncBatchNormalization(torch.autograd.Function):
         """Return the normalised batch; update the running statistics."""
         ctx.group = group
         ctx.dtypes = dtypes_of(x, weight, bias)
-        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
         exact = _Context()
         size = distributed.get_world_size(group)
         output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]

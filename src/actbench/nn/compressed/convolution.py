@@ -14,7 +14,6 @@ from actbench.nn.compressed.savedinput import (
     Sums,
     is_differentiated,
     load,
-    pack_input,
     save,
     summed,
 )
@@ -44,7 +43,7 @@ class Convolution(torch.autograd.Function):
         ctx.geometry, ctx.shape = geometry, x.shape
         ctx.dtypes = dtypes_of(x, weight, bias)
         ctx.format = _channels_last(x)
-        packed = pack_input(x, packer, site, needed=ctx.needs_input_grad[1])
+        packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
         if site.watched:
             site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, packed, site, packer, weight, by_row=geometry.has_batch(x))

@@ -18,7 +18,6 @@ from actbench.nn.compressed.savedinput import (
     Sums,
     is_differentiated,
     load,
-    pack_input,
     save,
     summed,
 )
@@ -45,7 +44,7 @@ class Product(torch.autograd.Function):
     ) -> Tensor:
         """Return the product in autocast's type, where it is on."""
         ctx.transposed, ctx.shape, ctx.dtypes = transposed, x.shape, dtypes_of(x, weight, bias)
-        packed = pack_input(x, packer, site, needed=ctx.needs_input_grad[1])
+        packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
         save(ctx, packed, site, packer, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
         return _product(x, weight, bias, product_dtype(x), transposed)
 

@@ -17,7 +17,6 @@ from actbench.nn.compressed.savedinput import (
     Sums,
     is_differentiated,
     load,
-    pack_input,
     save,
     summed,
 )
@@ -43,7 +42,7 @@ class LayerNormalization(torch.autograd.Function):
         """Return the normalised rows, in float32 under autocast on CUDA."""
         ctx.normalized, ctx.cast = tuple(normalized), norm_dtype(x)
         ctx.dtypes = dtypes_of(x, weight, bias)
-        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (x, weight, bias))
             output, mean, rstd = _layer_norm(wide, ctx.normalized, *parameters, eps)
@@ -85,7 +84,7 @@ class GroupNormalization(torch.autograd.Function):
         """Return the normalised groups, in float32 under autocast on CUDA."""
         ctx.groups, ctx.cast = groups, norm_dtype(x)
         ctx.dtypes = dtypes_of(x, weight, bias)
-        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (_laid_out(x, x), weight, bias))
             output, mean, rstd = _group_norm(wide, *parameters, *_sizes(x), groups, eps)

@@ -120,14 +120,6 @@ class SavedInput:
         return self.packed.rows(piece.start, piece.stop)
 
 
-def pack_input(x: Tensor, packer: SavedTensors, site: SiteState, needed: bool) -> Packed | None:
-    """Return a layer's input as it was packed, or None where the layer's backward pass does not need it."""
-    if needed:
-        return packer.pack(x, site)
-    site.owner, site.elements = None, 0
-    return None
-
-
 def save(
     ctx: Any, packed: Packed | None, site: SiteState, packer: SavedTensors, *others: Tensor | None, by_row: bool = True
 ) -> None:
@@ -144,6 +136,8 @@ def save(
         *others: Other tensors, which hooks around the layer are to leave as they are: weights and statistics.
         by_row: Whether the backward pass can be cut into pieces of the batch.
     """
+    if packed is None:  # the backward pass does not need the input
+        site.owner, site.elements = None, 0
     ctx.packed, ctx.site, ctx.by_row = None if packed is None else packed._replace(parts=()), site, by_row
     ctx.others = len(others)
     packer.exclude.add(tensor for tensor in others if tensor is not None)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actbench.nn.layout import Layout, flat_of, memory_order
 from actbench.nn.saved.codecs import Codec, Parts
-from actbench.nn.saved.groups import USUAL, Groups, OneGroup, as_usual, not_finite
+from actbench.nn.saved.groups import USUAL, GroupCodec, Groups, OneGroup, as_usual
 from actbench.nn.saved.sitestate import SiteState
 from actbench.nn.saved.solver import row_widths
 from actbench.ops import groupquant
@@ -90,9 +90,7 @@ class RowGroups(Groups):
         """Return whole rows."""
         codes, words = parts
         widths = _widths(layout.elements // self.row, codes.numel() // -(-self.row // 8), codes)
-        out = codes.new_empty((count // self.row, self.row), dtype=layout.dtype)
-        groupquant.decode_rows(out, codes, words, widths, self.group_size, start // self.row)
-        return out
+        return _decoded_rows(codes, words, widths, self.row, self.group_size, start, count, layout.dtype)
 
     def divisible(self, layout: Layout) -> bool:
         """Return whether dimension 0 is outermost in memory, and its entries are rows or several of them."""
@@ -112,7 +110,7 @@ class RowGroups(Groups):
 
 
 @dataclass(frozen=True)
-class RowWidths(Codec):
+class RowWidths(GroupCodec):
     """Codes whose width differs from row to row; parts are codes, words and the widths, int32 ``(rows,)``.
 
     Attributes:
@@ -138,19 +136,11 @@ class RowWidths(Codec):
         seed, size = fresh_seed(), self.group_size
         return (*groupquant.encode_rows(rows, widths, self.total_bits, size, seed, self.stochastic), widths)
 
-    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
-        """Return the decoded tensor."""
-        return self._decoded(parts, layout, 0)
-
-    def divisible(self, layout: Layout) -> bool:
-        """Return whether dimension 0 is outermost in memory; another view of the memory may be of another order."""
-        return layout.has_rows
-
-    def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
-        """Return decoded rows."""
-        if not self.divisible(layout):
-            return super().rows(parts, layout, first, last)
-        return self._decoded(parts, layout.rows(first, last), first)
+    def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
+        """Return whole rows."""
+        codes, words, widths = parts
+        row = layout.shape[1:].numel()
+        return _decoded_rows(codes, words, widths, row, self.group_size, start, count, layout.dtype)
 
     def packed_bytes(self, layout: Layout) -> int:
         """Return the bytes of the codes of each row, 4 for each group, and 4 for the width of each row."""
@@ -161,15 +151,13 @@ class RowWidths(Codec):
         """Return the mean of the widths."""
         return self.total_bits / layout.shape[0]
 
-    def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return that a value made others of its group NaN."""
-        return not_finite(parts)
 
-    def _decoded(self, parts: Parts, wanted: Layout, first: int) -> Tensor:
-        codes, words, widths = parts
-        out = codes.new_empty((wanted.shape[0], wanted.shape[1:].numel()), dtype=wanted.dtype)
-        groupquant.decode_rows(out, codes, words, widths, self.group_size, first)
-        return wanted.laid_out(out)
+def _decoded_rows(
+    codes: Tensor, words: Tensor, widths: Tensor, row: int, group_size: int, start: int, count: int, dtype: torch.dtype
+) -> Tensor:
+    out = codes.new_empty((count // row, row), dtype=dtype)
+    groupquant.decode_rows(out, codes, words, widths, group_size, start // row)
+    return out
 
 
 def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bool = True) -> Groups:
