@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.codecs.activation import Activation
-from actbench.codecs.derivatives import Array
+from actbench.codecs.activation import Activation, Array
 from actbench.errors import UsageError
 from actbench.foreign import boundary
 

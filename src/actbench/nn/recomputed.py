@@ -14,10 +14,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from actbench.nn import savedtensors
-from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
-from actbench.nn.rerun import Rerun, Written, writes_buffers
+from actbench.nn.rerun import Rerun, Written, copied, is_cache, is_empty, writes_buffers
 from actbench.nn.saved.packer import own_tensors
 
 TORCHVISION_BLOCKS = {

@@ -1,7 +1,7 @@
 """Sketches that are rows of the matrix, and how rows are drawn: no product with S, O(k d) work, k rows to keep.
 
 ``rows`` and ``rows_distinct`` draw rows with the same chance and are made again from their seed. ``norm`` and ``wta``
-look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows' numbers are kept.
+look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows are kept as numbers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
 from actbench.ops.noise import random_words
+from actbench.units import MIB
+
+CHUNK_BYTES = 2 * MIB
+
+
+def working_type(matrix: Tensor) -> torch.dtype:
+    """Return float64 for a float64 matrix and float32, the type sketches are summed in, for all others."""
+    return torch.float64 if matrix.dtype == torch.float64 else torch.float32
+
 
 _POSITIVE = (1 << 63) - 1
 _FRACTION_BITS = 52

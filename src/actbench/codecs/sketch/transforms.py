@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from actbench.codecs.sketch import samples
-from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
+from actbench.codecs.sketch.samples import CHUNK_BYTES, working_type
 from actbench.ops import sketch
 from actbench.ops.sketch import sketch_rows
 

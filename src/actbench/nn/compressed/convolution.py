@@ -23,10 +23,10 @@ from actbench.nn.saved import SavedTensors, SiteState
 
 
 class Convolution(torch.autograd.Function):
-    """A convolution whose weight's gradient is found from what was packed of the input.
+    """A convolution that finds the gradient of its weight from what was packed of the input.
 
-    That gradient is found first, and what was decoded for it is freed before the gradient of the input is made, which
-    needs no input: beside the gradient of the output one of the two is alive, not both.
+    It does so first, and frees the decoded input before it makes the gradient of the input, which needs no values:
+    beside the gradient of the output one of the two is alive, not both.
     """
 
     @staticmethod
@@ -96,7 +96,7 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor) -> torch.memory_format | None:
-    """Return the format of channels last that x has, and not also the usual one; None for others."""
+    """Return the channels-last format of x; None where x lies in another, or in the usual one too."""
     if x.is_contiguous():
         return None
     for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):

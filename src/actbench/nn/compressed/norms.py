@@ -26,7 +26,7 @@ from actbench.nn.saved import SavedTensors, SiteState
 
 
 class LayerNormalization(torch.autograd.Function):
-    """Layer norm, whose backward pass has what was packed of the input, and the exact statistics of each row."""
+    """Layer norm from the packed input and the exact statistics of each row."""
 
     @staticmethod
     def forward(
@@ -68,7 +68,7 @@ class LayerNormalization(torch.autograd.Function):
 
 
 class GroupNormalization(torch.autograd.Function):
-    """Group norm, whose backward pass has what was packed of the input, and the exact statistics of each group."""
+    """Group norm from the packed input and the exact statistics of each group."""
 
     @staticmethod
     def forward(
@@ -147,7 +147,7 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 
 
 def _laid_out(tensor: Tensor, x: Tensor) -> Tensor:
-    """Return a tensor laid out as torch's group norm takes it: on a CPU as x, else contiguous."""
+    """Return a tensor in the layout that torch's group norm takes: on a CPU that of x, else contiguous."""
     on_cpu = x.device.type == "cpu"
     return tensor.contiguous(memory_format=suggest_memory_format(x) if on_cpu else torch.contiguous_format)
 

@@ -91,7 +91,7 @@ class BitAllocation:
                 site.forget()
 
     def adapted(self) -> Any:
-        """Return where it is between two watched steps; see :class:`actbench.nn.adapted.Adapted`.
+        """Return where it is between two watched steps; see :class:`actbench.nn.forwardwrapper.Adapted`.
 
         What is on its way to the host is waited for.
         """

@@ -160,7 +160,7 @@ class SampleGradients:
         return {**vars(self), "_batch": None}
 
     def adapted(self) -> Any:
-        """Return the table, and the ids of the last batch; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return the table, and the ids of the last batch; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         ids = None if self._batch is None else self._batch.on(torch.device("cpu"))
         return {"table": self._table, "ids": ids}
 

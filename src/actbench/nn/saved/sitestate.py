@@ -97,7 +97,7 @@ class SiteState:
         self.ranges = self.gradients = None
 
     def adapted(self) -> Any:
-        """Return the bits, the sample gradients and what a step saw; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return bits, sample gradients and what a step saw; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         return {
             **{name: getattr(self, name) for name in _OF_A_STEP},
             "owner": None if self.owner is None else self.owner.path,
