@@ -142,11 +142,9 @@ class Activation:
 
 
 def activation(name: str, **parameters: float) -> Activation:
-    """Return a function of :data:`ACTIVATIONS`, with its parameters where they are not torch's defaults.
+    """Return a function of :data:`ACTIVATIONS`, with parameters where they are not torch's defaults.
 
-    Args:
-        name: Its name.
-        parameters: ``alpha`` of elu and celu; ``beta`` and ``threshold`` of softplus.
+    These are ``alpha`` of elu and celu, and ``beta`` and ``threshold`` of softplus.
 
     Raises:
         UsageError: There is no such function or parameter, or no derivative to tabulate with such a value.

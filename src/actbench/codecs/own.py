@@ -52,7 +52,7 @@ def own_activation(name: str, function: Function) -> Activation:
 
 
 def _equal(one: Array, other: Array) -> bool:
-    """Whether two derivatives are equal but for rounding, which differs in and after whole vectors."""
+    """Return whether two derivatives are equal but for rounding, which differs in and after whole vectors."""
     return np.allclose(one, other, rtol=1e-9, atol=1e-12)
 
 

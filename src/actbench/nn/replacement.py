@@ -16,12 +16,7 @@ from actbench.nn.wrapped import bind_entries, unbind_entries
 
 
 def census(model: nn.Module, kinds: int = 6) -> str:
-    """Return the commonest classes among the modules without children, such as ``20 Conv2d, 20 BatchNorm2d``.
-
-    Args:
-        model: The model.
-        kinds: How many classes to name.
-    """
+    """Return the commonest classes among the modules without children, such as ``20 Conv2d, 20 BatchNorm2d``."""
     leaves = Counter(type(module).__name__ for module in model.modules() if not any(module.children()))
     named = [f"{count} {name}" for name, count in leaves.most_common(kinds)]
     if len(leaves) > kinds:
@@ -32,7 +27,7 @@ def census(model: nn.Module, kinds: int = 6) -> str:
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Give path and module of the outermost modules that compute attention, and of each softmax layer outside of them.
 
-    Models name the class of these modules after what they do: ``nn.MultiheadAttention``, ``BertAttention``,
+    Models name these classes after what they do: ``nn.MultiheadAttention``, ``BertAttention``,
     ``ShiftedWindowAttention``.
     """
     inside: set[nn.Module] = set()
@@ -51,7 +46,7 @@ _SAME_MEMORY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3
 def overwritten(model: nn.Module) -> dict[nn.Module, str]:
     """Return the layers of a model after which, in a ``nn.Sequential``, a module works in place, with its name.
 
-    What is changed in place by a model's own code cannot be known before it runs.
+    What a model's own code changes in place cannot be known before it runs.
     """
     found: dict[nn.Module, str] = {}
     for module in model.modules():
@@ -102,16 +97,12 @@ Rule = Callable[[nn.Module, str], nn.Module | None]
 def swap(model: nn.Module, rule: Rule) -> nn.Module:
     """Replace every module for which ``rule(module, path)`` returns another one.
 
-    Parents are visited before their children and each module once, so a module that is used in two places is
-    replaced by one module in both. What was replaced is not descended into. Forward and backward hooks, the
-    train/eval flag and attributes set by others are carried over by :func:`inherit`, which rules call.
-
-    Args:
-        model: The model; changed in place unless it is itself replaced.
-        rule: Called once for each distinct module with its first path (empty for the model).
+    Parents are visited before their children and each module once, by its first path (empty for the model), so a module
+    that is used in two places is replaced by one module in both. What was replaced is not descended into. Rules call
+    :func:`inherit`, which carries hooks, flag and attributes over.
 
     Returns:
-        The model, or what replaces it.
+        The model, changed in place, or what replaces it.
 
     Raises:
         ConversionError: A module that the rule replaces was compiled by itself, so that what is compiled would run on.

@@ -1,8 +1,8 @@
 """What a tensor that waits for the backward pass stands for.
 
 A graph shows codes, not what they are codes of, and nothing of why a tensor was left as it is. What packs tensors
-therefore says both here, and what lists them asks. What acts without packing, such as recomputation, says so too.
-Nothing is noted, and next to nothing done, while nobody listens.
+says both here, and the ledger asks. What acts without packing, such as recomputation, says so too. Nothing is noted,
+and next to nothing done, while nobody listens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ from torch import Tensor, UntypedStorage
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A tensor that was packed.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its type.
-    """
+    """The shape and type of a tensor that was packed."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -40,10 +35,9 @@ _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictio
 
 @contextmanager
 def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]:
-    """Note what is said until the end of the context; may be entered again, and by several threads.
+    """Note what is said inside; may be entered again, and by several threads.
 
-    Args:
-        heard: Called with the ``by`` of everybody who acts.
+    ``heard`` is called with the ``by`` of everybody who acts.
     """
     global listeners
     listeners += 1
@@ -58,13 +52,7 @@ def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]
 
 
 def packed(x: Tensor, *parts: Tensor, by: Hashable = None) -> None:
-    """Say that ``parts`` are kept in place of ``x``: all of them together, and nothing else.
-
-    Args:
-        x: What backward will ask for.
-        *parts: What it is made again from.
-        by: Who packs; None for the layer that runs.
-    """
+    """Say that ``parts``, and nothing else, stand for ``x``, packed by somebody: None for the layer that runs."""
     if listeners:
         source = Source(x.shape, x.dtype)
         for part in parts:
@@ -73,14 +61,14 @@ def packed(x: Tensor, *parts: Tensor, by: Hashable = None) -> None:
 
 
 def acted(by: Hashable) -> None:
-    """Say who has changed what the module that runs keeps for backward; ``by`` as for :func:`packed`."""
+    """Say who has changed what the module that runs saves for backward; ``by`` as for :func:`packed`."""
     if listeners:
         for hear in tuple(_hearers):
             hear(by)
 
 
 def left(x: Tensor, reason: str) -> None:
-    """Say why ``x`` is kept as it is; of several who save it the first knows, who would have had to pack it."""
+    """Say why ``x`` is left as it is; the first reason of several stays."""
     if listeners and x.layout == torch.strided:
         _reasons.setdefault(x.untyped_storage(), reason)
 

@@ -1,9 +1,9 @@
 """One tensor that several layers save is packed once.
 
-The input of an attention block is saved by its query, key and value layers. What the first of them packs is found here
-by the others, for as long as autograd holds it. Neither side is kept alive: a table holds packed values weakly, and
-what it knows of a tensor is forgotten when the tensor's storage dies. Storages are known by object and not by address,
-since the address of a dead one is given to the next.
+The input of an attention block is saved by its query, key and value layers. What the first of them packs, the others
+find here, for as long as autograd holds it. Neither side is kept alive: a table holds packed values weakly, and forgets
+a tensor when its storage dies. Storages are known by object and not by address, since the address of a dead one is
+given to the next.
 """
 
 from __future__ import annotations
@@ -32,12 +32,7 @@ class SharingTable(Generic[Packed]):
         self._packed = weakref.WeakKeyDictionary()
 
     def recall(self, source: Tensor, purpose: Hashable = None) -> Packed | None:
-        """Return what was packed of this very tensor, unchanged since, or None.
-
-        Args:
-            source: The tensor that is about to be packed.
-            purpose: Tells apart different packings of one tensor.
-        """
+        """Return what was packed of this very tensor for a purpose, unchanged since, or None."""
         if source.is_inference():
             return None
         reference = self._packed.get(source.untyped_storage(), {}).get(_key(source, purpose))
@@ -46,8 +41,8 @@ class SharingTable(Generic[Packed]):
     def remember(self, source: Tensor, reference: Reference[Packed], purpose: Hashable = None) -> None:
         """Say what was packed of a tensor; the reference must not hold it alive.
 
-        What was said of the storage before it was changed, or of what has died since, is forgotten: an input buffer
-        that is filled anew at every step would gather entries.
+        What was packed of the storage before it was changed, or has died since, is forgotten: an input buffer that is
+        filled anew at every step would gather entries.
         """
         if source.is_inference():
             return
@@ -74,8 +69,7 @@ def _key(source: Tensor, purpose: Hashable) -> _Key:
 class WeakTensors:
     """Tensors that can be had again as long as somebody else holds their storages.
 
-    Storages and not tensors are watched: what keeps a saved tensor may keep another tensor over the same storage, as
-    checkpointing does.
+    What keeps a saved tensor may keep another tensor over the same storage, as checkpointing does.
     """
 
     def __init__(self, *tensors: Tensor) -> None:

@@ -30,8 +30,8 @@ class Intercepted(TorchFunctionMode):
     """Replaces functions of torch by rules, inside of a with-block and in the thread that entered it.
 
     A function is seen where the model calls it, and not inside of another function of torch: of ``nn.ReLU`` it is
-    ``F.relu`` that is seen, and of ``F.multi_head_attention_forward`` the whole. A replacement runs outside of this
-    and of every other mode for functions. Tensor subclasses that define functions of their own keep theirs.
+    ``F.relu`` that is seen, and of ``F.multi_head_attention_forward`` the whole. A replacement runs outside of this and
+    of every other mode for functions. Tensor subclasses that define functions of their own keep theirs.
 
     One object may be entered several times, at once and in several threads. What runs again in the backward pass does
     so outside: non-re-entrant checkpointing inside of the block needs it as ``context_fn``.
@@ -95,7 +95,7 @@ class Wrapper:
     def begins_inside(self) -> bool:
         """Return whether a module that is called now, and is not the model, begins a pass.
 
-        Not within another pass, and not in a backward pass, where blocks run again that were a part of one.
+        It does not within another pass, nor in a backward pass, where blocks run again that were a part of one.
         """
         for one in _running.get():  # asked in each call of each module: the usual answer comes first
             if type(one) is type(self):
@@ -139,13 +139,7 @@ class WrappedForward(ReboundForward):
 
 
 class Entry(ReboundForward):
-    """The forward of a module inside of a model: a pass may begin at it.
-
-    Args:
-        module: The module.
-        path: Of the module in the model.
-        wrapper: The model's.
-    """
+    """The forward of a module inside of a model, at this path: a pass may begin at it."""
 
     def __init__(self, module: nn.Module, path: str, wrapper: Wrapper) -> None:
         super().__init__(module)
@@ -192,13 +186,9 @@ def _checkpointed() -> bool:
 
 
 def given_by_others(entry: str, inputs: Any) -> list[Tensor]:
-    """Return the tensors that a pass is given and somebody else holds on to: the batch.
+    """Return the tensors that a pass is given and somebody else holds: the batch.
 
     What another part of the model has made has a graph, and is held by what saves it alone.
-
-    Args:
-        entry: Where the pass begins.
-        inputs: What the module is called with, in any nesting.
     """
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return [leaf for leaf in given if not entry or not leaf.requires_grad]

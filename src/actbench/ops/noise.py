@@ -50,15 +50,7 @@ def words(seed: int, first: int, count: int, device: torch.device) -> Tensor:
 def lanes(seed: int, first: int, count: int, bits: int, device: torch.device) -> Tensor:
     """Return ``count`` random numbers of ``bits`` bits each from index ``first`` on, cut from the words low bits first.
 
-    Args:
-        seed: Any 64-bit integer.
-        first: Index of the first number among all of the seed.
-        count: How many.
-        bits: 1, 2, 4, 8, 16 or 32.
-        device: Where to make them.
-
-    Returns:
-        (count,) int64 in ``0 .. 2**bits - 1``.
+    They are int64 ``(count,)``; ``bits`` is 1, 2, 4, 8, 16 or 32.
     """
     per_word = 64 // bits
     first_word, skipped = divmod(first, per_word)
@@ -88,19 +80,10 @@ def _words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor
     tags=HOST_NUMBER,
 )
 def random_words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
-    """Return words ``first .. first + count - 1`` of a seed, the same on every device.
+    """Return words ``first .. first + count - 1`` of a seed, the same on every device: int64 ``(count,)``.
 
-    As an operator, so that compilers trace it and never see the number that a seed holds. What is drawn from the words
-    (rows, fractions) is made with torch's own operators, so it needs no kernel.
-
-    Args:
-        seed: 0-d int64 tensor on the CPU.
-        first: Index of the first word.
-        count: How many.
-        device: Where to make them.
-
-    Returns:
-        (count,) int64 on ``device``, all 64 bits random.
+    As an operator, so that compilers trace it and never see the number that a seed (a 0-d int64 tensor on the CPU)
+    holds. What is drawn from the words (rows, fractions) is made with torch's own operators, so it needs no kernel.
 
     Raises:
         ValueError: The seed is not as above, or a number is negative.

@@ -101,8 +101,8 @@ _draws = _Draws()
 def diverge(generator: torch.Generator, branch: int) -> None:
     """Let later draws give other seeds on each branch, while the generator's numbers stay what they would have been.
 
-    Branch 0 is the one without this call. What is changed is the note of the seed that the generator was given, which
-    no number depends on either; ``torch.manual_seed`` undoes it.
+    Branch 0 is the one without this call. What is changed is the note of the seed that the generator was given, on
+    which no number depends; ``torch.manual_seed`` undoes it.
     """
     if branch:
         state = generator.get_state()

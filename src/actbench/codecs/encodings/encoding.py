@@ -59,7 +59,7 @@ class Encoding(Data):
         raise NotImplementedError
 
     def half_steps(self, parts: Parts, count: int) -> Tensor | None:
-        """Return half of the least that lies between two codes of a group, for each of its elements, float32 (count,).
+        """Return half of the least distance of two codes of each element's group, float32 (count,).
 
         What is decoded to less than that may have been anything up to it. None where it is too small to matter.
         """
@@ -118,17 +118,7 @@ def parts_bytes(parts: Parts) -> int:
 
 
 def lanes(seed: Tensor, count: int, bits: int, device: torch.device) -> Tensor:
-    """Return the first ``count`` numbers of :func:`actbench.ops.noise.lanes`, also on fake tensors.
-
-    Args:
-        seed: 0-d int64 tensor on the CPU.
-        count: How many.
-        bits: Of each: 1, 2, 4, 8, 16 or 32.
-        device: Where to make them.
-
-    Returns:
-        (count,) int64 in ``0 .. 2**bits - 1``.
-    """
+    """Return the first ``count`` numbers of :func:`actbench.ops.noise.lanes`, also on fake tensors."""
     words = random_words(seed, 0, -(-count * bits // 64), device)
     shifts = torch.arange(0, 64, bits, device=device)
     cut: Tensor = ((words[:, None] >> shifts) & ((1 << bits) - 1)).flatten()[:count]
@@ -148,13 +138,7 @@ def stochastic(places: Tensor, seed: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A float type that is narrower than float32 in its exponent too.
-
-    Attributes:
-        dtype: The type.
-        fraction_bits: Bits of the fraction.
-        least_exponent: Of a normal number.
-    """
+    """A float type that is narrower than float32 in its exponent too; ``least_exponent`` is that of a normal number."""
 
     dtype: torch.dtype
     fraction_bits: int
@@ -201,13 +185,10 @@ Statistics = Literal["full", "sample", "range"]
 
 
 def moments(values: Tensor, statistics: Statistics, samples: int, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation, 0-d tensors; a deviation of 0 becomes 1.
+    """Return mean and deviation, 0-d, of two or more float32 or float64 values (n,); a deviation of 0 becomes 1.
 
-    Args:
-        values: (n,) float32 or float64, n at least 2.
-        statistics: Which; see :class:`~actbench.codecs.encodings.simulated.SmaqSimulated`.
-        samples: How many elements ``sample`` looks at, at most n.
-        seed: Of the choice of samples.
+    ``statistics`` are as of :class:`~actbench.codecs.encodings.simulated.SmaqSimulated`; ``samples`` is how many
+    elements ``sample`` looks at, at most n.
     """
     match statistics:
         case "full":

@@ -152,9 +152,6 @@ def simulate_normalized(
         bias: (C,), of the batch norm.
         scalar: Whether the means of weight and bias stand for all channels.
 
-    Returns:
-        A contiguous tensor of the shape and type of x.
-
     Raises:
         ValueError: Weight and bias do not have one number for each channel.
     """

@@ -58,8 +58,8 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Kind) -> tuple[Tenso
 
     Returns:
         The sketch, (k, d) in float64 for a float64 matrix and float32 for all others, scaled so that it can be stored
-        in half precision; and the key: the seed itself, 8 bytes, or for ``norm`` and ``wta`` the numbers of the drawn
-        rows, (k,) int32 on the matrix's device, 4 k bytes.
+            in half precision; and the key: the seed itself, 8 bytes, or for ``norm`` and ``wta`` the numbers of the
+            drawn rows, (k,) int32 on the matrix's device, 4 k bytes.
     """
     if kind == "norm" or kind == "wta":
         return samples.compress(matrix, seed, size, kind)
@@ -77,16 +77,7 @@ def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
     """Return what a matrix contributes to the estimate of its product with the one whose sketch has this key.
 
     For ``norm`` and ``wta``, whose sketch holds the weights of the rows, these are the rows as they are; for the others
-    it is the sketch S M.
-
-    Args:
-        matrix: (rows, d), with the rows of the sketched matrix.
-        key: From :func:`compress`.
-        size: k, the rows of the sketch.
-        kind: What S is.
-
-    Returns:
-        (k, d) in float64 for a float64 matrix and in float32 for all others.
+    it is the sketch S M: (k, d) in float64 for a float64 matrix and in float32 for all others.
     """
     if kind == "gaussian" or kind == "rademacher":
         return transforms.project(matrix, key, size, kind)
@@ -114,18 +105,9 @@ def _traced(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[
 
 
 def fresh_sketch(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the sketch of a matrix by a fresh seed, and the key that S is made again from.
+    """Return the sketch of a matrix (rows, d) by a fresh seed, in a type, and the key that S is made again from.
 
     Who traces sees one operator. Otherwise its parts run as they are, so that simulations see what they allocate.
-
-    Args:
-        matrix: (rows, d), of a float type.
-        size: k, the rows of the sketch, below ``rows``.
-        kind: What S is.
-        dtype: The type to keep the sketch in.
-
-    Returns:
-        The sketch, (k, d) of ``dtype``, and the key, as of :func:`~actbench.codecs.sketch.compress`.
 
     Raises:
         KernelError: A CUDA graph is being captured, or the seed cannot be drawn.
@@ -134,13 +116,18 @@ def fresh_sketch(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> t
 
 
 def variance(kind: Kind, x: Tensor, y: Tensor, size: int) -> float:
-    """Return E |estimate - Y^T X|^2, Frobenius, of the estimate from a sketch, exactly; 0 where nothing is sketched.
+    """Return E |estimate - Y^T X|^2, Frobenius, of the estimate from a sketch of k = ``size`` rows, exactly.
 
-    Args:
-        kind: What S is.
-        x: (N, d_in), the matrix whose sketch is kept.
-        y: (N, d_out).
-        size: k, the rows of the sketch. From N on the matrix itself is kept.
+    With a = sum_i |x_i|^2 |y_i|^2, b = |X|^2 |Y|^2, c = |X^T Y|^2 (Frobenius) and N rows it is 0 for k >= N, and:
+
+    * gaussian, rademacher: (b + c + (m - 3) a) / k, m the fourth moment of an entry. The D_RMM of arXiv 2201.13195 is
+      another number, between the values for the two kinds.
+    * rows: (N a - c) / k; rows_distinct: the same times (N - k) / (N - 1), as of any sample without replacement.
+    * dct, dft: (N a - c) / k, with a of the transformed X and Y.
+    * hadamard: (b + c - 2 a) / k, which is rademacher's, times (P - k) / (P - 1), P being N rounded up to a power of two:
+      each row of H D is a row of random signs, and the rows drawn are distinct.
+    * norm: (sum_i |x_i|^2 |y_i|^2 / p_i - c) / k with p_i = |x_i| / sum |x|; wta: the same over the rows left to chance,
+      with the rows left to draw.
     """
     rows = x.shape[0]
     if size >= rows:
@@ -163,13 +150,9 @@ def variance(kind: Kind, x: Tensor, y: Tensor, size: int) -> float:
 
 
 def batch_variance(x: Tensor, y: Tensor) -> float:
-    """Return D_SGD^2, the variance that the weight gradient Y^T X has anyway from the choice of its rows.
+    """Return D_SGD^2, the variance that the weight gradient Y^T X has anyway from the choice of its B >= 2 rows.
 
     B/(B-1) sum_i |x_i|^2 |y_i|^2 - |X^T Y|^2 / (B-1), arXiv 2201.13195, what the variance of a sketch is compared with.
-
-    Args:
-        x: (B, d_in), with B at least 2.
-        y: (B, d_out).
     """
     rows = x.shape[0]
     spread = float(_row_squares(x) @ _row_squares(y))

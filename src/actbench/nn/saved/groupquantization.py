@@ -1,8 +1,8 @@
 """Group quantization: into which groups a tensor is cut, and how many bits each has.
 
-By default a tensor is cut into groups without regard to its rows, and row by row for what a norm reads. A norm divides
-each row by the row's own deviation: where a group holds the end of a large row and the start of a small one, the error
-is a part of the large one's range, and nothing is left of the small one.
+A tensor is cut into groups without regard to its rows, but row by row for what a norm reads. A norm divides each row by
+the row's own deviation: where a group holds the end of a large row and the start of a small one, the error is a part
+of the large one's range, and nothing is left of the small one.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class GroupQuantization(Codec):
     def _has_rows(self, x: Tensor) -> bool:
         """Return whether rows can have widths of their own.
 
-        Where they are not one behind the other in memory, a copy would be needed that is larger than all that is
-        packed; where they are shorter than a group, a word for each would cost more than the widths gain.
+        Rows that are not one behind the other in memory would need a copy larger than all that is packed; for rows
+        shorter than a group, a word for each would cost more than the widths gain.
         """
         order = memory_order(x)
         return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
@@ -72,11 +72,7 @@ class GroupQuantization(Codec):
 
 @dataclass(frozen=True)
 class RowGroups(Groups):
-    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte.
-
-    Attributes:
-        row: Elements of a row.
-    """
+    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte."""
 
     row: int = 1
 
@@ -115,9 +111,6 @@ class RowWidths(GroupCodec):
 
     Attributes:
         total_bits: Sum of the widths of all rows.
-        group_size: Elements that share an offset and a scale.
-        stochastic: Whether rounding is.
-        usual: The group size for which the ranges of the site are noted.
     """
 
     total_bits: int
@@ -179,13 +172,8 @@ def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bo
 def size_within(x: Tensor, row: int, group_size: int) -> int | None:
     """Return the size of groups that run through a tensor in the order of its memory and end where rows do.
 
-    Args:
-        x: Any shape and strides.
-        row: Elements of a row; 0 where rows mean nothing.
-        group_size: Elements of a group at most.
-
-    Returns:
-        ``group_size`` where rows mean nothing, are too short or do not lie together; None where no size does it.
+    That is ``group_size`` where rows mean nothing (``row`` is 0), are too short or do not lie together; None where no
+    size does it.
     """
     if row < SHORTEST or not _lies_together(x, row):
         return group_size

@@ -58,10 +58,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 def encode_(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True
 ) -> None:
-    """Encode a vector over contiguous ones of the sizes that :func:`encode` gives, which may be parts of larger ones.
-
-    Else as :func:`encode`.
-    """
+    """Do as :func:`encode`, over contiguous results of the sizes that it gives, which may be parts of larger ones."""
     check_bits(bits)
     _check_groups(x, group_size, 1)
     check_seed(seed)
@@ -80,20 +77,7 @@ def encode_(
 def decode(
     codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, count: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return elements ``start .. start + count - 1`` of an encoded vector.
-
-    Args:
-        codes: uint8, as :func:`encode` gives it.
-        meta: int32, as :func:`encode` gives it.
-        bits: 1 to 8.
-        group_size: As when encoding.
-        start: Index of the first element.
-        count: How many.
-        dtype: float32, float16, bfloat16 or float64.
-
-    Returns:
-        (count,) of ``dtype``.
-    """
+    """Return elements ``start .. start + count - 1`` of what :func:`encode` gave: (count,) of a float type."""
     out = codes.new_empty(count, dtype=dtype)
     _check_decode(out, codes, meta, bits, group_size, start)
     return out
@@ -104,10 +88,7 @@ def decode(
     Kernels(cpu.decode, cuda.decode, reference.decode_),
 )
 def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
-    """Write elements ``start .. start + out.numel() - 1`` of an encoded vector over a contiguous tensor of any shape.
-
-    Else as :func:`decode`.
-    """
+    """Do as :func:`decode`, over a contiguous tensor of any shape."""
     _check_decode(out, codes, meta, bits, group_size, start)
 
 
@@ -151,13 +132,7 @@ def encode_rows(
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
     """Write rows ``first_row .. first_row + out.shape[0] - 1`` over a contiguous (rows, F) tensor of a float type.
 
-    Args:
-        out: What to write to.
-        codes: uint8, as :func:`encode_rows` gives it.
-        meta: int32, as :func:`encode_rows` gives it.
-        row_bits: int32 ``(R,)``, of all rows.
-        group_size: As when encoding.
-        first_row: Index of the first row.
+    Codes and words are as :func:`encode_rows` gives them; ``row_bits`` are those of all rows.
     """
     _check_groups(out, group_size, 2)
     check_vector(codes, torch.uint8, out.device, "codes")

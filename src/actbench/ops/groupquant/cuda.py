@@ -29,7 +29,7 @@ def encode_rows(
     seed: int | Tensor,
     stochastic: bool,
 ) -> None:
-    """Encode rows of their own widths; those whose codes would not fit are not written, and their words are NaN."""
+    """Encode rows of their own widths; those that would not fit are not written, and their words are NaN."""
     rows, columns = x.shape
     counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
     places = widths, widths.cumsum(0, dtype=torch.int64)

@@ -141,19 +141,9 @@ def _make(
 def sketch_rows(
     seed: Tensor, first_row: int, rows: int, dim: int, kind: Kind, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return rows ``first_row .. first_row + rows - 1`` of the matrix of a seed.
+    """Return rows ``first_row .. first_row + rows - 1`` of the matrix of a seed, rounded to a float type.
 
-    Args:
-        seed: 0-d int64 tensor on the CPU.
-        first_row: Index of the first row.
-        rows: How many.
-        dim: Columns.
-        kind: Distribution of the entries.
-        dtype: A float type; entries are float32 numbers rounded to it.
-        device: Where to make them.
-
-    Returns:
-        (rows, dim) of ``dtype`` on ``device``.
+    The seed is a 0-d int64 tensor on the CPU, the result (rows, dim) on ``device``.
 
     Raises:
         KernelError: The kernel for CUDA cannot be compiled or launched.

@@ -153,32 +153,14 @@ def encode_into(
 ) -> None:
     """Replace blocks of what :func:`encode` gave, in place, by those of other numbers; else as :func:`encode`.
 
-    The noise is that of the elements' places among all: to encode a tensor in parts is to encode it whole.
-
-    Args:
-        packed: uint8, as :func:`encode` gives it.
-        x: What to put there: whole blocks, or blocks up to the end.
-        first_block: Index of the first block.
-        seed: As in :func:`encode`, and so all that follows.
-        form: As when encoding.
-        stochastic: False for the nearest code.
+    The noise is that of the elements' places among all: to encode a tensor in parts is to encode it whole. ``x`` is
+    whole blocks, or blocks up to the end, of which the first is number ``first_block``.
     """
     _encode_into(packed, x, first_block, seed, stochastic, *form)
 
 
 def decode(packed: Tensor, count: int, dtype: torch.dtype, first: int = 0, form: Format = SMAQ) -> Tensor:
-    """Return elements ``first .. first + count - 1`` of what was encoded.
-
-    Args:
-        packed: uint8, as :func:`encode` gives it.
-        count: How many.
-        dtype: float32, float16, bfloat16 or float64.
-        first: Index of the first element.
-        form: As when encoding.
-
-    Returns:
-        (count,) of ``dtype``.
-    """
+    """Return elements ``first .. first + count - 1`` of what :func:`encode` gave: (count,) of a float type."""
     return _decode(packed, first, count, dtype, *form)
 
 
