@@ -124,10 +124,10 @@ def variance(kind: Kind, x: Tensor, y: Tensor, size: int) -> float:
       another number, between the values for the two kinds.
     * rows: (N a - c) / k; rows_distinct: the same times (N - k) / (N - 1), as of any sample without replacement.
     * dct, dft: (N a - c) / k, with a of the transformed X and Y.
-    * hadamard: (b + c - 2 a) / k, which is rademacher's, times (P - k) / (P - 1), P being N rounded up to a power of two:
-      each row of H D is a row of random signs, and the rows drawn are distinct.
-    * norm: (sum_i |x_i|^2 |y_i|^2 / p_i - c) / k with p_i = |x_i| / sum |x|; wta: the same over the rows left to chance,
-      with the rows left to draw.
+    * hadamard: (b + c - 2 a) / k, which is rademacher's, times (P - k) / (P - 1), P being N rounded up to a power of
+      two: each row of H D is a row of random signs, and the rows drawn are distinct.
+    * norm: (sum_i |x_i|^2 |y_i|^2 / p_i - c) / k with p_i = |x_i| / sum |x|; wta: the same over the rows left to
+      chance, with the rows left to draw.
     """
     rows = x.shape[0]
     if size >= rows:
