@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs.sketch import Sketching, sketching
 from actbench.nn.compressed.linear import sketched
-from actbench.nn.sharing import SharingTable
+from actbench.nn.savedtensors import SharingTable
 
 
 class Residual(nn.Module):

@@ -75,8 +75,8 @@ def table(
     """Return the best table of a function's derivative, from the user's cache where it has been computed before.
 
     Args:
-        function: A name in :data:`actbench.codecs.activation.ACTIVATIONS`, or what
-            :func:`~actbench.codecs.activation.activation` or :func:`~actbench.codecs.own.own_activation` returns.
+        function: A name in :data:`actbench.codecs.activation.ACTIVATIONS`, or what :func:`activation` or
+            :func:`own_activation` there returns.
         bits: 1 to 8.
         weight: How much an error at x counts: the same everywhere in the domain, or as a normal density.
         scale: Standard deviation of the normal density.

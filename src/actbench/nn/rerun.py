@@ -20,7 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from actbench.errors import ConversionError
-from actbench.ops import seeds
+from actbench.ops import noise
 from actbench.units import KIB
 
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
@@ -219,7 +219,7 @@ class Rerun:
             stack.enter_context(statistics_kept(self._norms))
             given = stack.enter_context(self._given())
             # A graph that is kept may ask for this again, and torch restores the generator of the first run each time.
-            seeds.diverge(torch.default_generator, self._runs)
+            noise.diverge(torch.default_generator, self._runs)
             self._runs += 1
             self._open.append(stack.pop_all())
         return given

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from actbench.codecs.activation import Activation
-from actbench.codecs.own import own_activation
+from actbench.codecs.activation import Activation, own_activation
 from actbench.errors import ConversionError, UsageError
 from actbench.foreign import boundary
 from actbench.paths import from_home

@@ -18,7 +18,7 @@ from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import Identity, SavedTensors
-from actbench.ops.seeds import diverge
+from actbench.ops.noise import diverge
 from actbench.setup import Batch, TrainingSetup
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from actbench.codecs.sketch import samples, transforms
 from actbench.codecs.sketch.samples import working_type
 from actbench.ops.library import EVERYWHERE, HOST_NUMBER, define, traced
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
 from actbench.ops.sketch import fourth_moment
 
 Kind = Literal["gaussian", "rademacher", "dct", "dft", "hadamard", "rows", "rows_distinct", "norm", "wta"]

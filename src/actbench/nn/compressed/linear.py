@@ -25,7 +25,7 @@ from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, produc
 from actbench.nn.refusals import first_order
 from actbench.nn.replacement import standing_in
 from actbench.nn.saved import SavedTensors, SiteState
-from actbench.nn.sharing import SharingTable, WeakTensors
+from actbench.nn.savedtensors import SharingTable, WeakTensors
 from actbench.ops.library import traced
 
 

@@ -19,7 +19,7 @@ from actbench.nn.saved.groups import USUAL, GroupCodec, Groups, OneGroup, as_usu
 from actbench.nn.saved.sitestate import SiteState
 from actbench.nn.saved.solver import row_widths
 from actbench.ops import groupquant
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
 
 SHORTEST = 32
 """Elements below which rows share groups: a word for each would cost a bit an element and more."""

@@ -16,7 +16,7 @@ from actbench.nn.saved.codecs import Codec, Parts
 from actbench.nn.saved.sitestate import SiteState
 from actbench.ops import bitpack, groupquant
 from actbench.ops.groupquant.reference import NAN_WORD
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
 
 USUAL = 256
 """Elements of a group, unless another size is asked for."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.nn.sharing import WeakTensors
+from actbench.nn.savedtensors import WeakTensors
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import from_host, to_host
 

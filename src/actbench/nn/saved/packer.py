@@ -18,7 +18,7 @@ from actbench.nn.layout import Layout, flat_of, without_repeats
 from actbench.nn.saved.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.nn.saved.hostoffload import HostOffload, is_elsewhere
 from actbench.nn.saved.sitestate import SiteState
-from actbench.nn.sharing import SharingTable, WeakTensors
+from actbench.nn.savedtensors import SharingTable, WeakTensors
 from actbench.units import format_bytes
 
 
