@@ -103,11 +103,11 @@ class SketchedProduct(torch.autograd.Function):
         with no_autocast(grad):
             rows = _rows(grad)
             if ctx.needs_input_grad[0]:
-                for_x = _input_gradient(ctx, rows, weight)
+                for_x = cast(_input_gradient(ctx, rows, weight), ctx.dtypes[0])
             if ctx.needs_input_grad[1]:
                 projected = project(rows, key, sketch.shape[0], ctx.sketching.kind).to(sketch.dtype)
                 left, right = (sketch, projected) if ctx.transposed else (projected, sketch)
-                for_weight = left.t() @ right
+                for_weight = cast(left.t() @ right, ctx.dtypes[1])
             if ctx.needs_input_grad[2]:
                 for_bias = rows.sum(0)
         return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None, None, None, None
