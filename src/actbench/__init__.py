@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actbench.codecs.own import own_activation
+    from actbench.codecs.activation import own_activation
     from actbench.codecs.tables import table
     from actbench.conversion import Conversion, conversion_of, convert
     from actbench.conversion.controller import Controller
@@ -54,7 +54,7 @@ _HOMES = {
     "convert": "conversion",
     "load_converted": "conversion.folders",
     "measure": "measuring.bench",
-    "own_activation": "codecs.own",
+    "own_activation": "codecs.activation",
     "samples": "nn.saved.samplegradients",
     "save_converted": "conversion.folders",
     "table": "codecs.tables",

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from actbench import schemes
 from actbench.codecs.sketch import KINDS, Sketching
 from actbench.errors import ConversionError
-from actbench.nn.sketched import Sketched
+from actbench.nn.compressed.linear import Sketched
 from actbench.schemes.base import OF_PARTS
 from actbench.setup import TrainingSetup
 

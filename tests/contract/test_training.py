@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from actbench import schemes, workloads
-from actbench.ops import seeds
+from actbench.ops import noise
 from actbench.results.records import Case
 from actbench.setup import Batch, TrainingSetup
 
@@ -78,7 +78,7 @@ def test_a_users_own_checkpointing_changes_no_gradient(
     spec: str, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one seed for all that is rounded or sketched: what runs again draws seeds of its own."""
-    monkeypatch.setattr(seeds._draws, "seed", lambda: 7)
+    monkeypatch.setattr(noise._draws, "seed", lambda: 7)
 
     def loss_of(setup: TrainingSetup) -> Tensor:
         model = setup.module

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from actbench.ops import groupquant, noise
-from actbench.ops.groupquant import cuda
 from actbench.ops.groupquant import reference as groups
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -61,7 +60,7 @@ def test_encode_is_the_reference(bits: int, dtype: torch.dtype, start: int, devi
         x, stochastic = values(count, dtype), count != 257
         expected = groups.encode(x, bits, group_size, torch.tensor(SEED), stochastic)
         ours = placed(expected[0], device, start).zero_(), placed(expected[1], device, start).zero_()
-        cuda.encode(*ours, placed(x, device, start), bits, group_size, SEED, stochastic)
+        groupquant.launch_encode(*ours, placed(x, device, start), bits, group_size, SEED, stochastic)
         assert same(ours, expected), (count, group_size)
 
 
@@ -75,7 +74,7 @@ def test_decode_is_the_reference(bits: int, dtype: torch.dtype, begin: int, devi
         there = placed(codes, device, begin), meta.to(device)
         for start, count in ((0, 5003), (0, 0), (5, 1), (8, 256), (255, 258), (5002, 1)):
             out = placed(torch.zeros(count, dtype=dtype), device, begin)
-            cuda.decode(out, *there, bits, group_size, start)
+            groupquant.launch_decode(out, *there, bits, group_size, start)
 
             expected = groups.decode(codes, meta, bits, group_size, start, count, dtype)
             assert np.array_equal(bits_of(out), bits_of(expected)), (group_size, start, count)
@@ -90,16 +89,16 @@ def test_rows_of_their_own_widths_are_the_reference(group_size: int, dtype: torc
         codes, meta = groups.encode_rows(x, widths, total, group_size, torch.tensor(SEED), True)
 
         ours = tuple(torch.empty_like(part, device=device) for part in (codes, meta))
-        cuda.encode_rows(*ours, placed(x, device, 1), there, total, group_size, SEED, True)
+        groupquant.launch_encode_rows(*ours, placed(x, device, 1), there, total, group_size, SEED, True)
         words = torch.empty(shape[0], -(-shape[1] // group_size), dtype=torch.int32, device=device)
-        cuda.words(words, x.to(device), group_size)
+        groupquant.launch_words(words, x.to(device), group_size)
         assert same(ours, (codes, meta)), shape
         assert torch.equal(words.cpu(), groups.words_of(x, group_size)), shape
         for first in {0, shape[0] // 2}:
             expected = torch.empty(shape[0] - first, shape[1], dtype=dtype)
             groups.decode_rows(expected, codes, meta, widths, group_size, first)
             out = torch.empty_like(expected, device=device)
-            cuda.decode_rows(out, *ours, there, group_size, first)
+            groupquant.launch_decode_rows(out, *ours, there, group_size, first)
             assert np.array_equal(bits_of(out), bits_of(expected)), (shape, first)
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from actbench.ops import noise, smaq
-from actbench.ops.smaq import cuda
 from actbench.ops.smaq import reference as smaqblocks
 from actbench.ops.smaq.format import SMAQ, Format
 
@@ -63,7 +62,7 @@ def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.d
         expected = smaqblocks.encode(x, 3, form, SEED, stochastic)
         behind = 3 * form.block_bytes
         packed = placed(torch.full((behind + expected.numel(),), GUARD, dtype=torch.uint8), device, start)
-        cuda.encode_into(packed, placed(x, device, start), 3, form, SEED, stochastic)
+        smaq.launch_encode(packed, placed(x, device, start), 3, form, SEED, stochastic)
         assert torch.equal(packed[behind:].cpu(), expected), (count, form)
         assert (packed[:behind] == GUARD).all()
 
@@ -77,7 +76,7 @@ def test_decode_is_the_reference(dtype: torch.dtype, begin: int, device: torch.d
         there = placed(packed, device, begin)
         for first, count in ((0, 5003), (0, 0), (5, 1), (8, 256), (255, 258), (5002, 1)):
             out = placed(torch.zeros(count, dtype=dtype), device, begin)
-            cuda.decode_into(there, first, form, out)
+            smaq.launch_decode(there, first, form, out)
 
             expected = smaqblocks.decode(packed, first, count, form, dtype)
             assert np.array_equal(bits_of(out), bits_of(expected)), (form, first, count)

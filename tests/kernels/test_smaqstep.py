@@ -8,7 +8,6 @@ import torch
 
 from actbench.ops import noise, smaqstep
 from actbench.ops.smaq.format import Format
-from actbench.ops.smaqstep import cuda
 from actbench.ops.smaqstep import rules as steprules
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -69,7 +68,7 @@ def test_adam_is_the_reference(
             p, means, roots = expected
             smaqstep.reference_adam_(p, g, means, roots, 0, rule, form)
             p, means, roots = found
-            cuda.adam(p, placed(g, device, start), means, roots, form, SEEDS, rule)
+            smaqstep.launch_adam(p, placed(g, device, start), means, roots, form, SEEDS, rule)
         assert all(same(*pair) for pair in zip(found, expected, strict=True)), (count, form)
 
 
@@ -85,7 +84,7 @@ def test_sgd_is_the_reference(dtype: torch.dtype, start: int, device: torch.devi
         for step in (1, 2):
             rule, g = steprules.sgd_rule(step, **options), values(count, dtype, step)
             smaqstep.reference_sgd_(expected[0], g, expected[1], 0, rule, form)
-            cuda.sgd(found[0], placed(g, device, start), found[1], form, SEEDS[0], rule)
+            smaqstep.launch_sgd(found[0], placed(g, device, start), found[1], form, SEEDS[0], rule)
         assert all(same(*pair) for pair in zip(found, expected, strict=True)), (count, form)
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from actbench import schemes
-from actbench.nn.adapted import adapt, adapted_states
 from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.forwardwrapper import adapt, adapted_states
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved.samplegradients import samples
 from actbench.setup import TrainingSetup

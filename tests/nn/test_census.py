@@ -1,6 +1,6 @@
 from torch import nn
 
-from actbench.nn.census import census
+from actbench.nn.replacement import census
 
 
 def test_leaves_are_counted_the_commonest_first():

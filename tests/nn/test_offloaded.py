@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn import offloaded
-from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.hooked import forward
+from actbench.nn.hooked.forward import OffloadedForward
 from actbench.nn.saved import hostoffload, packer
 from actbench.ops import hostmemory
 from actbench.workloads import fake
@@ -200,7 +200,7 @@ def test_fake_tensors_leave_for_storages_that_are_marked(monkeypatch):
 
 
 def test_no_hooks_without_gradients(monkeypatch):
-    monkeypatch.setattr(offloaded, "saved_tensors_hooks", lambda *_: pytest.fail("hooked"))
+    monkeypatch.setattr(forward, "saved_tensors_hooks", lambda *_: pytest.fail("hooked"))
     with torch.no_grad():
         offload(model())(torch.randn(64, 32))
 

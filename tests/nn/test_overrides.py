@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from actbench.nn.compressed.exactcodes import small_codes
-from actbench.nn.overrides import Intercepted
+from actbench.nn.compressed.layers import small_codes
+from actbench.nn.wrapped import Intercepted
 
 X = torch.linspace(-3, 3, 2 * 4 * 6 * 6).view(2, 4, 6, 6)
 

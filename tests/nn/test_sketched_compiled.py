@@ -10,8 +10,8 @@ from torch._functorch import config as partitioning
 from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs.sketch import Sketching, sketching
-from actbench.nn.sharing import SharingTable
-from actbench.nn.sketched import sketched
+from actbench.nn.compressed.linear import sketched
+from actbench.nn.savedtensors import SharingTable
 
 
 class Residual(nn.Module):

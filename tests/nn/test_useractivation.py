@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from actbench import conversion, schemes
-from actbench.codecs.own import own_activation
+from actbench.codecs.activation import own_activation
 from actbench.codecs.tables import table
 from actbench.errors import ConversionError, ModelError, SpecError, UsageError
 from actbench.setup import TrainingSetup

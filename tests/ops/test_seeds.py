@@ -3,7 +3,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench.errors import KernelError
-from actbench.ops import seeds
+from actbench.ops import noise
 
 
 def numbers(generator):
@@ -21,7 +21,7 @@ def test_drawing_a_seed_changes_no_number_of_the_generator(used):
     torch.rand(used, generator=plain)
     torch.rand(used, generator=drawn)
     for _ in range(3):
-        seeds.draw(drawn)
+        noise.draw(drawn)
 
     assert all(torch.equal(a, b) for a, b in zip(numbers(plain), numbers(drawn), strict=True))
 
@@ -31,20 +31,20 @@ def test_branches_give_other_seeds_and_the_same_numbers(used):
     found = []
     for branch in range(5):
         generator = torch.Generator().manual_seed(7)
-        seeds.diverge(generator, branch)
+        noise.diverge(generator, branch)
         torch.rand(used, generator=generator)
-        found.append((seeds.draw(generator), numbers(generator)))
+        found.append((noise.draw(generator), numbers(generator)))
     plain = torch.Generator().manual_seed(7)
     torch.rand(used, generator=plain)
 
     assert len({seed for seed, _ in found}) == 5
-    assert found[0][0] == seeds.draw(plain)
+    assert found[0][0] == noise.draw(plain)
     for _, drawn in found:
         assert all(torch.equal(a, b) for a, b in zip(drawn, found[0][1], strict=True))
 
 
 def test_seeds_are_fresh():
-    drawn = [seeds.fresh_seed().item() for _ in range(500)]
+    drawn = [noise.fresh_seed().item() for _ in range(500)]
 
     assert len(set(drawn)) == 500
 
@@ -52,7 +52,7 @@ def test_seeds_are_fresh():
 def test_seeds_follow_manual_seed_at_once_and_again():
     def three(seed):
         torch.manual_seed(seed)
-        return [seeds.fresh_seed().item() for _ in range(3)]
+        return [noise.fresh_seed().item() for _ in range(3)]
 
     assert three(0) == three(0)
     assert not set(three(0)) & set(three(1))
@@ -62,36 +62,36 @@ def test_seeds_follow_a_restored_and_a_forked_generator():
     torch.manual_seed(0)
     state = torch.get_rng_state()
     with torch.random.fork_rng(devices=[]):
-        inside = seeds.fresh_seed()
-    after = seeds.fresh_seed()
+        inside = noise.fresh_seed()
+    after = noise.fresh_seed()
     torch.set_rng_state(state)
 
-    assert inside == after == seeds.fresh_seed()
+    assert inside == after == noise.fresh_seed()
 
 
 def test_seeds_differ_after_other_draws():
     torch.manual_seed(0)
-    first = seeds.fresh_seed()
+    first = noise.fresh_seed()
     torch.manual_seed(0)
     torch.rand(1)
 
-    assert seeds.fresh_seed() != first
+    assert noise.fresh_seed() != first
 
 
 def test_a_seed_can_be_drawn_in_a_fake_tensor_mode():
     with FakeTensorMode():
-        seed = seeds.fresh_seed()
+        seed = noise.fresh_seed()
 
     assert isinstance(seed, FakeTensor)
     assert (seed.shape, seed.dtype, seed.device.type) == ((), torch.int64, "cpu")
 
 
 def test_another_layout_of_the_generator_is_noticed(monkeypatch):
-    monkeypatch.setattr(seeds, "_UNUSED", (1 << 32) - 1)
-    monkeypatch.setattr(seeds, "_BLOCK", seeds._BLOCK + 400)
+    monkeypatch.setattr(noise, "_UNUSED", (1 << 32) - 1)
+    monkeypatch.setattr(noise, "_BLOCK", noise._BLOCK + 400)
 
     with pytest.raises(KernelError, match="not laid out"):
-        seeds._check_layout.__wrapped__()
+        noise._check_layout.__wrapped__()
 
 
 def test_no_seed_is_drawn_for_a_graph_that_is_replayed(monkeypatch):
@@ -99,4 +99,4 @@ def test_no_seed_is_drawn_for_a_graph_that_is_replayed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
 
     with pytest.raises(KernelError, match="while a CUDA graph is captured"):
-        seeds.fresh_seed()
+        noise.fresh_seed()

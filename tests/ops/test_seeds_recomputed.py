@@ -11,8 +11,8 @@ from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.recomputed import RecomputedForward
 from actbench.nn.saved import GroupQuantization, SavedTensors
-from actbench.ops import seeds as seeds_under_test
-from actbench.ops.seeds import fresh_seed
+from actbench.ops import noise as seeds_under_test
+from actbench.ops.noise import fresh_seed
 from actbench.setup import TrainingSetup
 
 WIDTH = 64

@@ -13,7 +13,7 @@ from actbench import schemes
 from actbench.nn.compressed import compressed
 from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import variance
-from actbench.ops.seeds import diverge
+from actbench.ops.noise import diverge
 from actbench.setup import TrainingSetup
 
 DRAWS = 200

@@ -40,13 +40,12 @@ def mixture(function: str) -> Table:
     """Return the 2-bit table of the sum of three ReLUs that is nearest to a function.
 
     ``arXiv 2406.16282`` minimises ``int (f(x) - sum_i a_i relu(x - c_i))**2 dx`` with ``sum_i a_i = 1`` (and, since the
-    integral is over the whole line, ``sum_i a_i c_i = 0``). As ``f - relu`` is even, so is the best approximation:
-    ``c = (-c, 0, c)`` and ``a = (-a, 1 + 2 a, -a)``, which differs from relu by ``-a max(c - |x|, 0)``. For each c the
-    best a is a quotient of integrals; c is found by golden section.
+    integral is over the whole line, ``sum_i a_i c_i = 0``). As ``f - relu`` is even, so is the best approximation: ``c
+    = (-c, 0, c)`` and ``a = (-a, 1 + 2 a, -a)``, which differs from relu by ``-a max(c - |x|, 0)``. For each c the best
+    a is a quotient of integrals; c is found by golden section.
 
-    Returns:
-        Borders ``(-c, 0, c)`` and levels ``(0, -a, 1 + a, 1)``; the error is that of the function, not of the
-        derivative.
+    The borders are ``(-c, 0, c)``, the levels ``(0, -a, 1 + a, 1)``; the error is that of the function, not of the
+    derivative.
     """
     h = _END / _POINTS
     x = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) * h
@@ -78,12 +77,10 @@ class Inversion:
     """The derivative of a gated unit as a function of its output, on either side of its minimum.
 
     Attributes:
-        function: Its name.
         turn: The x of the minimum.
         least: The output there.
         left: The derivative at equal steps of :func:`left_place` from 0 to 1, ``(n + 1,)`` in float64.
         right: The same of ``sqrt(y - least)`` from 0 to ``reach``, above which the derivative is 1.
-        reach: Where the right branch ends.
     """
 
     function: str

@@ -23,13 +23,7 @@ _RESIDUAL = 1e-13
 
 @dataclass(frozen=True)
 class Segments:
-    """A piecewise-constant function: ``levels[i]`` between ``borders[i - 1]`` and ``borders[i]``.
-
-    Attributes:
-        borders: Inner borders, ascending.
-        levels: One more than borders.
-        error: E.
-    """
+    """A piecewise-constant function: ``levels[i]`` between ``borders[i - 1]`` and ``borders[i]``, with its error E."""
 
     borders: Array
     levels: Array
@@ -37,18 +31,10 @@ class Segments:
 
 
 def best_segments(d: Function, w: Function, domain: tuple[float, float], count: int, kinks: Array) -> Segments:
-    """Return the best approximation with ``count`` levels.
+    """Return the best approximation of d under the weight w with ``count`` levels over a domain.
 
-    Args:
-        d: The function.
-        w: The weight, not negative.
-        domain: Where E is taken.
-        count: Number of levels.
-        kinks: Where d jumps or bends.
-
-    Returns:
-        The optimum; or, for a function that Newton's method cannot follow (one that is constant in places, or jumps
-        where no kink is named), the best cut at the edges of a fine grid.
+    For a function that Newton's method cannot follow (one that is constant in places, or jumps where ``kinks`` names
+    none), it is the best cut at the edges of a fine grid.
     """
     inside = kinks[(kinks > domain[0]) & (kinks < domain[1])]
     grid = _grid(d, w, domain, min(8 * count, 1536) + 512, inside)

@@ -20,9 +20,8 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
-from actbench.codecs import derivatives, optimallevels
-from actbench.codecs.activation import Activation, activation
-from actbench.codecs.derivatives import Array
+from actbench.codecs import optimallevels
+from actbench.codecs.activation import Activation, Array, activation
 from actbench.errors import UsageError
 from actbench.ops import rawkernel
 from actbench.results.records import Data
@@ -76,8 +75,8 @@ def table(
     """Return the best table of a function's derivative, from the user's cache where it has been computed before.
 
     Args:
-        function: A name in :data:`actbench.codecs.activation.ACTIVATIONS`, or what
-            :func:`~actbench.codecs.activation.activation` or :func:`~actbench.codecs.own.own_activation` returns.
+        function: A name in :data:`actbench.codecs.activation.ACTIVATIONS`, or what :func:`activation` or
+            :func:`own_activation` there returns.
         bits: 1 to 8.
         weight: How much an error at x counts: the same everywhere in the domain, or as a normal density.
         scale: Standard deviation of the normal density.
@@ -147,7 +146,7 @@ def relative_gradient_error(function: str | Activation, found: Table, scale: flo
 def _path(
     target: Activation, bits: int, weight: Weight, scale: float, domain: tuple[float, float] | None
 ) -> Path | None:
-    sources = (__file__, derivatives.__file__, sys.modules[Activation.__module__].__file__, optimallevels.__file__)
+    sources = (__file__, sys.modules[Activation.__module__].__file__, optimallevels.__file__)
     folder = rawkernel.folder("tables", [Path(source) for source in sources if source is not None])
     shape = weight if weight == "uniform" else f"{weight}-{scale!r}"
     if target.key != target.name or domain is not None:

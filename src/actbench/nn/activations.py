@@ -12,10 +12,9 @@ from actbench.codecs.activation import ACTIVATIONS, Activation, activation
 from actbench.codecs.tables import Table
 from actbench.errors import ConversionError, UsageError
 from actbench.nn import piecewise
-from actbench.nn.census import census
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.piecewise import Piecewise
-from actbench.nn.replacement import swap
+from actbench.nn.replacement import census, swap
 from actbench.nn.stepwise import Steps, StepwiseActivation
 from actbench.results.records import Site, Unreached
 

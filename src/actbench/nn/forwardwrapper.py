@@ -1,4 +1,4 @@
-"""Put something around the forward of a module by binding a new one on the instance.
+"""Binding a new forward on a module, and what schemes that did so have learned, for checkpoints.
 
 A wrapper module would rename every parameter below it and hide attributes such as ``config``; a new forward changes
 neither name nor type. It knows its module weakly, as the module holds it: a model is freed as soon as it is let go.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import nn
 
@@ -17,12 +17,9 @@ from actbench.errors import ConversionError
 
 
 class ReboundForward:
-    """A forward that stands on an instance in front of the one it had.
+    """A forward that stands on a module in front of the one it had.
 
     A deep or pickled copy of the module gets its own, and so does a replica that ``nn.DataParallel`` makes.
-
-    Args:
-        module: The module it is bound to.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -43,7 +40,7 @@ class ReboundForward:
 
     @classmethod
     def of(cls, module: nn.Module) -> Self | None:
-        """Return the forward of this class that is bound on a module, or None; one may stand in front of another."""
+        """Return the forward of this class that is bound on a module, or None."""
         return next((bound for bound in ReboundForward.all_of(module) if isinstance(bound, cls)), None)
 
     @staticmethod
@@ -77,13 +74,7 @@ class ReboundForward:
             vars(module)["forward"] = self._before
 
     def inner(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward that stood there before.
-
-        Args:
-            module: What :attr:`module` gave; who runs this later holds it, and with it the module, until then.
-            *args: Given to the forward.
-            **kwargs: Given to the forward.
-        """
+        """Run the forward that stood there before, of the module that :attr:`module` gave."""
         if self._before is not None:
             return self._before(*args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
@@ -103,10 +94,7 @@ class ReboundForward:
         vars(module)["_replicate_for_data_parallel"] = self._replica
 
     def _replica(self) -> nn.Module:
-        """Return the replica that torch makes, which has a copy of the module's attributes, with a forward of its own.
-
-        Torch asks the instance for it; the copied forward would run the module and leave the replica's weights idle.
-        """
+        """Return torch's replica with a forward of its own; a copied one would leave the replica's weights idle."""
         module = self.module
         replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
         self._on(replica)._stand_on(replica)
@@ -130,3 +118,47 @@ class ReboundForward:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._module = weakref.ref(state["_module"])
+
+
+@runtime_checkable
+class Adapted(Protocol):
+    """A bound forward whose scheme adapts while the model trains."""
+
+    def adapted(self) -> Any:
+        """Return all that the next step depends on: dicts, lists and tuples of plain values and tensors, not copied."""
+        ...
+
+    def adapt(self, state: Any) -> None:
+        """Go on from what :meth:`adapted` returned for a model that was built alike.
+
+        Raises:
+            KeyError: It is of another model.
+        """
+        ...
+
+
+def adapted_states(module: nn.Module) -> dict[str, Any]:
+    """Return the states of a model's forwards that adapt, by the module's path and the forward's class."""
+    return {name: forward.adapted() for name, forward in _forwards(module).items()}
+
+
+def adapt(module: nn.Module, states: dict[str, Any]) -> None:
+    """Bring a freshly converted model to where :func:`adapted_states` was called.
+
+    Raises:
+        KeyError: The states are those of another model.
+    """
+    forwards = _forwards(module)
+    if forwards.keys() != states.keys():
+        raise KeyError(f"the checkpoint has states of {sorted(states)}, the model has {sorted(forwards)}")
+    for name, forward in forwards.items():
+        forward.adapt(states[name])
+
+
+def _forwards(module: nn.Module) -> dict[str, Adapted]:
+    return {
+        f"{path}:{type(forward).__name__}": forward
+        for path, child in module.named_modules()
+        for forward in ReboundForward.all_of(child)
+        if isinstance(forward, Adapted)
+    }

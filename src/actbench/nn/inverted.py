@@ -1,4 +1,4 @@
-"""Activation layers that keep their output, which the next layer keeps anyway, and a bit for the branch."""
+"""Activation layers that save their output, which the next layer saves anyway, and a bit for the branch."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class InvertedGradient(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, exact: Callable[[Tensor], Tensor], turn: Tensor, slopes: Tensor, inversion: Inversion
     ) -> Tensor:
-        """Return ``exact(x)``; keep it, the packed bits ``x > turn``, and the slopes, which belong to the layer."""
+        """Return ``exact(x)``; save it, the packed bits ``x > turn``, and the slopes, which belong to the layer."""
         ctx.inversion, ctx.order = inversion, memory_order(x)
         bits = encode(in_order(x, ctx.order), turn, 1, False)
         savedtensors.packed(x, bits)
@@ -150,11 +150,7 @@ def _parts(product: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
 
 
 class _Room:
-    """Gives tensors in memory that is not used yet, and where that is too small, others.
-
-    Args:
-        unused: Contiguous, (n,), of any type.
-    """
+    """Gives tensors in the unused memory of a contiguous vector, and others where that is too small."""
 
     def __init__(self, unused: Tensor) -> None:
         self._bytes = unused.view(torch.uint8)
@@ -168,16 +164,16 @@ class _Room:
 
 
 class InvertedActivation(nn.Module):
-    """An activation layer with the forward pass of the layer it replaces, which keeps its output and a bit.
+    """An activation layer with the forward pass of the layer it replaces, which saves its output and a bit.
 
-    Kept for backward: ``ceil(elements / 8)`` bytes, and the output itself; where the next layer keeps its input, that
-    is the same storage. Nothing where no gradient is needed, and no entries in a state_dict.
+    Saved are ``ceil(elements / 8)`` bytes, and the output itself; where the next layer saves its input, that is the
+    same storage. Nothing where no gradient is needed, and no entries in a state_dict.
 
     Args:
         exact: The layer to replace; not changed, and its hooks and train/eval flag are carried over.
         inversion: The inverse of its function.
         label: What the layer is called when shown.
-        like: A tensor where the layer will run, such as a parameter of the model (which may be fake); None for the CPU.
+        like: A tensor where the layer will run, such as a parameter (which may be fake); None for the CPU.
     """
 
     turn: Tensor
@@ -193,11 +189,7 @@ class InvertedActivation(nn.Module):
         carry_hooks(exact, self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
-        """Return what the exact layer returns, bit for bit.
-
-        Args:
-            input: Any shape and strides; float32, float16, bfloat16 or float64.
-        """
+        """Return what the exact layer returns, bit for bit; the input is of any shape, strides and float type."""
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
@@ -207,7 +199,7 @@ class InvertedActivation(nn.Module):
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InvertedActivation:
-        """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""
+        """Move the layer, but keep its constants float32 in a model of halves, and fill them after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.turn = constants((self.inversion.turn,), self.turn)
         self.slopes = constants((self.inversion.left, self.inversion.right), self.slopes)

@@ -24,8 +24,6 @@ class Piecewise:
     """A function whose derivative has two values.
 
     Attributes:
-        name: Its name in specifications.
-        label: Its name for a reader.
         backward: From the gradient of the output and the input to the gradient of the input, as torch computes it.
         bounds: One number; the bit says whether what :meth:`compared` gives is above it.
         levels: An input for which the bit is 0, and one for which it is 1.

@@ -7,6 +7,7 @@ here cast by themselves, with autocast off.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,6 +32,16 @@ def norm_dtype(x: Tensor) -> torch.dtype | None:
 def cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
     """Return a tensor, where there is one, in another type, where that is one."""
     return tensor if tensor is None or dtype is None else tensor.to(dtype)
+
+
+def dtypes_of(*tensors: Tensor | None) -> list[torch.dtype | None]:
+    """Return the type of each tensor, for :func:`cast_all`."""
+    return [None if tensor is None else tensor.dtype for tensor in tensors]
+
+
+def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+    """Return each tensor in its type, as :func:`cast` does."""
+    return [cast(tensor, dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:

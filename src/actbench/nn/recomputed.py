@@ -14,10 +14,9 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from actbench.nn import savedtensors
-from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked.hooks import Hooks, active
-from actbench.nn.rerun import Rerun, Written, writes_buffers
+from actbench.nn.rerun import Rerun, Written, copied, is_cache, is_empty, writes_buffers
 from actbench.nn.saved.packer import own_tensors
 
 TORCHVISION_BLOCKS = {
@@ -51,12 +50,7 @@ _HUGGING_FACE_BLOCK = "GradientCheckpointingLayer"  # the class from which trans
 
 
 def is_block(module: nn.Module, names: Collection[str] = ()) -> bool:
-    """Return whether a module is a block.
-
-    Args:
-        module: The module.
-        names: Names of classes that count as blocks; none for the ones known of torchvision and transformers.
-    """
+    """Return whether a module is a block: of a class of these names, or where none are given, one known here."""
     if names:
         return type(module).__name__ in names
     bases = type(module).__mro__
@@ -82,12 +76,7 @@ def _outermost(
 
 
 class RecomputedForward(ReboundForward):
-    """A forward that keeps its inputs only and runs again in the backward pass; plain outside of training.
-
-    Args:
-        module: The block.
-        path: Of the block in the model.
-    """
+    """A forward that saves its inputs only and runs again in the backward pass; plain outside of training."""
 
     def __init__(self, module: nn.Module, path: str = "") -> None:
         super().__init__(module)
@@ -193,9 +182,9 @@ def _taken_apart(values: Any) -> tuple[list[Tensor], _Rest]:
 def _for_two_runs(value: Any) -> Any:
     """Return an argument as both runs of a block may have it.
 
-    An empty cache of keys and values is left out, as transformers itself does, and each run is given its own copy of a
-    filled one: the second would fill it again. A list is copied: the caller may append to it between the runs, as
-    DenseNet does.
+    An empty cache of keys and values is left out, as transformers itself does, and each run is given a copy of a filled
+    one: the second would fill it again. A list is copied: the caller may append to it between the runs, as DenseNet
+    does.
     """
     if is_cache(value) and is_empty(value):
         return None

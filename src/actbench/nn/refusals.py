@@ -17,14 +17,10 @@ _eval_frame: Any = torch._C._dynamo.eval_frame
 
 
 def refuse_compiling(what: str, why: str) -> None:
-    """Raise a ConversionError under ``torch.compile``.
+    """Raise a ConversionError under ``torch.compile``, saying what cannot be compiled and, at the end, why.
 
     An exception while it traces only makes it run the forward uncompiled, and compile what that calls. So it is asked
     too whether it waits for the frames that are called from here.
-
-    Args:
-        what: What cannot be compiled, such as "offload".
-        why: Because of what, as the end of the sentence.
 
     Raises:
         ConversionError: This runs under ``torch.compile``.
@@ -36,12 +32,7 @@ def refuse_compiling(what: str, why: str) -> None:
 
 
 def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError for a model that is compiled, or holds a part that is, at once and not as it first runs.
-
-    Args:
-        module: The model.
-        what: What cannot be compiled, such as "offload".
-        why: Because of what, as the end of the sentence.
+    """Raise a ConversionError for a model that is compiled or holds a part that is, at once and not as it first runs.
 
     Raises:
         ConversionError: It is.
@@ -75,9 +66,6 @@ def refuse_second_order(what: str = "a layer that keeps less than its input for 
     At once, and not when that graph is differentiated: autograd passes by a node that would raise then, where it leads
     to none of the tensors that a gradient is asked for (``torch.autograd.grad``), and what was packed leads to none.
 
-    Args:
-        what: What the second derivative is asked of.
-
     Raises:
         RuntimeError: The backward pass makes a graph.
     """
@@ -92,7 +80,7 @@ def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     """Make the backward of an autograd function raise a RuntimeError where a second derivative may be taken of it.
 
     torch's ``once_differentiable`` raises when its result is differentiated, and only where the incoming gradient needs
-    a gradient; where it is a constant, as at the end of a model, the derivative by the input is lost without a word.
+    a gradient; where that is a constant, as at the end of a model, the derivative by the input is lost without a word.
     """
 
     @functools.wraps(backward)
@@ -107,11 +95,7 @@ _WITHOUT = "leave them out of on=; activations and maps work there"
 
 
 class NotInParallel:
-    """A forward pre-hook that raises where ``DistributedDataParallel`` runs the model.
-
-    Args:
-        what: What does not go with it, such as "weights".
-    """
+    """A forward pre-hook that raises where ``DistributedDataParallel`` runs a model with ``what`` in a format."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -131,11 +115,7 @@ class NotInParallel:
 
 
 def refuse_sharded(module: nn.Module, what: str) -> None:
-    """Raise a ConversionError where FSDP has sharded the parameters of a model.
-
-    Args:
-        module: The model.
-        what: What does not go with it, such as "weights".
+    """Raise a ConversionError where FSDP has sharded the parameters of a model with ``what`` in a number format.
 
     Raises:
         ConversionError: It has.

@@ -1,16 +1,74 @@
-"""Replacing modules of a model by a rule, without touching anything else in it."""
+"""What modules a model holds, and replacing some by a rule without touching anything else."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, TypeVar
 
 from torch import nn
 
 from actbench.errors import ConversionError
 from actbench.nn.refusals import is_compiled
 from actbench.nn.wrapped import bind_entries, unbind_entries
+
+
+def census(model: nn.Module, kinds: int = 6) -> str:
+    """Return the commonest classes among the modules without children, such as ``20 Conv2d, 20 BatchNorm2d``."""
+    leaves = Counter(type(module).__name__ for module in model.modules() if not any(module.children()))
+    named = [f"{count} {name}" for name, count in leaves.most_common(kinds)]
+    if len(leaves) > kinds:
+        named.append(f"{len(leaves) - kinds} other kinds")
+    return ", ".join(named)
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Give path and module of the outermost modules that compute attention, and of each softmax layer outside of them.
+
+    Models name these classes after what they do: ``nn.MultiheadAttention``, ``BertAttention``,
+    ``ShiftedWindowAttention``.
+    """
+    inside: set[nn.Module] = set()
+    for path, module in model.named_modules():
+        if module in inside:
+            continue
+        if "Attention" in type(module).__name__ or isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Softmax2d):
+            inside.update(module.modules())
+            yield path, module
+
+
+_SAME_MEMORY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten)
+"""Modules that give back what they were given, or a view of it, some of them only without dropping anything."""
+
+
+def overwritten(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the layers of a model after which, in a ``nn.Sequential``, a module works in place, with its name.
+
+    What a model's own code changes in place cannot be known before it runs.
+    """
+    found: dict[nn.Module, str] = {}
+    for module in model.modules():
+        if _is_sequence(module):
+            for layer, after in pairwise(_steps(module)):
+                if getattr(after, "inplace", False):
+                    found[layer] = f"{type(after).__name__}(inplace=True)"
+    return found
+
+
+def _steps(module: nn.Module) -> Iterator[nn.Module]:
+    """Give the modules that run one after the other, but for those that make no other tensor of what they are given."""
+    if _is_sequence(module):
+        for child in module.children():
+            yield from _steps(child)
+    elif not isinstance(module, _SAME_MEMORY) or getattr(module, "inplace", False):
+        yield module
+
+
+def _is_sequence(module: nn.Module) -> bool:
+    is_one = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return is_one and "forward" not in vars(module)
 
 
 def carry_hooks(exact: nn.Module, standin: nn.Module) -> None:
@@ -32,22 +90,19 @@ def _hook_tables(module: nn.Module) -> list[str]:
     return [name for name in vars(nn.Module()) if "hook" in name]
 
 
+M = TypeVar("M")
 Rule = Callable[[nn.Module, str], nn.Module | None]
 
 
 def swap(model: nn.Module, rule: Rule) -> nn.Module:
     """Replace every module for which ``rule(module, path)`` returns another one.
 
-    Parents are visited before their children and each module once, so a module that is used in two places is
-    replaced by one module in both. What was replaced is not descended into. Forward and backward hooks, the
-    train/eval flag and attributes set by others are carried over by :func:`inherit`, which rules call.
-
-    Args:
-        model: The model; changed in place unless it is itself replaced.
-        rule: Called once for each distinct module with its first path (empty for the model).
+    Parents are visited before their children and each module once, by its first path (empty for the model), so a module
+    that is used in two places is replaced by one module in both. What was replaced is not descended into. Rules call
+    :func:`inherit`, which carries hooks, flag and attributes over.
 
     Returns:
-        The model, or what replaces it.
+        The model, changed in place, or what replaces it.
 
     Raises:
         ConversionError: A module that the rule replaces was compiled by itself, so that what is compiled would run on.
@@ -77,6 +132,15 @@ def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module],
                 place = f"{path}.{name}" if path else name
                 module._modules[name] = _visit(child, place, rule, memo, is_compiled(module) and name == "_orig_mod")
     return memo[id(module)]
+
+
+def standing_in(layer: nn.Module, cls: type[M], **attributes: Any) -> M:
+    """Return a module of a class with attributes of its own and the identity of ``layer``."""
+    new: Any = cls.__new__(cls)
+    nn.Module.__init__(new)
+    vars(new).update(attributes)
+    inherit(new, layer)
+    return new  # type: ignore[no-any-return]
 
 
 def inherit(new: nn.Module, old: nn.Module) -> nn.Module:

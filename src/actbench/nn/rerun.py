@@ -1,12 +1,14 @@
-"""What a block that runs twice finds in its second run: its buffers as they were before the first, and fresh seeds.
+"""What a block that runs twice finds in its second run: buffers and caches as they were before the first, fresh seeds.
 
-A second run with the buffers that the first has left would compute something else (spectral norm's vectors, a running
-mean), and count a batch twice. It is therefore given copies of what the buffers were, and the buffers themselves stand
-again where they stood when it is over: other graphs find them unchanged, version and all.
+A second run on the buffers that the first has left would compute something else (spectral norm, a running mean), and
+count a batch twice. It gets copies of what the buffers were, and the buffers themselves stand again where they stood
+when it is over: other graphs find them unchanged, version and all. Caches of keys and values are those of transformers,
+known by name so that it need not be imported.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -17,9 +19,119 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from actbench.nn.statistics import STATISTICS, counting_norms, statistics_kept
-from actbench.ops import seeds
+from actbench.errors import ConversionError
+from actbench.ops import noise
 from actbench.units import KIB
+
+STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
+"""The buffers of norms that :func:`statistics_kept` takes care of."""
+
+_OURS = ("torch.nn.modules.", "actbench.nn.compressed.")
+
+
+def counting_norms(module: nn.Module) -> list[_NormBase]:
+    """Return the norms inside a module that keep running statistics, and in training do not read them.
+
+    Only torch's own and those that stand for them: another subclass may read them, as batch renormalisation does.
+    """
+    return [
+        norm
+        for norm in module.modules()
+        if isinstance(norm, _NormBase) and norm.track_running_stats and type(norm).__module__.startswith(_OURS)
+    ]
+
+
+@contextmanager
+def statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
+    """Keep running statistics as they are: this batch is counted by another run.
+
+    A momentum of 0 does so without changing what the layer saves, which must be the same in both runs. The count goes
+    to a tensor that is thrown away, since SyncBatchNorm insists on one.
+    """
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, counted in before:
+        norm.momentum, norm._buffers["num_batches_tracked"] = 0.0, None if counted is None else counted.clone()
+    try:
+        yield
+    finally:
+        for norm, momentum, counted in before:
+            norm.momentum, norm._buffers["num_batches_tracked"] = momentum, counted
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Let what runs inside have copies of a module's buffers, and throw away what it wrote.
+
+    The buffers themselves are not touched, so that graphs of earlier passes find them unchanged. One that is made
+    inside stays; one that has a graph, or no memory yet, is not copied.
+    """
+    before = [(part, dict(part._buffers)) for part in module.modules()]
+    copies: dict[Tensor, Tensor] = {}
+    for part, buffers in before:
+        for name, buffer in buffers.items():
+            if buffer is not None and not buffer.requires_grad and not is_lazy(buffer):
+                if buffer not in copies:
+                    copies[buffer] = buffer.clone()
+                part._buffers[name] = copies[buffer]
+    try:
+        yield
+    finally:
+        for part, buffers in before:
+            part._buffers.update(buffers)
+
+
+_GROWING = ("DynamicLayer", "DynamicSlidingWindowLayer")  # these make new tensors when they grow
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether a value is a cache of transformers."""
+    return any(cls.__name__ == "Cache" and cls.__module__.startswith("transformers") for cls in type(value).__mro__)
+
+
+def is_empty(cache: Any) -> bool:
+    """Return whether no layer of a cache holds anything."""
+    return not any(is_cache(part) and not is_empty(part) for part in vars(cache).values()) and not any(
+        _is_filled(layer) for layer in _layers(cache)
+    )
+
+
+def copied(value: Any) -> Any:
+    """Return a cache with the same tensors that can be filled without filling this one; any other value as it is.
+
+    Raises:
+        ConversionError: A filled layer of the cache writes into its tensors.
+    """
+    if not is_cache(value):
+        return value
+    for layer in _layers(value):
+        if _is_filled(layer) and type(layer).__name__ not in _GROWING:
+            raise ConversionError(
+                f"checkpoint: a block was given a filled {type(value).__name__} of {type(layer).__name__}, into which "
+                "its second run would write again; in training give a DynamicCache, or none"
+            )
+    twin = _own_tables(value)
+    vars(twin).update({name: copied(part) for name, part in vars(value).items() if is_cache(part)})
+    if "layers" in vars(value):
+        twin.layers = [_own_tables(layer) for layer in value.layers]
+    return twin
+
+
+def _layers(cache: Any) -> list[Any]:
+    return list(vars(cache).get("layers", ()))  # a cache for encoder and decoder has none, but two caches
+
+
+def _is_filled(layer: Any) -> bool:
+    if getattr(layer, "is_initialized", False) and layer.get_seq_length() > 0:
+        return True
+    return any(getattr(layer, "has_previous_state", {}).values())  # of linear attention, one entry for each state
+
+
+def _own_tables(holder: Any) -> Any:
+    """Return a shallow copy whose dictionaries are its own."""
+    twin = copy.copy(holder)
+    vars(twin).update({name: dict(part) for name, part in vars(holder).items() if isinstance(part, dict)})
+    return twin
+
 
 _SMALL_BYTES = 64 * KIB
 """Up to here a copy of a buffer is held whether or not the run was seen to write it: counters, means, vectors."""
@@ -30,12 +142,7 @@ _ABSENT = object()
 
 @dataclass
 class Written:
-    """What is known of which buffers a block writes.
-
-    Attributes:
-        names: Path in the block, and name, of those that a run was seen to write or to replace.
-        is_known: Whether a run's buffers were compared with those before it.
-    """
+    """Path and name of the buffers that a run was seen to write or replace, and whether any run was compared."""
 
     names: set[tuple[str, str]] = field(default_factory=set)
     is_known: bool = False
@@ -43,16 +150,7 @@ class Written:
 
 @dataclass(frozen=True, eq=False)
 class _Buffer:
-    """A buffer before a run.
-
-    Attributes:
-        path: Of the module in the block.
-        part: The module.
-        name: Of the buffer in it.
-        value: What stood there.
-        version: Its version; None where it has none.
-        copy: Of its values; None where it cannot be copied, or there is nothing to copy.
-    """
+    """A buffer before a run; its version and copy are None where it has none, or cannot be copied."""
 
     path: str
     part: nn.Module
@@ -66,7 +164,7 @@ class _Buffer:
         return self.part._buffers.get(self.name, _ABSENT) is not self.value
 
     def is_written(self, by_value: bool) -> bool:
-        """Return whether it was written in place. By its version alone what writes past autograd is not seen."""
+        """Return whether it was written in place. By its version alone, what writes past autograd is not seen."""
         if self.value is None or self.copy is None:
             return False
         if _version(self.value) != self.version:
@@ -77,15 +175,11 @@ class _Buffer:
 class Rerun:
     """The further runs of a block, each of which is to do what its first did; enter this around each of them.
 
-    All buffers are copied before the first run. After it those copies are dropped that are large and of buffers that
-    no run was seen to write: by version, and by values after the block's first run of all (on a CPU after each). So a
-    run costs the bytes of the block's buffers while it lasts, and those that it writes, and the small ones, until its
-    graph is gone. A large buffer that is written past autograd on a device (through ``.data``) for the first time in a
-    later run than the block's first is not noticed. Nor is state that is no buffer.
-
-    Args:
-        module: The block, before its first run.
-        written: What is known of its buffers; learns from the run.
+    All buffers are copied before the first run. After it, copies are dropped that are large and of buffers that no run
+    was seen to write: by version, and by values after the block's first run of all (on a CPU after each). So a run
+    costs the bytes of the block's buffers while it lasts, and those that it writes, and the small ones, until its graph
+    is gone. A large buffer that is written past autograd on a device (through ``.data``) for the first time in a later
+    run is not noticed. Nor is state that is no buffer.
     """
 
     def __init__(self, module: nn.Module, written: Written) -> None:
@@ -125,7 +219,7 @@ class Rerun:
             stack.enter_context(statistics_kept(self._norms))
             given = stack.enter_context(self._given())
             # A graph that is kept may ask for this again, and torch restores the generator of the first run each time.
-            seeds.diverge(torch.default_generator, self._runs)
+            noise.diverge(torch.default_generator, self._runs)
             self._runs += 1
             self._open.append(stack.pop_all())
         return given

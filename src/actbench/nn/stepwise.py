@@ -1,4 +1,4 @@
-"""Activation layers that keep, in place of their input, which step of their derivative each element is on."""
+"""Activation layers that pack, in place of their input, which step of their derivative each element is on."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ RELU = "relu"
 def function_name(layer: nn.Module) -> str | None:
     """Return what the operators call the function that a layer computes, or None where there is none for it.
 
-    Layers of transformers hold the function of torch that they call; those that compute it in another way round
-    differently.
+    Layers of transformers hold the function of torch that they call; those that compute it otherwise round differently.
     """
     kind = type(layer)
     if kind is nn.ReLU:
@@ -79,10 +78,10 @@ def fused(
 
 
 class Steps(Protocol):
-    """What a layer keeps of its input, and what backward makes of it.
+    """What a layer packs of its input, and what backward makes of it.
 
     Attributes:
-        bits: Bits kept per element, 1 to 8.
+        bits: Bits per element, 1 to 8.
         fold: Whether the magnitude is compared.
         bounds: ``2**bits - 1`` numbers, ascending: the code of an element is how many of them lie strictly below it.
         levels: ``2**bits`` numbers, one for each code.
@@ -146,10 +145,10 @@ class StepwiseGradient(torch.autograd.Function):
         levels: Tensor,
         function: str | None,
     ) -> Tensor:
-        """Return ``exact(x)``; keep the packed codes and the levels, which belong to the layer.
+        """Return ``exact(x)``; save the packed codes and the levels, which belong to the layer.
 
-        With the name of a function its output and codes come of one operator, where there is one for such an x; that
-        of ReLU reads neither bounds nor levels, which may be None.
+        With the name of a function one operator gives its output and codes, where there is one for such an x; that of
+        ReLU reads neither bounds nor levels, which may be None.
         """
         ctx.steps, ctx.dtype, ctx.order = steps, x.dtype, memory_order(x)
         inplace = getattr(exact, "inplace", False)
@@ -183,15 +182,15 @@ class StepwiseGradient(torch.autograd.Function):
 class StepwiseActivation(nn.Module):
     """An activation layer with the forward pass of the layer it replaces, and steps for its derivative.
 
-    Kept for backward: ``steps.bits`` bits per element of the input; nothing where no gradient is needed. The layer has
-    no entries in a state_dict, like the one it replaces. One that works in place still does: its input is encoded
-    before it is overwritten, and autograd is told.
+    ``steps.bits`` bits an element of the input are packed; nothing where no gradient is needed. The layer has no
+    entries in a state_dict, like the one it replaces. One that works in place still does: its input is encoded before
+    it is overwritten, and autograd is told.
 
     Args:
         exact: The layer to replace; not changed, and its hooks and train/eval flag are carried over.
         steps: A table of its derivative, or any other steps.
         label: What the layer is called when shown.
-        like: A tensor where the layer will run, such as a parameter of the model (which may be fake); None for the CPU.
+        like: A tensor where the layer will run, such as a parameter (which may be fake); None for the CPU.
     """
 
     bounds: Tensor
@@ -209,11 +208,7 @@ class StepwiseActivation(nn.Module):
         carry_hooks(exact, self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
-        """Return what the exact layer returns, bit for bit.
-
-        Args:
-            input: Any shape and strides; float32, float16, bfloat16 or float64.
-        """
+        """Return what the exact layer returns, bit for bit; the input is of any shape, strides and float type."""
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
@@ -230,7 +225,7 @@ class StepwiseActivation(nn.Module):
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
-        """Move the layer, but keep its constants: float32 in a model of halves, and filled after ``to_empty``."""
+        """Move the layer, but keep its constants float32 in a model of halves, and fill them after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.bounds = constants(self.steps.bounds, self.bounds)
         self.levels = constants(self.steps.levels, self.levels)

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from actbench.codecs.activation import Activation
-from actbench.codecs.own import own_activation
+from actbench.codecs.activation import Activation, own_activation
 from actbench.errors import ConversionError, UsageError
 from actbench.foreign import boundary
 from actbench.paths import from_home
@@ -63,12 +62,7 @@ def _given(statement: ast.stmt) -> list[str]:
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """What ``file.py:name`` named, after the file was run.
-
-    Attributes:
-        spec: ``file.py:name``.
-        found: A subclass of ``nn.Module``, or a function.
-    """
+    """What ``file.py:name`` named after the file was run: a subclass of ``nn.Module``, or a function."""
 
     spec: str
     found: Any
@@ -159,7 +153,7 @@ def _on_probe(function: Callable[[Tensor], Any]) -> Any:
 
 
 def _same_class(one: type[Any], other: type[Any]) -> bool:
-    """Whether two classes are one class, or come from the same lines of a file that was run twice."""
+    """Return whether two classes are one class, or come from the same lines of a file that was run twice."""
     if one is other:
         return True
     codes = [vars(kind).get("forward") for kind in (one, other)]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, batch_variance, variance
+from actbench.nn.compressed.linear import Sketched
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import Identity, SavedTensors
-from actbench.nn.sketched import Sketched
-from actbench.ops.seeds import diverge
+from actbench.ops.noise import diverge
 from actbench.setup import Batch, TrainingSetup
 
 
@@ -89,11 +89,10 @@ class RoundingVariance:
 def rounding_variance(
     setup: TrainingSetup, batch: Batch, seed: int, repeats: int = 3, parts: int = 4
 ) -> RoundingVariance | None:
-    """Measure on one batch what keeping tensors in few bits adds to the gradient, other noise being the same.
+    """Measure on one batch what few bits add to the gradient, other noise being the same.
 
-    Runs forward and backward once for the scheme to adapt to the batch, once with all tensors kept whole, holding what
-    the exact model would, and so on each part of the batch, and ``repeats`` times with them packed; gradients that the
-    parameters had are dropped.
+    Runs forward and backward once for the scheme to adapt to the batch, once with all tensors left whole, and so on
+    each part of the batch, and ``repeats`` times with them packed; gradients that the parameters had are dropped.
 
     Args:
         setup: With a loss and a model that ActNN or GACT converted.
@@ -146,7 +145,7 @@ def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:
-    """Return parts of the rows of a batch, or none where what it holds is not of the same rows, or too few."""
+    """Return parts of the rows of a batch, or none where its values are not of the same rows, or too few."""
     tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor | list)}
     heights = {0 if isinstance(value, Tensor) and not value.dim() else len(value) for value in tensors.values()}
     rows = next(iter(heights)) if len(heights) == 1 else 0

@@ -7,17 +7,59 @@ is bound on every module. The outermost module that a step calls begins a pass, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.refusals import refuse_compiling
+
+Rules = Mapping[Callable[..., Any], Callable[..., Any]]
+"""From a function of torch to what takes its place: same arguments, by place and by name, and same result."""
+
+_internals: Any = torch._C
+
+
+class Intercepted(TorchFunctionMode):
+    """Replaces functions of torch by rules, inside of a with-block and in the thread that entered it.
+
+    A function is seen where the model calls it, and not inside of another function of torch: of ``nn.ReLU`` it is
+    ``F.relu`` that is seen, and of ``F.multi_head_attention_forward`` the whole. A replacement runs outside of this and
+    of every other mode for functions. Tensor subclasses that define functions of their own keep theirs.
+
+    One object may be entered several times, at once and in several threads. What runs again in the backward pass does
+    so outside: non-re-entrant checkpointing inside of the block needs it as ``context_fn``.
+
+    Args:
+        rules: What is replaced.
+        only_if: Asked before each replacement; None for always.
+    """
+
+    def __init__(self, rules: Rules, only_if: Callable[[], bool] | None = None) -> None:
+        super().__init__()
+        self.rules, self._only_if = rules, only_if
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or what replaces it."""
+        rule = self.rules.get(func)
+        if rule is None or (types and _has_own_functions(types)) or not (self._only_if is None or self._only_if()):
+            return func(*args, **kwargs) if kwargs else func(*args)
+        with _internals.DisableTorchFunction():
+            return rule(*args, **kwargs) if kwargs else rule(*args)
+
+
+def _has_own_functions(types: tuple[type[Any], ...]) -> bool:
+    disabled = _internals._disabled_torch_function_impl  # that of parameters and fake tensors
+    return any(kind is not Tensor and kind.__torch_function__ is not disabled for kind in types)
+
 
 Inner = Callable[..., Any]
 """Runs what stands behind a forward: of a module, and of what it is called with."""
@@ -53,7 +95,7 @@ class Wrapper:
     def begins_inside(self) -> bool:
         """Return whether a module that is called now, and is not the model, begins a pass.
 
-        Not within another pass, and not in a backward pass, where blocks run again that were a part of one.
+        It does not within another pass, nor in a backward pass, where blocks run again that were a part of one.
         """
         for one in _running.get():  # asked in each call of each module: the usual answer comes first
             if type(one) is type(self):
@@ -97,13 +139,7 @@ class WrappedForward(ReboundForward):
 
 
 class Entry(ReboundForward):
-    """The forward of a module inside of a model: a pass may begin at it.
-
-    Args:
-        module: The module.
-        path: Of the module in the model.
-        wrapper: The model's.
-    """
+    """The forward of a module inside of a model, at this path: a pass may begin at it."""
 
     def __init__(self, module: nn.Module, path: str, wrapper: Wrapper) -> None:
         super().__init__(module)

@@ -14,8 +14,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def check_contiguous(tensor: Tensor) -> None:
     """Raise a ValueError unless this is a contiguous tensor of a float type that the operators take.
 
-    A fake one may lie otherwise: the passes of a compiler try layouts that no kernel will be given, since the operators
-    ask for the strides of the trace.
+    A fake one may lie otherwise: a compiler's passes try layouts that no kernel will be given.
     """
     if tensor.dtype not in DTYPES:
         raise ValueError(f"{tensor.dtype} is not one of {DTYPES}")

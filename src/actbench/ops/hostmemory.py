@@ -1,10 +1,9 @@
 """Moving saved tensors to host memory and back, and which storages stand for host memory.
 
 Both moves are operators, so that a meter on fake tensors sees bytes leave. They run on the current stream without
-waiting for it: torch's allocators, of device and of page-locked memory, reuse a block only after what was queued on it.
-
-The simulated meter runs on fake cpu tensors, where a device says nothing about where bytes lie. What moves bytes to
-host memory therefore marks the storage it moved them to, and what counts device bytes asks here.
+waiting for it: torch's allocators reuse a block only after what was queued on it. The simulated meter runs on fake cpu
+tensors, where a device says nothing about where bytes lie. What moves bytes to host memory therefore marks the storage
+it moved them to, and what counts device bytes asks here.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def as_the_device() -> Iterator[None]:
 
 
 def is_the_device() -> bool:
-    """Return whether fake cpu tensors stand for tensors of the host itself, and not for those of some device."""
+    """Return whether fake cpu tensors stand for tensors of the host, and not for those of some device."""
     return _is_the_device.get()
 
 

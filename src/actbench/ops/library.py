@@ -1,7 +1,7 @@
 """The one operator namespace of the package, ``torch.ops.actbench``.
 
 Operators are made with ``define`` and ``impl`` of torch's library: the decorators of ``torch.library`` cost two to four
-times as much per call, and that cost would be part of every figure that is published.
+times as much per call.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ class Kernels(NamedTuple):
     """What computes an operator whose results are allocated before: each takes these, then the operator's arguments.
 
     Attributes:
-        cpu: On the CPU.
-        cuda: On CUDA.
         reference: In float64, for which there are no kernels, on any device.
     """
 
@@ -48,7 +46,7 @@ class Kernels(NamedTuple):
 
 
 def copied(function: Implementation, results: int = 1) -> Implementation:
-    """Return what writes the results of a function, so many, which are given before its arguments."""
+    """Return what writes the results of a function over those that are given before its arguments."""
 
     def fill(*arguments: Any) -> None:
         found = function(*arguments[results:])
@@ -77,11 +75,11 @@ def define(
 
     Args:
         schema: Its name and what it takes and gives, in torch's notation.
-        implementation: Kernels that fill what the contract allocates; or a function that does everything for each
-            dispatch key: ``CPU``, ``CUDA``, :data:`EVERYWHERE`. Torch's operators in it are hidden from autograd, so
-            it always goes through the dispatcher.
+        implementation: Kernels that fill what the contract allocates; or for each dispatch key (``CPU``, ``CUDA``,
+            :data:`EVERYWHERE`) a function that does everything. Torch's operators in it are hidden from autograd, so it
+            always goes through the dispatcher.
         decided_by: The argument whose device and type decide what computes; the first tensor if not given.
-        dispatched: Let kernels go through it too: it tells autograd of a tensor that is changed in place.
+        dispatched: Let kernels go through the dispatcher too: it tells autograd of a tensor that is changed in place.
         tags: What torch's compilers may take for granted.
     """
     name, _, taken = schema.partition(" -> ")[0].rstrip(")").partition("(")
@@ -170,8 +168,8 @@ def traced() -> bool:
 def direct(tensor: Tensor) -> bool:
     """Return whether an operator on a tensor may be computed without the dispatcher, which costs 5 microseconds.
 
-    That is on the CPU, where no one would see it go by (no tracer, no mode, no transform, no subclass), and where the
-    tensor's memory holds its values. Exporters trace by modes.
+    That is on the CPU, where no one would see it go by (no tracer, mode, transform or subclass), and where the tensor's
+    memory holds its values. Exporters trace by modes.
     """
     if _compiling():
         return False

@@ -24,13 +24,9 @@ from actbench.errors import KernelError
 
 
 def folder(name: str, sources: Iterable[Path]) -> Path | None:
-    """Return a writable folder in the user's cache for what exactly these sources make, or None where there is none.
+    """Return a writable folder in the user's cache for what exactly these sources make, or None without one.
 
-    A cache only saves time, so a read-only home is not an error: what would have been kept is made again.
-
-    Args:
-        name: What is kept.
-        sources: The files whose content decides what is kept; another content has another folder.
+    A cache only saves time, so a read-only home is not an error. Other contents of the sources have another folder.
     """
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
     path = platformdirs.user_cache_path("actbench") / f"{name}-{digest}"
@@ -55,7 +51,7 @@ Macros = Mapping[str, str | int]
 def source(stem: str) -> str:
     """Return the source of one op family with the headers that it names put in their places, each once.
 
-    CuPy's cache looks at the text it is given and not at files that it includes, so there must be none.
+    CuPy's cache looks at the text it is given and not at files that it includes.
     """
     return _placed(f"{stem}.cu", set())
 

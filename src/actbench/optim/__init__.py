@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from actbench.optim.adam import Adam, AdamW
 from actbench.optim.base import PackedOptimizer
-from actbench.optim.sgd import SGD
-from actbench.optim.twins import packed
+from actbench.optim.optimizers import SGD, Adam, AdamW, packed
 
 __all__ = ["SGD", "Adam", "AdamW", "PackedOptimizer", "packed"]

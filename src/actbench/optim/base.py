@@ -26,11 +26,7 @@ TORCHS_OWN = frozenset({*_UNSUPPORTED, "foreach", "fused", "decoupled_weight_dec
 
 
 class Held:
-    """A parameter's state, which torch passes on as it is.
-
-    Args:
-        values: The state.
-    """
+    """A parameter's state, which torch passes on as it is."""
 
     def __init__(self, values: dict[str, Tensor]) -> None:
         self.values = values
@@ -121,18 +117,16 @@ class PackedOptimizer(torch.optim.Optimizer):
 
     What it adds to the options of a group: ``encoding``, in which the state is stored, such as ``smaq`` or ``int:6``
     (:mod:`actbench.codecs.encodings`), None for float32; and ``seed``, of the noise of rounding. The noise is a
-    function of the seed, the parameter's place and the step, so a run that is resumed goes on with the same bits, and
-    so do all replicas of a parallel run.
+    function of the seed, the parameter's place and the step, so a resumed run goes on with the same bits, and so do all
+    replicas of a parallel run.
 
     The state of a parameter is ``packed_…``, one vector of bytes for each moment with the elements in the order of
     ``parameter.flatten()``, and ``step``. :func:`actbench.optim.storage.is_packed` says of which parameters; that of
     the others is torch's, in float32.
 
-    Class attributes:
-        twin: The optimizer of torch whose updates these are.
-        moments: How each moment that torch keeps is called where it is packed.
-        roots: Those that are stored as their root.
-        decoupled: Whether weight decay is apart from the gradient; None where it never is.
+    Class attributes: twin: The optimizer of torch whose updates these are. moments: How each moment that torch keeps is
+    called where it is packed. roots: Those that are stored as their root. decoupled: Whether weight decay is apart from
+    the gradient; None where it never is.
     """
 
     twin: ClassVar[type[torch.optim.Optimizer]]

@@ -22,11 +22,7 @@ CHUNK = 1 << 18
 
 
 class ChunkedStorage:
-    """The parts of each chunk as bytes, chunk behind chunk.
-
-    Args:
-        encoding: One whose bytes are fixed, and really stored.
-    """
+    """The parts of each chunk as bytes, chunk behind chunk, of an encoding of fixed bytes that really stores."""
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
@@ -154,11 +150,7 @@ class Storage(Protocol):
 
 
 class SmaqStorage:
-    """SmaQ blocks, each read, stepped and written in one pass.
-
-    Args:
-        encoding: Which SmaQ; blocks of at most ``smaqstep.MOST_BLOCK``, rounded stochastically.
-    """
+    """SmaQ blocks of at most ``smaqstep.MOST_BLOCK``, each read, stepped and written in one pass."""
 
     def __init__(self, encoding: Smaq) -> None:
         self.form = encoding.form

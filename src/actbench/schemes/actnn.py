@@ -10,13 +10,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import NothingToConvertError
-from actbench.nn.census import attention_modules, census
-from actbench.nn.compressed.exactcodes import small_codes
-from actbench.nn.compressed.layers import compressed, fan_in
+from actbench.nn.compressed.layers import compressed, fan_in, small_codes
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.replacement import swap
+from actbench.nn.replacement import attention_modules, census, swap
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.saved.samplegradients import SampleGradients

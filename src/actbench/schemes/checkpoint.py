@@ -5,8 +5,8 @@ from typing import ClassVar
 from pydantic import PositiveInt, field_validator
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.census import census
 from actbench.nn.recomputed import RecomputedForward, blocks
+from actbench.nn.replacement import census
 from actbench.nn.wrapped import bind_entries, unbind_entries
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme

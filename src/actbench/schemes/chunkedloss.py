@@ -6,9 +6,9 @@ from pydantic import PositiveInt
 from torch import nn
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.census import census
 from actbench.nn.chunkedloss import UNCOMPILABLE, DeferredHead
 from actbench.nn.refusals import refuse_compiled
+from actbench.nn.replacement import census
 from actbench.results.records import Published, Site
 from actbench.schemes.base import Change, Scheme
 from actbench.setup import Part, TrainingSetup

@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.compressed.exactcodes import small_codes
+from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.forward import HOOKS
+from actbench.nn.hooked.forward import HOOKS, OffloadedForward
 from actbench.nn.hooked.sensitivity import Probing
-from actbench.nn.offloaded import OffloadedForward
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors
 from actbench.nn.variance import rounding_variance

@@ -7,9 +7,8 @@ from torch import nn
 from actbench.codecs.gated import GATES, inversion
 from actbench.errors import NothingToConvertError
 from actbench.nn.activations import called, function_of, instead, left_alone, refuse_converted, why_not
-from actbench.nn.census import overwritten
 from actbench.nn.inverted import InvertedActivation
-from actbench.nn.replacement import swap
+from actbench.nn.replacement import overwritten, swap
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import ACTIVATIONS, Scheme
 from actbench.setup import Part, TrainingSetup

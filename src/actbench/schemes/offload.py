@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.hooked import HookedForward
-from actbench.nn.offloaded import OFFLOAD, OffloadedForward
+from actbench.nn.hooked.forward import OFFLOAD, OffloadedForward
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.wrapped import bind_entries
 from actbench.results.records import Site

@@ -8,10 +8,9 @@ from torch import nn
 
 from actbench.codecs.sketch import Kind, Sketching
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.census import census
-from actbench.nn.replacement import swap
-from actbench.nn.sharing import SharingTable
-from actbench.nn.sketched import Sketch, Sketched, sketched
+from actbench.nn.compressed.linear import Sketch, Sketched, sketched
+from actbench.nn.replacement import census, swap
+from actbench.nn.savedtensors import SharingTable
 from actbench.nn.variance import sketch_variance
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme

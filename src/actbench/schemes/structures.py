@@ -10,7 +10,7 @@ from torch import nn, optim
 
 from actbench.codecs.encodings import Encoding
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.compressed.exactcodes import small_codes
+from actbench.nn.compressed.layers import small_codes
 from actbench.nn.encoded import (
     Encoded,
     EncodedOutputs,
@@ -23,8 +23,7 @@ from actbench.nn.encoded import (
 )
 from actbench.nn.encoded.gradients import BY_PARAMETER
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.forward import HOOKS
-from actbench.nn.offloaded import OffloadedForward
+from actbench.nn.hooked.forward import HOOKS, OffloadedForward
 from actbench.nn.refusals import NotInParallel, refuse_compiled, refuse_sharded
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.codecs import FLOATS

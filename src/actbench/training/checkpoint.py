@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from actbench.errors import StoreError
-from actbench.nn.adapted import adapt, adapted_states
+from actbench.nn.forwardwrapper import adapt, adapted_states
 from actbench.results.records import Data
 from actbench.results.runs import Evaluation, TrainingCase
 from actbench.training.parallel import Spread
@@ -177,7 +177,7 @@ class Progress(Data):
         threads: Threads of the processor that it used: sums may differ in their last bits with others.
         optimizer: What the optimizer's ``state_dict`` says, tensors by their names.
         scaler: What scales the loss.
-        adapted: What the scheme has learned in each process; see :mod:`actbench.nn.adapted`.
+        adapted: What the scheme has learned in each process; see :mod:`actbench.nn.forwardwrapper`.
     """
 
     schema_version: int = SCHEMA_VERSION

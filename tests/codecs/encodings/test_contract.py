@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.codecs.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
 from actbench.codecs.encodings.encoding import FLOATS
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
 from actbench.ops.smaq import reference as smaqblocks
 
 SEED = torch.tensor(7)

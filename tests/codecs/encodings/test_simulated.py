@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from actbench.codecs.encodings import SmaqSimulated, build, simulate_normalized, snr_db
-from actbench.codecs.encodings.rounding import moments
+from actbench.codecs.encodings.encoding import moments
 
 SEED = torch.tensor(7)
 COUNT = 2**20

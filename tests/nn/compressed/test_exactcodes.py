@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from actbench.nn import savedtensors
 from actbench.nn.compressed import compressed
-from actbench.nn.compressed.exactcodes import CODED, coded, small_codes
-from actbench.nn.overrides import Intercepted
+from actbench.nn.compressed.layers import CODED, coded, small_codes
 from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
+from actbench.nn.wrapped import Intercepted
 
 X = torch.linspace(-3, 3, 2 * 4 * 6 * 6).view(2, 4, 6, 6)
 

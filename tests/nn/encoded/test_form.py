@@ -11,7 +11,7 @@ from torch import nn
 
 from actbench.codecs import encodings
 from actbench.nn import savedtensors
-from actbench.nn.compressed.exactcodes import small_codes
+from actbench.nn.compressed.layers import small_codes
 from actbench.nn.encoded import Encoded
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.hooks import PackedAtSite

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 
-from actbench.nn.compressed.exactcodes import small_codes
+from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.hooks import active
 from actbench.nn.saved import GroupQuantization, SavedTensors

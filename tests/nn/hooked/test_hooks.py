@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.nn.hooked import HookedForward, hooks
+from actbench.nn.hooked.forward import StaysHere
 from actbench.nn.hooked.hooks import PackedAtSite
-from actbench.nn.offloaded import StaysHere
 from actbench.nn.saved.codecs import Flags, Repeated
 from actbench.ops import groupquant
 from actbench.workloads.fake import fake_mode, faked

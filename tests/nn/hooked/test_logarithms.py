@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.nn.hooked import HookedForward
+from actbench.nn.hooked.forward import StaysHere
 from actbench.nn.hooked.hooks import PackedAtSite
 from actbench.nn.hooked.sensitivity import Probing
-from actbench.nn.offloaded import StaysHere
 from actbench.nn.saved.codecs import Logarithms
 from actbench.ops import groupquant
 

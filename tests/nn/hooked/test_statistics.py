@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from actbench.nn.hooked.forward import StaysHere
 from actbench.nn.hooked.hooks import PackedAtSite
 from actbench.nn.layout import without_repeats
-from actbench.nn.offloaded import StaysHere
 from actbench.nn.saved.codecs import Repeated
 
 

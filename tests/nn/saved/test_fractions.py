@@ -8,8 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.measuring.meters.ledger import Ledger
 from actbench.nn.layout import Layout
-from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState, fractions
+from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
 from actbench.nn.saved.groupquantization import groups_of
+from actbench.nn.saved.groups import Groups
 from actbench.ops import groupquant
 
 GROUP = 64
@@ -19,26 +20,28 @@ GROUP = 64
 @pytest.mark.parametrize("bits", [1, 1.4, 2.5, 3.9, 7.99, 8])
 def test_codes_have_the_stated_bits_but_for_half_a_group(count, bits):
     x = torch.randn(count)
-    codes, words = fractions.encode(x, bits, GROUP, True)
-    back = fractions.decode((codes, words), count, GROUP, torch.float32)
+    groups, layout = Groups(bits, GROUP), Layout.of(x)
+    codes, words = groups.encode(x, layout)
+    back = groups.unpack((codes, words), layout)
     ranges = groupquant.ranges(words).repeat_interleave(GROUP)[:count]
 
     rest = count % GROUP  # elements of the last group are never the wider ones, nor the group before fewer than 8
     assert abs(codes.numel() * 8 - count * bits) <= (GROUP if 0 < rest < 8 else GROUP / 2 + rest) + 8
     assert words.numel() == -(-count // GROUP)
-    assert codes.numel() * 8 - count * fractions.mean_bits(count, bits, GROUP) in range(8)
+    assert codes.numel() * 8 - count * groups.bits(layout) in range(8)
     assert ((back - x).abs() <= ranges / (2 ** int(bits) - 1) + 0.02).all()
-    wider = fractions.division(count, bits, GROUP)[1]
+    wider = groups.division(layout)[1]
     assert ((back - x).abs()[:wider] <= ranges[:wider] / (2 ** (int(bits) + 1) - 1) + 0.02).all()
 
 
 def test_a_part_is_decoded_as_in_the_whole():
     x = torch.randn(10 * GROUP + 40)
-    parts = fractions.encode(x, 2.5, GROUP, True)
-    back = fractions.decode(parts, len(x), GROUP, torch.float32)
+    groups, layout = Groups(2.5, GROUP), Layout.of(x)
+    parts = groups.encode(x, layout)
+    back = groups.unpack(parts, layout)
 
     for start, wanted in ((0, 5 * GROUP), (3, 40), (4 * GROUP + 8, 2 * GROUP), (5 * GROUP, 5 * GROUP), (6 * GROUP, 9)):
-        part = fractions.decode(parts, len(x), GROUP, torch.float32, start, wanted)
+        part = groups.decode(parts, layout, start, wanted)
         assert torch.equal(part, back[start : start + wanted])
 
 
@@ -58,7 +61,7 @@ def test_the_mean_of_many_draws_is_the_tensor_and_bits_changed_meanwhile_are_rea
 def test_no_codes_are_there_but_those_that_are_kept():
     x = torch.randn(100 * GROUP)
     with Ledger() as ledger:
-        codes, words = fractions.encode(x, 2.5, GROUP, True)
+        codes, words = Groups(2.5, GROUP).encode(x, Layout.of(x))
 
     assert ledger.peak_bytes == x.nbytes + codes.nbytes + words.nbytes + 8  # and a seed
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from actbench.nn.compressed import compressed
-from actbench.nn.compressed.exactcodes import small_codes
+from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.layout import Layout
 from actbench.nn.saved import GroupQuantization, Packed, SavedTensors, SiteState

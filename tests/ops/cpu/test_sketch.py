@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from actbench.ops.sketch import cpu as sketch
+from actbench.ops import sketch
 from actbench.ops.sketch import gaussian_table
 
 TABLES = {"gaussian": gaussian_table(), "rademacher": None}
@@ -12,9 +12,9 @@ def test_the_number_of_threads_changes_nothing(kind):
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = sketch.rows(5, 3, 400, 100, TABLES[kind])
+        alone = sketch.rows_on_cpu(5, 3, 400, 100, TABLES[kind])
         torch.set_num_threads(2)
-        together = sketch.rows(5, 3, 400, 100, TABLES[kind])
+        together = sketch.rows_on_cpu(5, 3, 400, 100, TABLES[kind])
     finally:
         torch.set_num_threads(before)
 
@@ -23,4 +23,4 @@ def test_the_number_of_threads_changes_nothing(kind):
 
 
 def test_rademacher_entries_are_signs():
-    assert sketch.rows(5, 0, 40, 10, None).unique().tolist() == [-1, 1]
+    assert sketch.rows_on_cpu(5, 0, 40, 10, None).unique().tolist() == [-1, 1]

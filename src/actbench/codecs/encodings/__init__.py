@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
+from actbench import spec
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, parts_bytes
 from actbench.codecs.encodings.fp8 import Fp8, S2fp8
 from actbench.codecs.encodings.nnwbdi import NnwBdi
 from actbench.codecs.encodings.packed import Bf16, Fp16, IntGroups, Smaq, SmaqParameters
-from actbench.codecs.encodings.registry import COMPARED, ENCODINGS, build
 from actbench.codecs.encodings.simulated import SmaqSimulated, simulate_normalized
 from actbench.codecs.encodings.snr import DISTRIBUTIONS, Distribution, Quality, snr_db, snr_table
 
@@ -34,3 +37,42 @@ __all__ = [
     "snr_db",
     "snr_table",
 ]
+
+ENCODINGS: Final[dict[str, type[Encoding]]] = {
+    kind.name: kind for kind in (Bf16, Fp16, Fp8, S2fp8, IntGroups, Smaq, SmaqSimulated, NnwBdi)
+}
+"""The encodings by name."""
+
+COMPARED: Final = (
+    "bf16",
+    "fp16",
+    "fp8:e4m3",
+    "fp8:e5m2",
+    "s2fp8",
+    "int:6",
+    "int:8,group_size=256",
+    "smaq",
+    "smaq,rounding=nearest",
+    "smaq_simulated",
+    "smaq_simulated,rounding=nearest",
+    "smaq_simulated,clamp=true",
+    "nnwbdi",
+)
+"""What ``actbench encodings`` compares unless told otherwise."""
+
+_SHORT = re.compile(r"^int(\d+)(?=,|$)")
+
+
+def build(text: str) -> Encoding:
+    """Build the encoding that a specification names: ``NAME[:VALUE][,key=value…]``, such as ``fp8:e5m2``.
+
+    ``int6`` is short for ``int:6``, and so with other widths.
+
+    Raises:
+        SpecError: A name, key or value is wrong; the message says what is allowed.
+    """
+    about, part = f"encoding {text!r}", _SHORT.sub(r"int:\1", text.strip())
+    kind = spec.find(re.split("[:,]", part)[0], ENCODINGS, "encoding", text)
+    built = spec.build(kind, kind.positional, spec.parse_part(part, about), about)
+    spec.check_sizes(built, about)
+    return built

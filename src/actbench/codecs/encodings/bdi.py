@@ -67,12 +67,9 @@ class Configuration:
 
 @functools.cache
 def configurations(bits: int, bases: int, zeros: bool) -> tuple[Configuration, ...]:
-    """Return the configuration that keeps codes of ``bits`` bits whole, then all others from short fields to long.
+    """Return the configuration that keeps codes whole, then all others from short fields to long.
 
-    Args:
-        bits: Of a code, at most 8.
-        bases: The most bases of a batch, at most 3.
-        zeros: Whether there are configurations with a mask.
+    Codes have at most 8 bits, batches at most 3 bases; with ``zeros`` there are configurations with a mask.
     """
     sources = [(True, 0), *((immediate, count) for count in range(1, bases + 1) for immediate in (False, True))]
     others = [
@@ -110,15 +107,10 @@ class Covering:
 
 
 def cover(codes: Codes, there: Flags, known: Sequence[Configuration], choice: BaseChoice, seed: int) -> Covering:
-    """Try configurations on batches.
+    """Try configurations, of which the first covers everything, on (batches, 64) codes, of which some are ``there``.
 
-    Args:
-        codes: (batches, 64).
-        there: (batches, 64), false for what the last batch lacks.
-        known: Configurations, of which the first covers everything.
-        choice: Which uncovered code becomes the next base: any, the first, or the smallest, which half of what a base
-            covers lies below, so that no choice covers more with as many bases.
-        seed: Of the random choice.
+    ``choice`` says which uncovered code becomes the next base: any, the first, or the smallest, which half of what a
+    base covers lies below, so that no choice covers more with as many bases.
     """
     batches, counts = len(codes), there.sum(1)
     found = Covering(
@@ -195,7 +187,7 @@ class Compressed(NamedTuple):
 
 
 def compress(codes: Bytes, known: Sequence[Configuration], choice: BaseChoice, seed: int) -> Compressed:
-    """Return the smallest form of (n,) codes; arguments as :func:`~actbench.codecs.encodings.bdi.cover`."""
+    """Return the smallest form of (n,) codes; arguments as of :func:`cover`."""
     table, there = batches_of(codes)
     found = cover(table, there, known, choice, seed)
     masked = _column(known, found.chosen, "masked") > 0

@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, flat, within
-from actbench.codecs.encodings.rounding import E4M3, E5M2
+from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, within
 
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -10,8 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, at_most, flat
-from actbench.codecs.encodings.rounding import FP16, bf16_stochastic
+from actbench.codecs.encodings.encoding import FP16, Encoding, Parts, Rounding, at_most, bf16_stochastic, flat
 from actbench.ops import groupquant, smaq
 from actbench.ops.smaq import reference
 from actbench.ops.smaq.format import Format, format_of

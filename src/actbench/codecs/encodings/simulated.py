@@ -10,9 +10,8 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from actbench.codecs.encodings import rounding as whole
-from actbench.codecs.encodings.encoding import Encoding, Parts, at_most, flat, within
-from actbench.codecs.encodings.rounding import Statistics, moments
+from actbench.codecs.encodings import encoding as whole
+from actbench.codecs.encodings.encoding import Encoding, Parts, Statistics, at_most, flat, moments, within
 
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
 _LARGEST = 2.0**40  # CUDA sums squares in float32, which has room for those of 2**40 such numbers
@@ -152,9 +151,6 @@ def simulate_normalized(
         weight: (C,), of the batch norm.
         bias: (C,), of the batch norm.
         scalar: Whether the means of weight and bias stand for all channels.
-
-    Returns:
-        A contiguous tensor of the shape and type of x.
 
     Raises:
         ValueError: Weight and bias do not have one number for each channel.

@@ -121,12 +121,7 @@ def snr_table(
 ) -> list[Quality]:
     """Return the quality of each encoding on each distribution, the distributions of one encoding side by side.
 
-    Args:
-        encodings: What to compare.
-        distributions: By name, such as :data:`actbench.codecs.encodings.snr.DISTRIBUTIONS`. All encodings
-            see the same numbers.
-        seed: Of the numbers, and of stochastic rounding.
-        elements: How many numbers of each.
+    All encodings see the same ``elements`` numbers of each distribution; the seed is theirs and that of the rounding.
     """
     noise = torch.tensor(seed)
     found: dict[tuple[int, str], Quality] = {}

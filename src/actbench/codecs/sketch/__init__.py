@@ -7,7 +7,15 @@ kept: :func:`compress` gives the sketch of X and a key, and :func:`project` make
 
 from __future__ import annotations
 
-from actbench.codecs.sketch.sketching import KINDS, Kind, Sketching, compress, fresh_sketch, project
-from actbench.codecs.sketch.variances import batch_variance, variance
+from actbench.codecs.sketch.sketching import (
+    KINDS,
+    Kind,
+    Sketching,
+    batch_variance,
+    compress,
+    fresh_sketch,
+    project,
+    variance,
+)
 
 __all__ = ["KINDS", "Kind", "Sketching", "batch_variance", "compress", "fresh_sketch", "project", "variance"]

@@ -1,7 +1,7 @@
 """Sketches that are rows of the matrix, and how rows are drawn: no product with S, O(k d) work, k rows to keep.
 
 ``rows`` and ``rows_distinct`` draw rows with the same chance and are made again from their seed. ``norm`` and ``wta``
-look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows' numbers are kept.
+look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows are kept as numbers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
 from actbench.ops.noise import random_words
+from actbench.units import MIB
+
+CHUNK_BYTES = 2 * MIB
+
+
+def working_type(matrix: Tensor) -> torch.dtype:
+    """Return float64 for a float64 matrix and float32, the type sketches are summed in, for all others."""
+    return torch.float64 if matrix.dtype == torch.float64 else torch.float32
+
 
 _POSITIVE = (1 << 63) - 1
 _FRACTION_BITS = 52
@@ -41,16 +49,9 @@ Weighted = Literal["norm", "wta"]
 
 
 def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
-    """Return sqrt(rows / k) times k uniformly drawn rows.
+    """Return sqrt(rows / k) times k uniformly drawn rows of (rows, d), ``(k, d)`` in the working type.
 
-    Args:
-        matrix: (rows, d), of a float type.
-        seed: 0-d int64 CPU tensor that stands for the draw.
-        size: k.
-        kind: ``rows`` draws with replacement, ``rows_distinct`` without.
-
-    Returns:
-        (k, d) in the working type.
+    ``rows`` draws with replacement, ``rows_distinct`` without; the 0-d int64 seed on the CPU stands for the draw.
     """
     rows = matrix.shape[0]
     draw = distinct if kind == "rows_distinct" else uniform
@@ -58,19 +59,15 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
 
 
 def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[Tensor, Tensor]:
-    """Draw k rows by their length and weight them so that the sum of their products has no bias.
+    """Draw k rows of (rows, d) by their length and weight them so that the sum of their products has no bias.
 
-    Args:
-        matrix: (rows, d), of a float type.
-        seed: 0-d int64 CPU tensor that stands for the draw.
-        size: k, below the number of rows.
-        kind: ``norm`` draws row i with probability p_i = |x_i| / sum |x| and weight 1 / (k p_i). ``wta`` keeps the
-            longest rows with weight 1 and draws the others the same way: WTA-CRS, arXiv 2305.15265.
+    ``norm`` draws row i with probability p_i = |x_i| / sum |x| and weight 1 / (k p_i). ``wta`` keeps the longest rows
+    with weight 1 and draws the others the same way: WTA-CRS, arXiv 2305.15265.
 
     Returns:
         The weighted rows, (k, d) in the working type, and their numbers in the matrix, (k,) int32, 4 k bytes (int64
-        from 2**31 rows on). NaN or infinity anywhere in the matrix makes NaN of the sketch. Chances come from sums in
-        float64 whose last bit may differ between devices, and with it, rarely, a row.
+            from 2**31 rows on). NaN or infinity anywhere in the matrix makes NaN of the sketch. Chances come from sums
+            in float64 whose last bit may differ between devices, and with it, rarely, a row.
     """
     chosen, weights = _CHOICES[kind](row_norms(matrix), seed, size)
     numbers = chosen.to(number_type(matrix.shape[0]))
@@ -97,14 +94,9 @@ def row_norms(matrix: Tensor) -> Tensor:
 def winners(ascending: Tensor, size: int) -> Tensor:
     """Return how many of the longest rows ``wta`` keeps: c of 0 .. k - 1 with the least (1 - sum_C p) / (k - c).
 
-    That is the rule of arXiv 2305.15265: what is left to chance then has the smallest weight.
-
-    Args:
-        ascending: (rows,) cumulative sums of the lengths, the shortest row first.
-        size: k.
-
-    Returns:
-        0-d int64 tensor, so that nothing waits for the device.
+    That is the rule of arXiv 2305.15265: what is left to chance then has the smallest weight. ``ascending`` are the
+    cumulative sums of the lengths, the shortest row first. It is a 0-d int64 tensor, so that nothing waits for the
+    device.
     """
     left = ascending.flip(0)[:size]
     return (left / torch.arange(size, 0, -1, device=left.device)).argmin()

@@ -1,10 +1,8 @@
-"""The kinds of sketch behind one face, and sketches by a seed of their own.
+"""The kinds of sketch behind one face, sketches by a seed of their own, and their exact variances.
 
-The operator of a sketch draws the seed and uses it. A compiler that sees two operators, one that draws a seed and one
-that makes a sketch by it, may keep the sketch of the forward pass and draw again in the backward pass, where the new
-seed makes another matrix S: the estimate is then noise. The tag ``nondeterministic_seeded`` does not prevent it. One
-operator that gives both gives them of one draw, in whichever pass it runs. It has not that tag, so that a compiler may
-make one of two sketches of one input, as layers do that are not compiled.
+One operator draws the seed of a sketch and uses it: of two, a compiler may keep the sketch of the forward pass and draw
+again in the backward pass, where the new seed makes another matrix S (docs/decisions/0005). It has no tag
+``nondeterministic_seeded``, so that a compiler may make one of two sketches of one input, as layers do uncompiled.
 """
 
 from __future__ import annotations
@@ -16,8 +14,10 @@ import torch
 from torch import Tensor
 
 from actbench.codecs.sketch import samples, transforms
+from actbench.codecs.sketch.samples import working_type
 from actbench.ops.library import EVERYWHERE, HOST_NUMBER, define, traced
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
+from actbench.ops.sketch import fourth_moment
 
 Kind = Literal["gaussian", "rademacher", "dct", "dft", "hadamard", "rows", "rows_distinct", "norm", "wta"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -58,8 +58,8 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Kind) -> tuple[Tenso
 
     Returns:
         The sketch, (k, d) in float64 for a float64 matrix and float32 for all others, scaled so that it can be stored
-        in half precision; and the key: the seed itself, 8 bytes, or for ``norm`` and ``wta`` the numbers of the drawn
-        rows, (k,) int32 on the matrix's device, 4 k bytes.
+            in half precision; and the key: the seed itself, 8 bytes, or for ``norm`` and ``wta`` the numbers of the
+            drawn rows, (k,) int32 on the matrix's device, 4 k bytes.
     """
     if kind == "norm" or kind == "wta":
         return samples.compress(matrix, seed, size, kind)
@@ -77,16 +77,7 @@ def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
     """Return what a matrix contributes to the estimate of its product with the one whose sketch has this key.
 
     For ``norm`` and ``wta``, whose sketch holds the weights of the rows, these are the rows as they are; for the others
-    it is the sketch S M.
-
-    Args:
-        matrix: (rows, d), with the rows of the sketched matrix.
-        key: From :func:`compress`.
-        size: k, the rows of the sketch.
-        kind: What S is.
-
-    Returns:
-        (k, d) in float64 for a float64 matrix and in float32 for all others.
+    it is the sketch S M: (k, d) in float64 for a float64 matrix and in float32 for all others.
     """
     if kind == "gaussian" or kind == "rademacher":
         return transforms.project(matrix, key, size, kind)
@@ -114,20 +105,78 @@ def _traced(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[
 
 
 def fresh_sketch(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the sketch of a matrix by a fresh seed, and the key that S is made again from.
+    """Return the sketch of a matrix (rows, d) by a fresh seed, in a type, and the key that S is made again from.
 
     Who traces sees one operator. Otherwise its parts run as they are, so that simulations see what they allocate.
-
-    Args:
-        matrix: (rows, d), of a float type.
-        size: k, the rows of the sketch, below ``rows``.
-        kind: What S is.
-        dtype: The type to keep the sketch in.
-
-    Returns:
-        The sketch, (k, d) of ``dtype``, and the key, as of :func:`~actbench.codecs.sketch.compress`.
 
     Raises:
         KernelError: A CUDA graph is being captured, or the seed cannot be drawn.
     """
     return (_traced if traced() else _make)(matrix, size, kind, dtype)
+
+
+def variance(kind: Kind, x: Tensor, y: Tensor, size: int) -> float:
+    """Return E |estimate - Y^T X|^2, Frobenius, of the estimate from a sketch of k = ``size`` rows, exactly.
+
+    With a = sum_i |x_i|^2 |y_i|^2, b = |X|^2 |Y|^2, c = |X^T Y|^2 (Frobenius) and N rows it is 0 for k >= N, and:
+
+    * gaussian, rademacher: (b + c + (m - 3) a) / k, m the fourth moment of an entry. The D_RMM of arXiv 2201.13195 is
+      another number, between the values for the two kinds.
+    * rows: (N a - c) / k; rows_distinct: the same times (N - k) / (N - 1), as of any sample without replacement.
+    * dct, dft: (N a - c) / k, with a of the transformed X and Y.
+    * hadamard: (b + c - 2 a) / k, which is rademacher's, times (P - k) / (P - 1), P being N rounded up to a power of
+      two: each row of H D is a row of random signs, and the rows drawn are distinct.
+    * norm: (sum_i |x_i|^2 |y_i|^2 / p_i - c) / k with p_i = |x_i| / sum |x|; wta: the same over the rows left to
+      chance, with the rows left to draw.
+    """
+    rows = x.shape[0]
+    if size >= rows:
+        return 0.0
+    if kind == "norm" or kind == "wta":
+        return _weighted(x, y, size, kind)
+    if kind == "dct" or kind == "dft":
+        every = torch.arange(rows, device=x.device)
+        x, y = (transforms.transform_rows(each, every, kind) for each in (x, y))
+    x_rows, y_rows = _row_squares(x), _row_squares(y)
+    spread, product = float(x_rows @ y_rows), _product_square(x, y)
+    if kind == "gaussian" or kind == "rademacher":
+        return (float(x_rows.sum() * y_rows.sum()) + product + (fourth_moment(kind) - 3) * spread) / size
+    if kind == "hadamard":
+        padded = 1 << (rows - 1).bit_length()
+        whole = float(x_rows.sum() * y_rows.sum()) + product - 2 * spread
+        return _without_replacement(whole / size, padded, size)
+    drawn = (rows * spread - product) / size
+    return _without_replacement(drawn, rows, size) if kind == "rows_distinct" else drawn
+
+
+def batch_variance(x: Tensor, y: Tensor) -> float:
+    """Return D_SGD^2, the variance that the weight gradient Y^T X has anyway from the choice of its B >= 2 rows.
+
+    B/(B-1) sum_i |x_i|^2 |y_i|^2 - |X^T Y|^2 / (B-1), arXiv 2201.13195, what the variance of a sketch is compared with.
+    """
+    rows = x.shape[0]
+    spread = float(_row_squares(x) @ _row_squares(y))
+    return (rows * spread - _product_square(x, y)) / (rows - 1)
+
+
+def _weighted(x: Tensor, y: Tensor, size: int, kind: samples.Weighted) -> float:
+    norms, order = samples.row_norms(x).sort()
+    kept = int(samples.winners(norms.cumsum(0), size)) if kind == "wta" else 0
+    left = order[: len(order) - kept]
+    spread = float(norms[: len(left)].sum() * (norms[: len(left)] @ _row_squares(y)[left]))
+    return (spread - _product_square(x[left], y[left])) / (size - kept)
+
+
+def _without_replacement(drawn: float, rows: int, size: int) -> float:
+    return drawn * (rows - size) / (rows - 1)
+
+
+def _row_squares(matrix: Tensor) -> Tensor:
+    """Return |x_i|^2 of every row, (N,) float64."""
+    return samples.row_norms(matrix).square()
+
+
+def _product_square(x: Tensor, y: Tensor) -> float:
+    """Return |X^T Y|^2, of a product in the working type."""
+    dtype = working_type(x)
+    return float((x.to(dtype).t() @ y.to(dtype)).double().square().sum())

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from actbench.codecs.sketch import samples
-from actbench.codecs.sketch.precision import CHUNK_BYTES, working_type
+from actbench.codecs.sketch.samples import CHUNK_BYTES, working_type
 from actbench.ops import sketch
 from actbench.ops.sketch import sketch_rows
 
@@ -29,18 +29,9 @@ _LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than 
 
 
 def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tensor:
-    """Return S M / sqrt(k), S (k, rows) of entries of mean 0 and mean square 1.
+    """Return S M / sqrt(k), S (k, rows) of entries of mean 0 and mean square 1: (k, d) in the working type.
 
     Besides the result, at most 2 MiB of S exist at a time, or 64 rows of S^T where these are more.
-
-    Args:
-        matrix: (rows, d), of a float type.
-        seed: 0-d int64 CPU tensor that stands for S.
-        size: k, the rows of the sketch.
-        kind: Distribution of the entries of S.
-
-    Returns:
-        (k, d) in the working type.
     """
     dtype = working_type(matrix)
     total = matrix.new_zeros(size, matrix.shape[1], dtype=dtype)
@@ -57,34 +48,17 @@ _LEAST_COLUMNS = 8
 
 
 def fourier(matrix: Tensor, seed: Tensor, size: int, kind: Fourier) -> Tensor:
-    """Return sqrt(N / k) times k uniformly drawn rows of the transform, with replacement.
-
-    Args:
-        matrix: (N, d), of a float type.
-        seed: 0-d int64 CPU tensor that stands for the draw.
-        size: k.
-        kind: Which transform.
-
-    Returns:
-        (k, d) in the working type.
-    """
+    """Return sqrt(N / k) times k uniformly drawn rows of the transform, with replacement, in the working type."""
     rows = matrix.shape[0]
     chosen = samples.uniform(seed, rows, size, matrix.device)
     return transform_rows(matrix, chosen, kind).mul_((rows / size) ** 0.5)
 
 
 def transform_rows(matrix: Tensor, chosen: Tensor, kind: Fourier) -> Tensor:
-    """Return the chosen rows of the orthonormal transform along the first dimension.
+    """Return the chosen rows of the orthonormal transform along the first dimension, (k, d) in the working type.
 
-    Both are read off one real FFT: row i is ``a_i Re F_f + b_i Im F_f`` of some frequency f.
-
-    Args:
-        matrix: (N, d), of a float type.
-        chosen: (k,) int64 in 0 .. N - 1.
-        kind: ``dft``: rows 0 .. N // 2 are cosines, the rest sines. ``dct``: row i is frequency i.
-
-    Returns:
-        (k, d) in the working type.
+    Both are read off one real FFT: row i is ``a_i Re F_f + b_i Im F_f`` of some frequency f. Rows 0 .. N // 2 of
+    ``dft`` are cosines, the rest sines; row i of ``dct`` is frequency i.
     """
     dtype = working_type(matrix)
     frequency, real, imaginary = (_dct if kind == "dct" else _dft)(chosen, matrix.shape[0])
@@ -102,15 +76,8 @@ def transform_rows(matrix: Tensor, chosen: Tensor, kind: Fourier) -> Tensor:
 def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
     """Return sqrt(P / k) R H D M: signs D, the orthonormal Hadamard transform H over P rows, k different rows R of it.
 
-    P is N rounded up to a power of two; the rows of zeros that are missing are added to a few columns at a time.
-
-    Args:
-        matrix: (N, d), of a float type.
-        seed: 0-d int64 CPU tensor: words 0 .. P - 1 draw the rows, the bits from word P on are the signs.
-        size: k, at most P.
-
-    Returns:
-        (k, d) in the working type.
+    P is N rounded up to a power of two; the rows of zeros that are missing are added to a few columns at a time. Words
+    0 .. P - 1 of the seed draw the rows, the bits from word P on are the signs.
     """
     rows, dtype = matrix.shape[0], working_type(matrix)
     padded = 1 << max(rows - 1, 0).bit_length()

@@ -19,8 +19,7 @@ from actbench.conversion import Conversion, conversion_of, convert
 from actbench.conversion.trainers.changes import noting
 from actbench.conversion.trainers.reading import Watch
 from actbench.errors import ConversionError, UsageError
-from actbench.nn.adapted import adapt, adapted_states
-from actbench.nn.forwardwrapper import ReboundForward
+from actbench.nn.forwardwrapper import ReboundForward, adapt, adapted_states
 from actbench.nn.saved.samplegradients import samples
 from actbench.schemes import Scheme
 
@@ -113,7 +112,7 @@ class Session:
             )
 
     def adapted(self) -> dict[str, Any]:
-        """Return what the scheme has learned while it trained; see :mod:`actbench.nn.adapted`."""
+        """Return what the scheme has learned while it trained; see :mod:`actbench.nn.forwardwrapper`."""
         return adapted_states(self.model)
 
     def adapt(self, states: dict[str, Any]) -> None:

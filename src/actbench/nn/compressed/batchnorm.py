@@ -1,7 +1,16 @@
-"""Batch norm, over several processes too, that packs its input."""
+"""Batch norm, over several processes too, that packs its input.
+
+With xhat = (x - mean) * invstd over M values of a channel, and y = weight * xhat + bias, in training
+
+    dx = weight * invstd * (dy - sum(dy) / M - xhat * sum(dy * xhat) / M)
+
+(Ioffe and Szegedy 2015, arXiv 1502.03167, section 3). The two sums run over the whole batch, so each piece is decoded
+twice: once for them, once for dx. With the statistics of a whole training set, in evaluation, their terms fall away.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +18,89 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
-from actbench.nn.compressed.channels import Statistics, input_gradient, sum_of, sums
-from actbench.nn.compressed.savedinput import Compressed, SavedInput, is_differentiated, load, pack_input, save
-from actbench.nn.precision import cast
+from actbench.nn.compressed.savedinput import (
+    Compressed,
+    RowByRow,
+    SavedInput,
+    is_differentiated,
+    load,
+    save,
+    summed,
+    wide,
+)
+from actbench.nn.precision import cast, cast_all, dtypes_of
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The mean, 1 / deviation and weight (None for ones) of each channel that a batch was normalised with."""
+
+    mean: Tensor
+    invstd: Tensor
+    weight: Tensor | None
+
+    def deviation(self, x: Tensor) -> Tensor:
+        """Return ``x - mean``, in float32 for halves."""
+        return x.to(wide(x.dtype)) - _over_channels(self.mean, x)
+
+    def slope(self, x: Tensor) -> Tensor:
+        """Return ``weight * invstd``, to be multiplied with x."""
+        return _over_channels(
+            self.invstd if self.weight is None else self.invstd * self.weight.to(self.invstd.dtype), x
+        )
+
+
+def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
+    """Return the sums over each channel of dy and of dy (x - mean), in float32 for halves."""
+
+    def of(piece: slice) -> tuple[Tensor, Tensor]:
+        part = grad[piece].to(wide(grad.dtype))
+        return _per_channel(part), _per_channel(statistics.deviation(saved.rows(piece)).mul_(part))
+
+    gathered = summed(saved.pieces(), of)
+    assert gathered[0] is not None
+    assert gathered[1] is not None
+    return gathered[0], gathered[1]
+
+
+def sum_of(grad: Tensor) -> Tensor:
+    """Return the sum over each channel of dy, in float32 for halves."""
+    return grad.sum(_others(grad), dtype=wide(grad.dtype))
+
+
+def input_gradient(
+    saved: SavedInput, grad: Tensor, statistics: Statistics, mean_dy: Tensor, mean_dy_deviation: Tensor
+) -> Tensor | None:
+    """Return dx in training, given both sums over M; the second is of dy (x - mean)."""
+    found = RowByRow(grad.shape[0])
+    inclination = mean_dy_deviation * statistics.invstd.to(mean_dy.dtype).square()
+
+    def write(piece: slice) -> None:
+        x, part = saved.rows(piece), grad[piece]
+        room = found.room(piece, x)
+        work = room if room.dtype == wide(room.dtype) else torch.empty_like(room, dtype=wide(room.dtype))
+        torch.sub(x, _over_channels(statistics.mean, x), out=work).mul_(_over_channels(inclination, x))
+        torch.sub(part, work, out=work).sub_(_over_channels(mean_dy, part)).mul_(statistics.slope(part))
+        room.copy_(work)
+
+    for piece in saved.pieces():
+        write(piece)
+    return found.whole
+
+
+def _per_channel(x: Tensor) -> Tensor:
+    return x.sum(_others(x))
+
+
+def _over_channels(values: Tensor, x: Tensor) -> Tensor:
+    """Return a number for each channel, to be combined with x, in float32 for halves."""
+    return values.to(wide(x.dtype)).view(-1, *(1 for _ in range(x.dim() - 2)))
+
+
+def _others(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.dim()) if dim != 1]
 
 
 class BatchNormalization(torch.autograd.Function):
@@ -34,9 +121,9 @@ class BatchNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised batch; update the running statistics in training."""
         ctx.training, ctx.eps = training, eps
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
-        packed = pack_input(x, packer, site, needed=for_weight or (for_x and training))
+        packed = packer.pack(x, site) if for_weight or (for_x and training) else None
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
             x, weight, bias, *running, training, momentum, eps, torch.backends.cudnn.enabled
         )
@@ -104,7 +191,7 @@ class BatchNorm(Compressed):
         return output
 
     def is_worth(self, x: Tensor) -> bool:
-        """Return whether a gradient is wanted, and there is more than a number of each channel to keep for it."""
+        """Return whether a gradient is wanted, and each channel has more than one number."""
         return x.dim() > 1 and x.numel() > x.shape[1] and is_differentiated(x, self.weight, self.bias)
 
     def running(self) -> tuple[Tensor | None, Tensor | None]:
@@ -137,7 +224,7 @@ class CompressedBatchNorm3d(BatchNorm, nn.BatchNorm3d):
 
 
 class SyncBatchNormalization(torch.autograd.Function):
-    """Torch's own function with another memory: its forward runs as it is, its backward in pieces of the batch."""
+    """Torch's own function, whose backward runs in pieces of the batch."""
 
     @staticmethod
     def forward(
@@ -154,8 +241,8 @@ class SyncBatchNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised batch; update the running statistics."""
         ctx.group = group
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
-        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        ctx.dtypes = dtypes_of(x, weight, bias)
+        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
         exact = _Context()
         size = distributed.get_world_size(group)
         output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
@@ -168,7 +255,7 @@ class SyncBatchNormalization(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias, where they are wanted; those of the last two of this process."""
+        """Return the gradients of x, weight and bias where they are wanted; the last two are of this process."""
         ctx.site.see_gradient(grad)
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         saved, (weight, mean, invstd, counts) = load(ctx, grad)
@@ -183,12 +270,10 @@ class SyncBatchNormalization(torch.autograd.Function):
                 both = torch.stack([sum_dy, sum_dy_deviation])
                 distributed.all_reduce(both, group=ctx.group)
                 found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
-        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), *(None,) * 6
+        return *cast_all(found, ctx.dtypes), *(None,) * 6
 
 
 class _Context(SimpleNamespace):
-    """Stands in for autograd's context where torch's function saves what it would keep."""
-
     load: tuple[Tensor, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None:
@@ -199,7 +284,7 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
     """``nn.SyncBatchNorm``."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
-        """Return what the exact layer returns, bit for bit; without a group of processes, as batch norm does."""
+        """Return what the exact layer returns, bit for bit; without a process group, what batch norm returns."""
         if not (self.training and distributed.is_available() and distributed.is_initialized()):
             return super().forward(input)
         group = self.process_group or distributed.group.WORLD

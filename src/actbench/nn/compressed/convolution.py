@@ -14,20 +14,19 @@ from actbench.nn.compressed.savedinput import (
     Sums,
     is_differentiated,
     load,
-    pack_input,
     save,
     summed,
 )
-from actbench.nn.precision import cast, no_autocast, product_dtype
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
 
 class Convolution(torch.autograd.Function):
-    """A convolution whose weight's gradient is found from what was packed of the input.
+    """A convolution that finds the gradient of its weight from what was packed of the input.
 
-    That gradient is found first, and what was decoded for it is freed before the gradient of the input is made, which
-    needs no input: beside the gradient of the output one of the two is alive, not both.
+    It does so first, and frees the decoded input before it makes the gradient of the input, which needs no values:
+    beside the gradient of the output one of the two is alive, not both.
     """
 
     @staticmethod
@@ -42,9 +41,9 @@ class Convolution(torch.autograd.Function):
     ) -> Tensor:
         """Return the convolution in autocast's type, where it is on."""
         ctx.geometry, ctx.shape = geometry, x.shape
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
+        ctx.dtypes = dtypes_of(x, weight, bias)
         ctx.format = _channels_last(x)
-        packed = pack_input(x, packer, site, needed=ctx.needs_input_grad[1])
+        packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
         if site.watched:
             site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, packed, site, packer, weight, by_row=geometry.has_batch(x))
@@ -70,7 +69,7 @@ class Convolution(torch.autograd.Function):
                 )
             if for_x:
                 found[0] = _input_gradient(ctx, grad, weight)
-        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None, None, None
+        return *cast_all(found, ctx.dtypes), None, None, None
 
 
 def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
@@ -97,7 +96,7 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
 
 
 def _channels_last(x: Tensor) -> torch.memory_format | None:
-    """Return the format of channels last that x has, and not also the usual one; None for others."""
+    """Return the channels-last format of x; None where x lies in another, or in the usual one too."""
     if x.is_contiguous():
         return None
     for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):

@@ -1,14 +1,15 @@
-"""Dropout with torch's own random numbers, of which one bit an element is kept.
+"""Dropout with torch's own random numbers, of which one bit an element is packed.
 
-On CUDA torch drops with one operator, ``native_dropout``, and keeps its mask of one byte an element. Elsewhere, in
-place and for whole channels it multiplies by noise that is 0 or 1 / (1 - p), and keeps the noise, in the type of the
-input. Output, generator and gradient are torch's, bit for bit; its backward multiplies too, so that an infinite
-gradient at a dropped element gives NaN in both.
+On CUDA torch drops with one operator, ``native_dropout``, and saves its mask, one byte an element. Elsewhere, in place
+and for whole channels it multiplies by noise that is 0 or 1 / (1 - p), and saves the noise in the type of the input.
+Output, generator and gradient are torch's, bit for bit; the backward pass multiplies too, so that an infinite gradient
+at a dropped element gives NaN in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ aten = torch.ops.aten
 
 
 class FusedDropout(torch.autograd.Function):
-    """CUDA's operator, whose mask is packed."""
+    """CUDA's operator, with its mask packed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
@@ -93,13 +94,7 @@ def _channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _piece_by_piece(function: Callable[[Tensor, int, int], Tensor], grad: Tensor, order: list[int] | None) -> Tensor:
-    """Return what a function gives for the gradient, which is laid out in this order.
-
-    Args:
-        function: From a piece of the flat gradient, and the places where it begins and ends, to one of the result.
-        grad: The gradient of the output.
-        order: The dimensions of the input as they lay in memory; None for contiguous.
-    """
+    """Return ``function(piece, first, last)`` of all pieces of the flat gradient, laid out in this order."""
     lying = in_order(grad, order)
     flat, cuts = lying.view(-1), list(pieces(grad.numel()))
     if len(cuts) == 1:
@@ -116,18 +111,14 @@ def _drops(x: Tensor, p: float, training: bool, inplace: bool) -> bool:
 
 
 def _is_cuda(x: Tensor) -> bool:
-    """Return whether torch drops elements of x by one operator; fake cpu tensors stand for those of a CUDA device."""
+    """Return whether torch drops by one operator here; fake cpu tensors stand for those of a CUDA device."""
     return x.is_cuda or (isinstance(x, FakeTensor) and not hostmemory.is_the_device())
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.dropout``.
+    """Return ``F.dropout``, of the same arguments: ``ceil(input.numel() / 8)`` bytes are packed.
 
-    Args:
-        input: Any shape, strides and floating-point type; ``ceil(input.numel() / 8)`` bytes are kept.
-        p: The share that is dropped; at 0 and 1 torch keeps nothing, and it is torch's function that runs.
-        training: Whether anything is dropped.
-        inplace: Whether the input is overwritten.
+    Torch's function runs where p is 0 or 1, since torch saves nothing then.
     """
     if not _drops(input, p, training, inplace):
         return F.dropout(input, p, training, inplace)
@@ -139,23 +130,16 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
     return output
 
 
-def dropout1d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.dropout1d``: of (N, C, L), ``ceil(N * C / 8)`` bytes are kept; an unbatched input is left to torch."""
-    return _by_channel(F.dropout1d, 3, input, p, training, inplace)
+def channel_dropout(dims: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
+    """Return ``F.dropout1d`` to ``F.dropout3d``, of the same arguments: ``ceil(N * C / 8)`` bytes are packed.
 
-
-def dropout2d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.dropout2d``, of (N, C, H, W)."""
-    return _by_channel(F.dropout2d, 4, input, p, training, inplace)
-
-
-def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.dropout3d``, of (N, C, D, H, W)."""
-    return _by_channel(F.dropout3d, 5, input, p, training, inplace)
-
-
-def _by_channel(exact: Callable[..., Tensor], dims: int, x: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
-    if x.dim() != dims or not _drops(x, p, training, inplace):
-        return exact(x, p, training, inplace)
-    output: Tensor = NoisyDropout.apply(x, p, True, inplace)
+    An input without the dimension of the batch is left to torch.
+    """
+    exact: Callable[..., Tensor] = getattr(F, f"dropout{dims}d")
+    if input.dim() != dims + 2 or not _drops(input, p, training, inplace):
+        return exact(input, p, training, inplace)
+    output: Tensor = NoisyDropout.apply(input, p, True, inplace)
     return output
+
+
+dropout1d, dropout2d, dropout3d = (partial(channel_dropout, dims) for dims in (1, 2, 3))

@@ -1,4 +1,4 @@
-"""How a convolution lies on its input: what torch's convolution layers and functions say, in one value."""
+"""The constants of a convolution, read from torch's layers and functions into one value."""
 
 from __future__ import annotations
 
@@ -20,12 +20,8 @@ class Geometry:
     """The constants of a convolution, a number for each spatial dimension.
 
     Attributes:
-        stride: Of the windows.
         padding: With zeros, the same on both sides.
-        dilation: Of the kernel.
-        groups: Of channels.
-        transposed: Whether it is a transposed convolution.
-        output_padding: Of a transposed one.
+        output_padding: Of a transposed convolution.
         pads: What the input is padded with before, as ``F.pad`` takes it; empty for nothing.
         mode: How it is padded before, as ``F.pad`` names it.
     """
@@ -41,11 +37,9 @@ class Geometry:
 
     @classmethod
     def of(cls, layer: Any, output_padding: Sequence[int] | None = None) -> Geometry:
-        """Return the geometry of a layer of torch's.
+        """Return the geometry of ``nn.Conv1d`` to ``nn.Conv3d`` or a transposed one.
 
-        Args:
-            layer: ``nn.Conv1d`` to ``nn.Conv3d`` with any padding, or a transposed one.
-            output_padding: In place of the layer's, which a transposed one finds from a wanted output size.
+        ``output_padding`` takes the place of the layer's, where a transposed layer is asked for an output size.
         """
         is_plain = layer.padding_mode == "zeros"
         given = cls.called(
@@ -101,15 +95,15 @@ class Geometry:
     ) -> Tensor:
         """Return the gradient of a padded batch, which needs no values of it.
 
-        On the CPU it is the convolution the other way round: ``convolution_backward`` would copy the batch there, also
+        On the CPU it is the convolution the other way round: ``convolution_backward`` would copy the batch there, even
         one that is a single zero seen everywhere, where on CUDA it reads no more than its shape. Both have the same
         bits, but for groups of channels last, which are therefore left to the latter.
 
         Args:
-            grad: That of the output.
+            grad: Of the output.
             size: Of the padded batch.
             weight: As torch's function takes it.
-            layout: How the batch lies, if it has channels last; None for the usual way.
+            layout: The channels-last format of the batch; None for the usual one.
         """
         if layout is not None:  # no batch tells torch how its gradient is to lie
             weight = weight.contiguous(memory_format=layout)
@@ -121,7 +115,7 @@ class Geometry:
         return found
 
     def _uncovered(self, output: Sequence[int], size: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """Return how many of the last elements of the input lie under no window; of a transposed convolution, none."""
+        """Return how many of the last elements of the input lie under no window; none for a transposed convolution."""
         if self.transposed:
             return (0,) * len(self.stride)
         numbers = zip(output, size, kernel, self.stride, self.padding, self.dilation, strict=True)
@@ -133,11 +127,7 @@ class Geometry:
     def share_inside(self, size: Sequence[int], kernel: Sequence[int]) -> float:
         """Return which share of the elements under all windows lies in the input and not in the zeros around it.
 
-        Of a transposed convolution, whose windows lie on the output, it is 1.
-
-        Args:
-            size: Of the input, ``x.shape[2:]``.
-            kernel: Its size, ``weight.shape[2:]``.
+        It is 1 for a transposed convolution, whose windows lie on the output. ``size`` and ``kernel`` are spatial.
         """
         return 1.0 if self.transposed else _share_inside(self, tuple(size), tuple(kernel))
 

@@ -1,19 +1,145 @@
-"""Which layers have a form that packs its input."""
+"""Which layers and functions have a form that packs their input, or keeps an exact small code of it."""
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from actbench.nn.compressed import batchnorm, convolution, linear
+from actbench.nn.activations import function_of
+from actbench.nn.compressed import averages, batchnorm, convolution, dropout, linear, pool, relu
 from actbench.nn.compressed import norms as norms_
-from actbench.nn.compressed.exactcodes import coded
 from actbench.nn.compressed.savedinput import Compressed
-from actbench.nn.replacement import inherit
+from actbench.nn.piecewise import Piecewise
+from actbench.nn.replacement import standing_in
 from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.stepwise import StepwiseActivation
+
+_C: Any = torch._C._nn
+
+
+class SmallCodes(dict[Callable[..., Any], Callable[..., Any]]):
+    """Rules for :class:`~actbench.nn.wrapped.Intercepted`; a copy or pickle makes them anew."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return small_codes, ()
+
+
+def small_codes() -> SmallCodes:
+    """Return what replaces torch's rectifiers, dropout and pools, under each name, to pack exact small codes."""
+    return SmallCodes(_RECTIFIERS | _OVERWRITING | _DROPOUTS | _POOLS)
+
+
+def _train_dropout(input: Tensor, p: float, train: bool, inplace: bool = False) -> Tensor:  # noqa: A002
+    return dropout.dropout(input, p, train, inplace)
+
+
+Functions = dict[Any, Callable[..., Any]]
+
+_RECTIFIERS: Functions = {
+    F.relu: relu.relu,
+    torch.relu: relu.relu,
+    Tensor.relu: relu.relu,
+    F.leaky_relu: relu.leaky_relu,
+    F.relu6: relu.relu6,
+    F.hardtanh: relu.hardtanh,
+    F.hardsigmoid: relu.hardsigmoid,
+    F.hardshrink: relu.hardshrink,
+    Tensor.hardshrink: relu.hardshrink,
+    F.softshrink: relu.softshrink,
+    F.threshold: relu.threshold,
+    torch.threshold: relu.threshold,
+}
+_OVERWRITING: Functions = {
+    torch.relu_: partial(relu.relu, inplace=True),
+    Tensor.relu_: partial(relu.relu, inplace=True),
+    _C.leaky_relu_: partial(relu.leaky_relu, inplace=True),
+    _C.hardtanh_: partial(relu.hardtanh, inplace=True),
+    torch.threshold_: partial(relu.threshold, inplace=True),
+}
+_DROPOUTS: Functions = {
+    F.dropout: dropout.dropout,
+    F.dropout1d: dropout.dropout1d,
+    F.dropout2d: dropout.dropout2d,
+    F.dropout3d: dropout.dropout3d,
+    torch.dropout: _train_dropout,
+    torch.dropout_: partial(_train_dropout, inplace=True),
+}
+_POOLS: Functions = {
+    F.max_pool1d: pool.max_pool1d,
+    F.max_pool2d: pool.max_pool2d,
+    F.max_pool3d: pool.max_pool3d,
+    torch.max_pool1d: pool.max_pool1d,
+    torch.max_pool2d: pool.max_pool2d,
+    torch.max_pool3d: pool.max_pool3d,
+    F.avg_pool1d: averages.avg_pool1d,
+    F.avg_pool2d: averages.avg_pool2d,
+    F.avg_pool3d: averages.avg_pool3d,
+    F.adaptive_avg_pool1d: averages.adaptive_avg_pool1d,
+    F.adaptive_avg_pool2d: averages.adaptive_avg_pool2d,
+    F.adaptive_avg_pool3d: averages.adaptive_avg_pool3d,
+}
+
+_DROPPING = ("p", "training", "inplace")
+_MAXIMA = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+_AVERAGING = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+
+_CALLS: dict[type[nn.Module], tuple[Callable[..., Any], tuple[str, ...]]] = {
+    nn.ReLU: (relu.relu, ("inplace",)),
+    nn.Dropout: (dropout.dropout, _DROPPING),
+    nn.Dropout1d: (dropout.dropout1d, _DROPPING),
+    nn.Dropout2d: (dropout.dropout2d, _DROPPING),
+    nn.Dropout3d: (dropout.dropout3d, _DROPPING),
+    nn.MaxPool1d: (pool.max_pool1d, _MAXIMA),
+    nn.MaxPool2d: (pool.max_pool2d, _MAXIMA),
+    nn.MaxPool3d: (pool.max_pool3d, _MAXIMA),
+    nn.AvgPool1d: (averages.avg_pool1d, _AVERAGING),
+    nn.AvgPool2d: (averages.avg_pool2d, (*_AVERAGING, "divisor_override")),
+    nn.AvgPool3d: (averages.avg_pool3d, (*_AVERAGING, "divisor_override")),
+    nn.AdaptiveAvgPool1d: (averages.adaptive_avg_pool1d, ("output_size",)),
+    nn.AdaptiveAvgPool2d: (averages.adaptive_avg_pool2d, ("output_size",)),
+    nn.AdaptiveAvgPool3d: (averages.adaptive_avg_pool3d, ("output_size",)),
+}
+"""What a layer of a class calls, and the attributes that it gives it in turn."""
+
+_STEPPED = (nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold)
+
+
+def _coded_class(kind: type[Any], function: Callable[..., Any], attributes: tuple[str, ...]) -> type[nn.Module]:
+    """Return a subclass with another forward, named in this module so that pickle finds it."""
+
+    def forward(self: Any, input: Tensor) -> Any:  # noqa: A002  (the name that torch's layers give it)
+        return function(input, *(getattr(self, name) for name in attributes))
+
+    made = type(f"Coded{kind.__name__}", (kind,), {"forward": forward, "__module__": __name__})
+    globals()[made.__name__] = made
+    return made
+
+
+CODED = {kind: _coded_class(kind, *call) for kind, call in _CALLS.items()}
+"""For exactly these classes, a subclass that keeps an exact small code."""
+
+
+def coded(layer: nn.Module) -> nn.Module | None:
+    """Return a layer with the identity of ``layer`` that packs an exact small code, or None where there is none.
+
+    Rectifiers pack a bit an element, dropout a bit an element or channel, max pools 1 to 8 bits a maximum, average
+    pools nothing. A layer on which a forward is bound is left alone.
+    """
+    kind: type[Any] = type(layer)
+    if "forward" in vars(layer):
+        return None
+    if kind in CODED:
+        return standing_in(layer, CODED[kind])
+    function = function_of(layer) if kind in _STEPPED else None
+    return StepwiseActivation(layer, function, function.label) if isinstance(function, Piecewise) else None
+
 
 STANDS_FOR: dict[type[nn.Module], type[Compressed]] = {
     nn.Conv1d: convolution.CompressedConv1d,
@@ -36,17 +162,13 @@ _NORMS = (batchnorm.BatchNorm, norms_.CompressedLayerNorm, norms_.CompressedGrou
 
 
 def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms: bool = True) -> nn.Module | None:
-    """Return a layer with the identity of ``layer`` that packs its input, or an exact small code.
+    """Return a layer with the identity of ``layer`` that packs its input or an exact small code; None if there is none.
 
     Args:
-        layer: Not changed. Its parameters, buffers, hooks and train/eval flag are shared with the new layer.
-        packer: Keeps for the whole model.
+        layer: Not changed; the new layer shares its parameters, buffers, hooks and train/eval flag.
+        packer: That of the model.
         site: The layer's input.
         norms: Whether norms have such a form.
-
-    Returns:
-        A layer of a subclass (another layer for rectifiers other than ReLU), or None for a class that has no such
-        form, and for a layer on which another forward is bound.
     """
     if "forward" in vars(layer):
         return None
@@ -56,30 +178,19 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
         return coded(layer)
     if not norms and issubclass(cls, _NORMS):
         return None
-    new: Any = cls.__new__(cls)
-    nn.Module.__init__(new)
-    new.packer, new.site = packer, site
-    inherit(new, layer)
-    return new  # type: ignore[no-any-return]
+    return standing_in(layer, cls, packer=packer, site=site)  # type: ignore[return-value]  # it is of a layer too
 
 
 @functools.cache
 def compressed_class(kind: type[Any]) -> type[Compressed] | None:
-    """Return the class that stands in for exactly ``kind``, or None.
-
-    ``Conv1D`` of transformers (a linear layer with a (d_in, d_out) weight) is known by its name, so that a model
-    without it needs no transformers.
-    """
-    if f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D":
+    """Return the class that stands in for exactly ``kind``, or None."""
+    if linear.is_conv1d(kind):
         return type("CompressedConv1D", (linear.Linear, kind), {"transposed": True, "__module__": __name__})
     return STANDS_FOR.get(kind)
 
 
 def fan_in(layer: Compressed) -> int | None:
-    """Return how many elements of a layer's input each element of its output is made of; None of a norm.
-
-    Of a transposed convolution with a stride that is the average.
-    """
+    """Return how many elements of a layer's input each output element is made of, on average; None for a norm."""
     weight: Any = getattr(layer, "weight", None)
     if isinstance(layer, convolution.Transposed):
         return int(weight[:, 0].numel()) // layer.groups // math.prod(layer.stride)

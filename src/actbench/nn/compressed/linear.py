@@ -1,26 +1,32 @@
-"""Linear layers, transformers' ``Conv1D`` too, that pack their input."""
+"""Linear layers, transformers' ``Conv1D`` too, that pack their input whole or as a random sketch of its rows."""
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from actbench.codecs.sketch import Sketching, fresh_sketch, project
+from actbench.nn import savedtensors
 from actbench.nn.compressed.savedinput import (
     Compressed,
     SavedInput,
     Sums,
     is_differentiated,
     load,
-    pack_input,
     save,
     summed,
 )
-from actbench.nn.precision import cast, no_autocast, product_dtype
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
+from actbench.nn.replacement import standing_in
 from actbench.nn.saved import SavedTensors, SiteState
+from actbench.nn.savedtensors import SharingTable, WeakTensors
+from actbench.ops.library import traced
 
 
 class Product(torch.autograd.Function):
@@ -37,13 +43,10 @@ class Product(torch.autograd.Function):
         site: SiteState,
     ) -> Tensor:
         """Return the product in autocast's type, where it is on."""
-        ctx.transposed, ctx.shape = transposed, x.shape
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
-        packed = pack_input(x, packer, site, needed=ctx.needs_input_grad[1])
+        ctx.transposed, ctx.shape, ctx.dtypes = transposed, x.shape, dtypes_of(x, weight, bias)
+        packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
         save(ctx, packed, site, packer, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
-        dtype = product_dtype(x)
-        with no_autocast(x):
-            return _product(x.to(dtype), weight.to(dtype), cast(bias, dtype), transposed)
+        return _product(x, weight, bias, product_dtype(x), transposed)
 
     @staticmethod
     @first_order
@@ -51,24 +54,77 @@ class Product(torch.autograd.Function):
         """Return the gradients of x, W and b, where they are wanted."""
         ctx.site.see_gradient(grad)
         saved, (weight,) = load(ctx, grad)
-        found: list[Tensor | None] = [None, None, None]
+        for_x, for_weight, for_bias = None, None, None
         with no_autocast(grad):
             if ctx.needs_input_grad[1]:
-                found[1] = _weight_gradient(saved, grad, ctx.transposed)
+                for_weight = _weight_gradient(saved, grad, ctx.transposed)
             rows = _rows(grad)
             if ctx.needs_input_grad[0]:
-                weight = weight.to(grad.dtype)
-                found[0] = (rows @ (weight.t() if ctx.transposed else weight)).view(ctx.shape)
+                for_x = _input_gradient(ctx, rows, weight)
             if ctx.needs_input_grad[2]:
-                found[2] = rows.sum(0)
-        return *(cast(each, dtype) for each, dtype in zip(found, ctx.dtypes, strict=True)), None, None, None
+                for_bias = rows.sum(0)
+        return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None, None, None
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    if not transposed:
-        return F.linear(x, weight, bias)
-    product = _rows(x) @ weight if bias is None else torch.addmm(bias, _rows(x), weight)
-    return product.view(*x.shape[:-1], -1)
+class SketchedProduct(torch.autograd.Function):
+    """x W^T + b, exact in all but the gradient of W, which is estimated from a sketch of x.
+
+    The key is saved beside the sketch and not on ``ctx``: under non-re-entrant checkpointing saved tensors come from
+    the recomputation and ``ctx`` from the first forward, and a sketch of one seed must not meet the other.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        sketch: Tensor,
+        key: Tensor,
+        sketching: Sketching,
+        transposed: bool,
+    ) -> Tensor:
+        """Return the product in the type of the sketch (autocast's, where it is on)."""
+        ctx.sketching, ctx.transposed, ctx.shape, ctx.dtypes = (
+            sketching,
+            transposed,
+            x.shape,
+            dtypes_of(x, weight, bias),
+        )
+        ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
+        return _product(x, weight, bias, sketch.dtype, transposed)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, W and b; those of x and b as the exact layer's."""
+        sketch, key, weight = ctx.saved_tensors
+        for_x = for_weight = for_bias = None
+        with no_autocast(grad):
+            rows = _rows(grad)
+            if ctx.needs_input_grad[0]:
+                for_x = cast(_input_gradient(ctx, rows, weight), ctx.dtypes[0])
+            if ctx.needs_input_grad[1]:
+                projected = project(rows, key, sketch.shape[0], ctx.sketching.kind).to(sketch.dtype)
+                left, right = (sketch, projected) if ctx.transposed else (projected, sketch)
+                for_weight = cast(left.t() @ right, ctx.dtypes[1])
+            if ctx.needs_input_grad[2]:
+                for_bias = rows.sum(0)
+        return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None, None, None, None
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, transposed: bool) -> Tensor:
+    with no_autocast(x):
+        x, weight, bias = x.to(dtype), weight.to(dtype), cast(bias, dtype)
+        if not transposed:
+            return F.linear(x, weight, bias)
+        product = _rows(x) @ weight if bias is None else torch.addmm(bias, _rows(x), weight)
+        return product.view(*x.shape[:-1], -1)
+
+
+def _input_gradient(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+    weight = weight.to(rows.dtype)
+    return (rows @ (weight.t() if ctx.transposed else weight)).view(ctx.shape)
 
 
 def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tensor | None:
@@ -92,14 +148,7 @@ class Linear(Compressed):
     transposed: ClassVar[bool] = False
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
-        """Return what the exact layer returns, bit for bit.
-
-        Args:
-            input: (..., d_in).
-
-        Returns:
-            (..., d_out).
-        """
+        """Return (..., d_out) of (..., d_in) as the exact layer does, bit for bit."""
         if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
@@ -109,3 +158,86 @@ class Linear(Compressed):
 
 class CompressedLinear(Linear, nn.Linear):
     """``nn.Linear``."""
+
+
+Sketch = tuple[Tensor, ...]
+"""What is packed of X: its sketch, (k, d_in) in the type of the product, and the key that S is made again from.
+
+The key is a 0-d int64 seed on the CPU, 8 bytes, or for ``norm`` and ``wta`` (k,) int32 row numbers, 4 k bytes.
+"""
+
+
+class Sketched(nn.Module):
+    """What a layer gains when its class is put before its own: the sketch in place of the saved input.
+
+    Attributes:
+        sharing: The sketches of the whole model, so that layers with one input pack one.
+    """
+
+    weight: Tensor
+    bias: Any
+    sketching: Sketching
+    sharing: SharingTable[Sketch]
+    transposed: ClassVar[bool] = False
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Return (..., d_out) of (..., d_in) as the exact layer does, bit for bit."""
+        rows = math.prod(input.shape[:-1])
+        size = self.sketching.size(rows)
+        if not torch.is_grad_enabled() or not self.weight.requires_grad or size >= rows:
+            exact: Tensor = super().forward(input)
+            return exact
+        sketch, key = self._sketch(input, size)
+        product: Tensor = SketchedProduct.apply(
+            input, self.weight, self.bias, sketch, key, self.sketching, self.transposed
+        )
+        return product
+
+    def extra_repr(self) -> str:
+        """Add the sketch to what the layer says of itself."""
+        return f"{super().extra_repr()}, {self.sketching}"
+
+    @torch.no_grad()
+    def _sketch(self, x: Tensor, size: int) -> Sketch:
+        dtype = product_dtype(x)
+        if traced():  # a graph has no storages to know a tensor by
+            return self._make(x, size, dtype)
+        purpose = (size, self.sketching.kind, dtype)
+        sketch = self.sharing.recall(x, purpose)
+        if sketch is None:
+            sketch = self._make(x, size, dtype)
+            self.sharing.remember(x, WeakTensors(*sketch), purpose)
+        return sketch
+
+    def _make(self, x: Tensor, size: int, dtype: torch.dtype) -> Sketch:
+        with no_autocast(x):
+            sketch, key = fresh_sketch(_rows(x), size, self.sketching.kind, dtype)
+        savedtensors.packed(x, sketch, key)
+        return sketch, key
+
+
+class SketchedLinear(Sketched, nn.Linear):
+    """``nn.Linear`` that packs a sketch of its input."""
+
+
+def is_conv1d(kind: type[Any]) -> bool:
+    """Return whether a class is ``Conv1D`` of transformers: a linear layer with a (d_in, d_out) weight.
+
+    It is known by its name, so that a model without it needs no transformers.
+    """
+    return f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D"
+
+
+@functools.cache
+def sketched_class(kind: type[Any]) -> type[Sketched] | None:
+    """Return the class that stands in for exactly ``kind``, or None."""
+    if is_conv1d(kind):
+        return type("SketchedConv1D", (Sketched, kind), {"transposed": True, "__module__": __name__})
+    return SketchedLinear if kind is nn.Linear else None
+
+
+def sketched(layer: nn.Module, sketching: Sketching, sharing: SharingTable[Sketch]) -> Sketched | None:
+    """Return a sketched layer with the identity of ``layer``, or None for a class that has no sketched form."""
+    kind: type[Any] = type(layer)
+    cls = sketched_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
+    return None if cls is None else standing_in(layer, cls, sketching=sketching, sharing=sharing)

@@ -1,4 +1,4 @@
-"""What stands around the forward of a model whose layers pack their input."""
+"""The forward of a model whose layers pack their input."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from actbench.errors import ConversionError, NothingToConvertError
-from actbench.nn.census import census
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.hooked.forward import HookedForward
 from actbench.nn.hooked.hooks import OwnHooks, activated
 from actbench.nn.refusals import refuse_compiled
-from actbench.nn.replacement import Rule, swap
+from actbench.nn.replacement import Rule, census, swap
 from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.wrapped import Inner, WrappedForward, Wrapper, bind_entries, given_by_others
@@ -29,15 +28,15 @@ COMPRESSED = (
 
 
 class PackingInputs(Wrapper):
-    """What the passes through a model whose layers keep their inputs need around them.
+    """What the passes through a model whose layers pack their inputs need around them.
 
     Args:
         packer: That of the layers.
-        allocation: What shares the bits out among them; None leaves them as they are.
-        empty_cache_threshold: Share of the memory that torch has reserved on a CUDA device below which what is not in
-            use is given back before each pass; None for never.
-        hooked: Whether parts of the model have hooks of their own. Blocks around these are then recomputed in the form
-            in which the hooks pack what the second run saves, and nothing is packed of the first.
+        allocation: Shares the bits out among the layers; None leaves them as they are.
+        empty_cache_threshold: Share of the memory reserved by torch on a CUDA device below which what is not in use is
+            given back before each pass; None for never.
+        hooked: Whether parts of the model have hooks of their own. Recomputed blocks around these then pack what the
+            second run saves, and nothing of the first.
         whole_model: Whether the module is the model: what it is called with is then somebody else's, and is left.
     """
 
@@ -56,7 +55,7 @@ class PackingInputs(Wrapper):
         self._first_entry: str | None = None
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
-        """Tell the packer which tensors are somebody else's, and the allocation that a step begins; run a pass."""
+        """Exclude what others hold, begin a step of the bit allocation, and run the pass."""
         self.packer.exclude.add(given_by_others((args, kwargs), graphless=bool(entry) or not self.whole_model))
         if self.allocation is not None and module.training and self._begins_step(entry):
             self.allocation.begin()
@@ -66,7 +65,7 @@ class PackingInputs(Wrapper):
             return inner(module, *args, **kwargs)
 
     def _begins_step(self, entry: str) -> bool:
-        """Return whether a pass is the first of its step: of several parts of a model that one of them is."""
+        """Return whether a pass is the first of its step: of several parts of a model, one counts."""
         if self._first_entry is None and entry:
             self._first_entry = entry
         return entry in ("", self._first_entry)
@@ -81,16 +80,7 @@ class PackingInputs(Wrapper):
 
 
 class CompressedForward(WrappedForward):
-    """The forward of a model whose layers pack their input.
-
-    Args:
-        module: The model.
-        packer: See :class:`PackingInputs` for this and the others.
-        allocation: What shares the bits out, or None.
-        empty_cache_threshold: When memory is given back, or None.
-        hooked: Whether parts of the model have hooks of their own.
-        whole_model: Whether the module is the model, and no part of one.
-    """
+    """The forward of a model whose layers pack their input; see :class:`PackingInputs` for the arguments."""
 
     wrapper: PackingInputs
 
@@ -147,7 +137,7 @@ class CompressedForward(WrappedForward):
         return self.wrapper.allocation
 
     def adapted(self) -> Any:
-        """Return what the sites and the allocation know; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return what the sites and the allocation know; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         sites = {path: site.adapted() for path, site in self._sites().items()}
         return {"places": sites, "allocation": self.allocation and self.allocation.adapted()}
 

@@ -17,17 +17,16 @@ from actbench.nn.compressed.savedinput import (
     Sums,
     is_differentiated,
     load,
-    pack_input,
     save,
     summed,
 )
-from actbench.nn.precision import cast, no_autocast, norm_dtype
+from actbench.nn.precision import cast, dtypes_of, no_autocast, norm_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
 
 class LayerNormalization(torch.autograd.Function):
-    """Layer norm, whose backward pass has what was packed of the input, and the exact statistics of each row."""
+    """Layer norm from the packed input and the exact statistics of each row."""
 
     @staticmethod
     def forward(
@@ -42,8 +41,8 @@ class LayerNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised rows, in float32 under autocast on CUDA."""
         ctx.normalized, ctx.cast = tuple(normalized), norm_dtype(x)
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
-        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        ctx.dtypes = dtypes_of(x, weight, bias)
+        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (x, weight, bias))
             output, mean, rstd = _layer_norm(wide, ctx.normalized, *parameters, eps)
@@ -69,7 +68,7 @@ class LayerNormalization(torch.autograd.Function):
 
 
 class GroupNormalization(torch.autograd.Function):
-    """Group norm, whose backward pass has what was packed of the input, and the exact statistics of each group."""
+    """Group norm from the packed input and the exact statistics of each group."""
 
     @staticmethod
     def forward(
@@ -84,8 +83,8 @@ class GroupNormalization(torch.autograd.Function):
     ) -> Tensor:
         """Return the normalised groups, in float32 under autocast on CUDA."""
         ctx.groups, ctx.cast = groups, norm_dtype(x)
-        ctx.dtypes = [None if each is None else each.dtype for each in (x, weight, bias)]
-        packed = pack_input(x, packer, site, needed=any(ctx.needs_input_grad[:2]))
+        ctx.dtypes = dtypes_of(x, weight, bias)
+        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (_laid_out(x, x), weight, bias))
             output, mean, rstd = _group_norm(wide, *parameters, *_sizes(x), groups, eps)
@@ -148,7 +147,7 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 
 
 def _laid_out(tensor: Tensor, x: Tensor) -> Tensor:
-    """Return a tensor laid out as torch's group norm takes it: on a CPU as x, else contiguous."""
+    """Return a tensor in the layout that torch's group norm takes: on a CPU that of x, else contiguous."""
     on_cpu = x.device.type == "cpu"
     return tensor.contiguous(memory_format=suggest_memory_format(x) if on_cpu else torch.contiguous_format)
 

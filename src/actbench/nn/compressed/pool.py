@@ -1,7 +1,7 @@
-"""Max pooling that keeps the place of each maximum in its window, in place of its input and of 64-bit indices.
+"""Max pooling that packs the place of each maximum in its window, in place of its input and of 64-bit indices.
 
 Output and gradient are torch's, bit for bit: torch's own operator is given its indices back, a piece of the batch at a
-time. Its backward pass reads nothing of the input but the shape and how it lies in memory.
+time. It reads nothing of the input but shape and layout.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,13 +31,6 @@ class Windows:
     A place in a window is the number of its element in the kernel, row by row. Its offset is how far the element lies
     behind the window's start in the flattened plane; both are zero for the first. Where a window is wider than the
     plane, two places may have one offset, and either then stands for the same element.
-
-    Attributes:
-        kernel: Sizes.
-        stride: From one window to the next.
-        padding: On both sides.
-        dilation: From one element of a window to the next.
-        ceil_mode: Whether a window may begin inside of the plane and end beyond its padding.
     """
 
     kernel: tuple[int, ...]
@@ -65,11 +59,7 @@ class Windows:
         return max(1, (math.prod(self.kernel) - 1).bit_length())
 
     def fit(self, shape: Sequence[int]) -> bool:
-        """Return whether places have at most 8 bits, and every window an element of the plane.
-
-        Args:
-            shape: Of the input: the plane behind one dimension or two.
-        """
+        """Return whether places have at most 8 bits, and every window an element of the plane of such an input."""
         dims = len(self.kernel)
         whole = all(len(of) == dims for of in (self.stride, self.padding, self.dilation))
         return (
@@ -95,13 +85,7 @@ class Windows:
         return found
 
     def starts(self, plane: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
-        """Return where each window starts in the flattened plane, int64 of shape ``counts``; in the padding below 0.
-
-        Args:
-            plane: Sizes of the plane.
-            counts: How many windows there are in each dimension.
-            device: Where the tensor is to be.
-        """
+        """Return where each window starts in the flattened plane, int64 of shape ``counts``; in the padding below 0."""
         found = torch.zeros(*counts, dtype=torch.int64, device=device)
         for dim, (count, stride) in enumerate(zip(counts, _strides(plane), strict=True)):
             along = (torch.arange(count, device=device) * self.stride[dim] - self.padding[dim]) * stride
@@ -167,7 +151,7 @@ class MaxPooled(torch.autograd.Function):
 
 
 def _scatter(grad: Tensor, indices: Tensor, windows: Windows, found: Tensor) -> None:
-    """Write the gradient of the input; as the input, whose values are not read, torch is given the same memory."""
+    """Write the gradient of the input; torch reads no value of the input, and is given the same memory in its place."""
     if len(windows.kernel) == 2:
         write = aten.max_pool2d_with_indices_backward.grad_input
         write(grad, found, *windows.arguments, indices, grad_input=found)
@@ -192,13 +176,14 @@ def _laid_out(flat: Tensor, shape: Sequence[int], order: list[int] | None) -> Te
 
 
 def widened(x: Tensor, dims: int) -> Tensor:
-    """Return the input of a pooling as it is pooled: autocast on the CPU widens halves in three dimensions."""
+    """Return the input of a pooling as torch pools it: autocast on the CPU widens halves in three dimensions."""
     is_half = x.dtype in (torch.float16, torch.bfloat16)
     return x.float() if dims == 3 and is_half and x.is_cpu and torch.is_autocast_enabled("cpu") else x
 
 
-def max_pool1d(
-    input: Tensor,  # noqa: A002  (torch's names for arguments, here and below)
+def max_pool(
+    dims: int,
+    input: Tensor,  # noqa: A002  (torch's names for arguments)
     kernel_size: Numbers,
     stride: Numbers = None,
     padding: Numbers = 0,
@@ -206,55 +191,20 @@ def max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Return ``F.max_pool1d``; arguments and what is kept as of :func:`max_pool2d`."""
-    given = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _max_pool(F.max_pool1d, 1, input, given, return_indices)
+    """Return ``F.max_pool1d`` to ``F.max_pool3d``, of the same arguments.
 
-
-def max_pool2d(
-    input: Tensor,  # noqa: A002
-    kernel_size: Numbers,
-    stride: Numbers = None,
-    padding: Numbers = 0,
-    dilation: Numbers = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Return ``F.max_pool2d``.
-
-    Args:
-        input: (N, C, H, W) or (C, H, W), of any strides and floating-point type.
-        kernel_size: Height and width of a window. For each maximum ``ceil(log2(height * width))`` bits are kept, at
-            least 1; windows of more than 256 elements are left to torch.
-        stride: As in torch, like all that follows.
-        padding: See ``stride``.
-        dilation: See ``stride``; if it is greater than the image, torch pools.
-        ceil_mode: See ``stride``.
-        return_indices: Torch pools: its indices are part of the output.
+    For each maximum ``ceil(log2(elements of a window))`` bits are packed, at least 1. Torch pools by itself where a
+    window has more than 256 elements or is dilated beyond the plane, and where the indices are part of the output.
     """
+    exact: Callable[..., Any] = getattr(F, f"max_pool{dims}d")
     given = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _max_pool(F.max_pool2d, 2, input, given, return_indices)
-
-
-def max_pool3d(
-    input: Tensor,  # noqa: A002
-    kernel_size: Numbers,
-    stride: Numbers = None,
-    padding: Numbers = 0,
-    dilation: Numbers = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Return ``F.max_pool3d``; arguments and what is kept as of :func:`max_pool2d`."""
-    given = (kernel_size, stride, padding, dilation, ceil_mode)
-    return _max_pool(F.max_pool3d, 3, input, given, return_indices)
-
-
-def _max_pool(exact: Callable[..., Any], dims: int, x: Tensor, given: tuple[Any, ...], return_indices: bool) -> Any:
-    windows = None if return_indices or not needs_codes(x) else Windows.of(dims, *given)
-    if windows is None or not windows.fit(x.shape):
-        return exact(x, *given, return_indices)
+    windows = None if return_indices or not needs_codes(input) else Windows.of(dims, *given)
+    if windows is None or not windows.fit(input.shape):
+        return exact(input, *given, return_indices)
     if dims > 1:
-        return MaxPooled.apply(widened(x, dims), windows)
-    flat = Windows((1, *windows.kernel), (1, *windows.stride), (0, *windows.padding), (1, *windows.dilation), given[-1])
-    return MaxPooled.apply(x.unsqueeze(-2), flat).squeeze(-2)  # which is what torch does
+        return MaxPooled.apply(widened(input, dims), windows)
+    flat = Windows((1, *windows.kernel), (1, *windows.stride), (0, *windows.padding), (1, *windows.dilation), ceil_mode)
+    return MaxPooled.apply(input.unsqueeze(-2), flat).squeeze(-2)  # which is what torch does
+
+
+max_pool1d, max_pool2d, max_pool3d = (partial(max_pool, dims) for dims in (1, 2, 3))

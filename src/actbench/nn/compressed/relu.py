@@ -1,7 +1,7 @@
-"""ReLU and the other functions with two slopes, as functions that keep one bit an element, exactly.
+"""ReLU and the other functions with two slopes, of which one bit an element is packed, exactly.
 
 Each takes the arguments of its namesake in ``torch.nn.functional`` and returns the same, bit for bit, as does its
-backward pass; its input is any floating-point tensor. Where no gradient is needed, it is its namesake.
+backward pass. Where no gradient is needed, it is its namesake.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from actbench.nn.stepwise import RELU, StepwiseGradient
 
 @dataclass(frozen=True)
 class _Exact:
-    """A function of torch with its arguments."""
-
     function: Callable[..., Tensor]
     arguments: tuple[Any, ...]
     inplace: bool = False
@@ -57,7 +55,7 @@ def _stepwise(x: Tensor, exact: _Exact, steps: Piecewise) -> Tensor:
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002  (torch's names for arguments, here and below)
-    """Return ``F.relu``; kept is ``ceil(input.numel() / 8)`` bytes."""
+    """Return ``F.relu``; ``ceil(input.numel() / 8)`` bytes are packed."""
     if not needs_codes(input, inplace):
         return F.relu(input, inplace)
     exact = _Exact(F.relu, (inplace,), inplace)
@@ -66,7 +64,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002  (torch'
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.leaky_relu``; kept as by :func:`relu`, as by all below, beside two numbers for all calls together."""
+    """Return ``F.leaky_relu``; like all below it packs as :func:`relu`, beside two numbers for all calls together."""
     exact = _Exact(F.leaky_relu, (negative_slope, inplace), inplace)
     return _stepwise(input, exact, piecewise.leaky_relu(negative_slope))
 

@@ -1,4 +1,4 @@
-"""What a layer gains that packs its input: a packer and a site, and its input in backward, whole or in pieces."""
+"""What packs the input of a layer, and gives it back in the backward pass, whole or in pieces of the batch."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ PIECE = 2**21
 
 
 def needs_codes(x: Tensor, inplace: bool = False) -> bool:
-    """Return whether something is to be kept of the input of a function; otherwise torch's own function does as well.
+    """Return whether a function must pack something of x; otherwise torch's own function does as well.
 
-    Args:
-        x: The input.
-        inplace: Whether it is to be overwritten; torch refuses that for a leaf.
+    An input that is to be overwritten in place and is a leaf is left to torch, which refuses it.
     """
     if not (torch.is_grad_enabled() and x.requires_grad) or (inplace and x.is_leaf):
         return False
@@ -32,15 +30,12 @@ def needs_codes(x: Tensor, inplace: bool = False) -> bool:
 
 
 def packed(values: Tensor, bits: int, order: list[int] | None) -> Tensor:
-    """Return small numbers as packed codes.
+    """Return small numbers as packed codes, uint8 ``(ceil(values.numel() * bits / 8),)``.
 
     Args:
         values: uint8 below ``2**bits``, or bool with one bit.
         bits: 1 to 8.
         order: The dimensions in the order in which they are packed; None as they stand.
-
-    Returns:
-        uint8 ``(ceil(values.numel() * bits / 8),)``.
     """
     codes: Tensor = pack_codes(in_order(values, order).view(-1).view(torch.uint8), bits)
     return codes
@@ -54,12 +49,7 @@ def unpacked(codes: Tensor, bits: int, first: int, last: int) -> Tensor:
 
 
 def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
-    """Give first and past-last row of each piece; the codes of a piece begin at a whole byte, whatever their bits.
-
-    Args:
-        rows: How many there are.
-        row_size: Elements in each.
-    """
+    """Give first and past-last row of each piece, whose codes begin at a whole byte, whatever their bits."""
     aligned = 8 // math.gcd(8, row_size)
     step = max(1, PIECE // max(1, row_size * aligned)) * aligned
     for first in range(0, rows, step):
@@ -67,12 +57,7 @@ def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
 
 
 class Compressed:
-    """A layer that is itself in all but what its backward pass has of its input.
-
-    Attributes:
-        packer: Keeps for the whole model.
-        site: This layer's input.
-    """
+    """A layer that packs its input at a site, by the packer of the whole model."""
 
     packer: SavedTensors
     site: SiteState
@@ -84,7 +69,7 @@ class Compressed:
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
-    """Return whether a gradient is wanted of any of the tensors, which are real ones: others are left to torch."""
+    """Return whether a gradient is wanted of any of the tensors; complex ones are left to torch."""
     given = [tensor for tensor in tensors if tensor is not None]
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     return wanted and not any(tensor.is_complex() for tensor in given)
@@ -95,18 +80,13 @@ Sums = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class SavedInput:
-    """A layer's input as it was packed.
-
-    Attributes:
-        packed: With parts that autograd holds; None where nothing of the input was packed.
-        chunk: Into how many pieces of the batch it may be cut, at most.
-    """
+    """A layer's input as it was packed, or None, and into how many pieces of the batch it may be cut at most."""
 
     packed: Packed | None
     chunk: int
 
     def pieces(self) -> list[slice]:
-        """Return the rows (entries of dimension 0) of each piece; one piece where single rows cannot be had."""
+        """Return the rows (entries of dimension 0) of each piece; one piece where single rows cannot be decoded."""
         assert self.packed is not None
         rows = self.packed.layout.shape[0]
         count = min(self.chunk, rows) if self.packed.divisible else 1
@@ -120,30 +100,17 @@ class SavedInput:
         return self.packed.rows(piece.start, piece.stop)
 
 
-def pack_input(x: Tensor, packer: SavedTensors, site: SiteState, needed: bool) -> Packed | None:
-    """Return a layer's input as it was packed, or None where the layer's backward pass does not need it."""
-    if needed:
-        return packer.pack(x, site)
-    site.owner, site.elements = None, 0
-    return None
-
-
 def save(
     ctx: Any, packed: Packed | None, site: SiteState, packer: SavedTensors, *others: Tensor | None, by_row: bool = True
 ) -> None:
-    """Save other tensors and what was packed of the input.
+    """Save other tensors and what was packed of the input, or None where the backward pass does not need it.
 
     Parts are saved and not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing
-    they come from the recomputation.
-
-    Args:
-        ctx: Of the function.
-        packed: The input as it was packed, or None.
-        site: Of the input.
-        packer: What packed it.
-        *others: Other tensors, which hooks around the layer are to leave as they are: weights and statistics.
-        by_row: Whether the backward pass can be cut into pieces of the batch.
+    they come from the recomputation. Hooks around the layer leave the ``others`` as they are: weights and statistics.
+    With ``by_row`` the backward pass can be cut into pieces of the batch.
     """
+    if packed is None:  # the backward pass does not need the input
+        site.owner, site.elements = None, 0
     ctx.packed, ctx.site, ctx.by_row = None if packed is None else packed._replace(parts=()), site, by_row
     ctx.others = len(others)
     packer.exclude.add(tensor for tensor in others if tensor is not None)
@@ -151,12 +118,7 @@ def save(
 
 
 def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
-    """Return the input and the other tensors that were saved.
-
-    Args:
-        ctx: Of the function.
-        grad: The gradient of the output.
-    """
+    """Return the input and the other tensors that were saved, for the gradient of the output."""
     tensors, packed, size_bytes = ctx.saved_tensors, None, grad.nbytes
     if ctx.packed is not None:
         packed = ctx.packed._replace(parts=tensors[ctx.others :]).fetched()  # once, for all pieces
@@ -183,16 +145,12 @@ def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type to gather numbers of a type in."""
+    """Return the type in which numbers of a type are summed."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class RowByRow:
-    """A tensor of all rows that is written piece by piece, laid out in memory as its first piece.
-
-    Args:
-        rows: How many there will be.
-    """
+    """A tensor of so many rows that is written piece by piece, laid out in memory as its first piece."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -203,7 +161,7 @@ class RowByRow:
         self.room(piece, values)[:] = values
 
     def room(self, piece: slice, like: Tensor) -> Tensor:
-        """Return where the rows of a piece go, which are of the type and row shape of ``like``."""
+        """Return where the rows of a piece go; they have the type and row shape of ``like``."""
         if self.whole is None:
             order = memory_order(like)
             shape = (self._rows, *like.shape[1:])

@@ -13,7 +13,7 @@ from actbench.nn.layout import Layout, flat_of
 from actbench.nn.saved.codecs import FLOATS, SMALLEST, Codec, Packed, Parts
 from actbench.nn.saved.groups import NOT_FINITE
 from actbench.nn.saved.sitestate import SiteState
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
 
 
 @dataclass(frozen=True)

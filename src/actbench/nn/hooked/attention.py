@@ -20,9 +20,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from actbench.nn import savedtensors
-from actbench.nn.overrides import Rules
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import Packed, SavedTensors, SiteState
+from actbench.nn.wrapped import Rules
 
 Options = dict[str, Any]
 
@@ -76,9 +76,9 @@ class FusedAttention(torch.autograd.Function):
 
 
 def attention_rules(hooks: Packs) -> Rules:
-    """Return rules, as for :class:`~actbench.nn.overrides.Intercepted`, under which hooks pack fused attention.
+    """Return rules, as for :class:`~actbench.nn.wrapped.Intercepted`, under which hooks pack fused attention.
 
-    Of torch's own attention layers the operators are seen too: their function runs with other names for these.
+    In torch's own attention layers the operators are seen too: their function runs with other names for these.
     """
     attend: Any = F.scaled_dot_product_attention
     layers = F.multi_head_attention_forward
@@ -109,7 +109,7 @@ def fused_attention(
 
 
 def _inputs(tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Return the tensors without their graphs, those that a gradient is wanted of as leaves."""
+    """Return the tensors without their graphs; those whose gradient is wanted are leaves."""
     return [
         None if tensor is None else tensor.detach().requires_grad_(want)
         for tensor, want in zip(tensors, wanted, strict=False)
@@ -125,12 +125,7 @@ def _nothing(_: Any) -> Any:
 
 
 class _Surroundings:
-    """Autocast and the random numbers of dropout, as they are when the operator runs first.
-
-    Args:
-        tensor: One of its inputs.
-        dropout: The share of probabilities that are dropped.
-    """
+    """Autocast and the random numbers of dropout on a tensor's device, as they are when the operator runs first."""
 
     def __init__(self, tensor: Tensor, dropout: float) -> None:
         self._device = tensor.device

@@ -1,26 +1,26 @@
-"""A model whose passes run under hooks that pack what is saved."""
+"""Models whose passes run under hooks that pack what is saved, or move it to host memory."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
+from actbench.nn import savedtensors
 from actbench.nn.hooked.hooks import Hooks
 from actbench.nn.hooked.sensitivity import Probing
+from actbench.nn.saved import Exclude, HostOffload, Identity, Packed, SavedTensors, SiteState
+from actbench.nn.saved.packer import ON_HOST, StaysHere, own_tensors
 from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward
+from actbench.units import KIB
 
 HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
 """What cannot be compiled, and why."""
 
 
 class Packing(HookWrapper):
-    """Packing hooks around the passes through a model.
-
-    Args:
-        hooks: What packs.
-        probing: What shares the bits out among the tensors from time to time; None leaves them as they are.
-    """
+    """Packing hooks around the passes through a model, and what shares the bits out from time to time, or None."""
 
     uncompilable = HOOKS
 
@@ -40,13 +40,7 @@ class Packing(HookWrapper):
 
 
 class HookedForward(WrappedForward):
-    """A forward under packing hooks.
-
-    Args:
-        module: The model.
-        hooks: What packs.
-        probing: What shares the bits out among the tensors from time to time; None leaves them as they are.
-    """
+    """A forward under packing hooks; see :class:`Packing`."""
 
     wrapper: Packing
 
@@ -69,7 +63,7 @@ class HookedForward(WrappedForward):
         self.wrapper.probing = probing
 
     def adapted(self) -> Any:
-        """Return the bits, and when they were shared out; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return the bits, and when they were shared out; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         own = self._adapted("")
         parts = {entry: self._adapted(entry) for entry in self.hooks.entries if entry}
         return {**own, "parts": parts} if parts else own
@@ -88,3 +82,65 @@ class HookedForward(WrappedForward):
     def _twin(self, module: nn.Module) -> Self:
         """Return this forward for a replica, which lives for one step and keeps the bits that it finds."""
         return type(self)(module, self.hooks.twin())
+
+
+OFFLOAD = ("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
+"""What cannot be compiled, and why."""
+
+_SMALLEST_BYTES = KIB  # below this a copy costs more time than its bytes are worth
+
+
+class Offloading(HookWrapper):
+    """Hooks around the passes through a model by which what is saved goes to host memory (vDNN, arXiv 1602.08124).
+
+    Parameters, buffers and what is smaller than 1 KiB stay. A :class:`~actbench.nn.saved.HostOffload` moves the rest
+    beside what the device computes: one tensor that leaves is held until the next leaves, and the next that will be
+    asked for is fetched ahead.
+    """
+
+    uncompilable = OFFLOAD
+
+    def __init__(self) -> None:
+        exclude = Exclude(_SMALLEST_BYTES, subclasses=True)
+        self.packer = SavedTensors(Identity(), exclude=exclude, placement=HostOffload())
+
+    def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
+        """Run a pass under saved-tensor hooks."""
+        self.packer.exclude.add(own_tensors(module))
+        try:
+            with self.running(), saved_tensors_hooks(self._pack, _unpack):
+                return inner(module, *args, **kwargs)
+        finally:
+            self.packer.settle()
+
+    def _pack(self, tensor: Tensor) -> StaysHere | Packed:
+        reason = self.packer.why_not(tensor)
+        if reason is None:
+            return self.packer.pack(tensor, SiteState("", 8 * tensor.element_size()))
+        savedtensors.left(tensor, reason)
+        if reason == ON_HOST:
+            savedtensors.acted(self.packer)
+        return StaysHere.of(tensor)
+
+
+class OffloadedForward(WrappedForward):
+    """A forward whose saved tensors go to host memory."""
+
+    wrapper: Offloading
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        self.wrapper = Offloading()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as a pass.
+
+        Raises:
+            ConversionError: Under ``torch.compile``, without gradients too.
+        """
+        self.wrapper.refuse_compiling()
+        return super().__call__(*args, **kwargs)
+
+
+def _unpack(saved: StaysHere | Packed) -> Tensor:
+    return saved.unpack()

@@ -17,13 +17,12 @@ from actbench.nn import savedtensors
 from actbench.nn.hooked.attention import attention_rules
 from actbench.nn.hooked.occurrences import Occurrences
 from actbench.nn.hooked.oprules import current_rule, is_cast_of_parameter, may_be_infinite, op_rules, statistic
-from actbench.nn.overrides import Intercepted, Rules
 from actbench.nn.refusals import refuse_second_order
 from actbench.nn.saved import Packed, SavedTensors, SiteState, samplegradients
 from actbench.nn.saved.codecs import Logarithms, Unpacked, logarithms
 from actbench.nn.saved.hostoffload import is_elsewhere
 from actbench.nn.saved.packer import StaysHere, own_tensors
-from actbench.nn.wrapped import given_by_others
+from actbench.nn.wrapped import Intercepted, Rules, given_by_others
 
 PROBE_BITS = 2
 """Width at which a tensor is packed once more to see what its error does to the gradient."""
@@ -40,16 +39,16 @@ class Hooks:
     """What packs a model's saved tensors; one for each model.
 
     Args:
-        packer: Who keeps them.
+        packer: That of the model.
         bits: Bits an element is given at first.
-        rules: Functions of torch that are replaced while the model runs, by ones that keep less.
+        rules: Functions of torch that are replaced while the model runs, by ones that save less.
         whole_model: Whether the module is the model: what it is called with is then somebody else's, and is left.
 
     Attributes:
-        entries: The saved tensors that were seen, with the bits they are given, by where the pass begins.
+        entries: The sites that were seen, with their bits, by where the pass begins.
         sites: Those of the pass that runs, or ran last.
         disturbed: Sites whose tensors are packed a second time, coarsely, when they are unpacked.
-        probing: Whether the pass that runs only finds out what to disturb; blocks are not recomputed in it.
+        probing: Whether the pass only finds out what to disturb; blocks are not recomputed in it.
     """
 
     def __init__(self, packer: SavedTensors, bits: float, rules: Rules, *, whole_model: bool = True) -> None:
@@ -88,13 +87,7 @@ class Hooks:
 
     @contextmanager
     def around(self, module: nn.Module, inputs: Any, entry: str = "") -> Iterator[None]:
-        """Pack what is saved inside of the block.
-
-        Args:
-            module: Its parameters and buffers are left as they are.
-            inputs: What the module is called with, in any nesting.
-            entry: Path of the module in the model.
-        """
+        """Pack what is saved inside of the block: in a pass of a module at this path, called with these inputs."""
         self.packer.exclude.add(own_tensors(module))
         if self._whole_model:
             self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry)))
@@ -108,12 +101,7 @@ class Hooks:
 
     @contextmanager
     def block(self, path: str, sites: Occurrences) -> Iterator[None]:
-        """Pack what is saved in one run of a block of the model that is recomputed.
-
-        Args:
-            path: Of the block.
-            sites: Those of the pass in which it ran first.
-        """
+        """Pack what is saved in one run of a recomputed block, for the sites of the pass in which it ran first."""
         outer, self.sites = self.sites, sites
         try:
             with sites.block(path), self._packing():
@@ -184,9 +172,6 @@ class OwnHooks(Hooks):
     """Stands for the hooks of a model's parts where blocks around these are recomputed: they pack for themselves.
 
     It is made in each forward pass, and knows the samples of that.
-
-    Args:
-        packer: That of the model.
     """
 
     def __init__(self, packer: SavedTensors) -> None:

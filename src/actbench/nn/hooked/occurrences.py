@@ -1,12 +1,11 @@
-"""Telling the saved tensors of a step apart, so that each finds the bits again that it was given in an earlier step.
+"""Telling the saved tensors of a step apart, so that each finds the bits that it was given in an earlier step.
 
 A saved tensor is known by the operator that made it, by its shape without the batch, and by how many such tensors the
-step has saved before it. The order among tensors of different kinds does not matter, so that a branch which runs in
-some steps only moves nothing but its own kind.
+step has saved before it. A branch that runs in some steps only therefore moves nothing but its own kind.
 
-Where a model is called with inputs of other lengths than the first time, shapes say nothing: there a tensor is known by
-its operator, its number of dimensions and its turn among such tensors, and has the bits of the one whose turn it was
-in the first step. So there are no more sites for fifty lengths than for two.
+Where inputs have other lengths than the first time, shapes say nothing: a tensor is known by its operator, its number
+of dimensions and its turn among such tensors, and has the bits of the one whose turn it was in the first step. So there
+are no more sites for fifty lengths than for two.
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ class Occurrences:
         self._is_usual, self._is_late, self._block = True, False, ""
 
     def begin(self, shapes: Iterable[Iterable[int]] = ()) -> None:
-        """Say that a forward pass begins.
-
-        Args:
-            shapes: Of all inputs, without the batch.
-        """
+        """Say that a forward pass begins whose inputs have these shapes, without the batch."""
         found = tuple(tuple(shape) for shape in shapes)
         self._is_late = self._first is not None
         self._first = found if self._first is None else self._first
@@ -62,7 +57,7 @@ class Occurrences:
 
     @contextmanager
     def block(self, path: str) -> Iterator[None]:
-        """Say that what is saved inside of the with-block belongs to one run of a block that is recomputed."""
+        """Say that what is saved inside belongs to one run of a recomputed block."""
         for kind in [kind for kind in self._seen if kind[0] == path]:
             del self._seen[kind]
         for family in [family for family in self._turns if family[0] == path]:
@@ -104,7 +99,7 @@ class Occurrences:
         return dict(self._seen)
 
     def adapted(self) -> Any:
-        """Return the bits of all sites; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return the bits of all sites; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         at = {site: (kind, index) for kind, sites in self._sites.items() for index, site in enumerate(sites)}
         return {
             "first": self._first,

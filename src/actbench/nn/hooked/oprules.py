@@ -1,9 +1,9 @@
 """What is known of the tensors that an operator saves: by the operator that runs, by shape, and by the graph behind.
 
-Norms save statistics beside their input, be they operators of torch or written out: a mean and a scale for each row or
-channel. These stay whole: they are small, and an error in one is an error in every element. Fused attention saves the
-logarithm of a sum for each query. Log-softmax saves logarithms, of which backward needs the powers alone; the
-likelihood of classes saves scores of which it needs the shape alone.
+Norms save statistics beside their input, a mean and a scale for each row or channel. These stay whole: they are small,
+and an error in one is an error in every element. Fused attention saves the logarithm of a sum for each query.
+Log-softmax saves logarithms, of which backward needs the powers alone; the likelihood of classes saves scores of which
+it needs the shape alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd.graph import Node
 from torch.nn import functional as F
 
 from actbench.nn.layout import without_repeats
-from actbench.nn.overrides import Rules
+from actbench.nn.wrapped import Rules
 
 _VIEWS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0")
 _MASKING = ("Log", "MaskedFill", "MaskedScatter", "Where")
@@ -65,10 +65,10 @@ class OpRule(NamedTuple):
 
     Attributes:
         is_statistic: Whether a tensor is a statistic, or goes with one.
-        is_logarithm: Whether it is logarithms of probabilities that backward raises to powers; to be asked once for
-            each tensor, in the order in which they are saved, and first of all.
-        is_shape: Whether backward needs nothing of it but its shape.
-        row: Elements of a row of its input that is scaled by itself; 0 for none.
+        is_logarithm: Whether it is logarithms of probabilities that backward raises to powers; to be asked first, and
+            once for each tensor, in the order in which they are saved.
+        is_shape: Whether backward needs its shape alone.
+        row: Elements of a row of the operator's input that is scaled by itself; 0 for none.
     """
 
     is_statistic: Test = _never
@@ -88,7 +88,7 @@ def current_rule() -> OpRule:
 
 @functools.cache
 def op_rules() -> Rules:
-    """Return rules, as for :class:`~actbench.nn.overrides.Intercepted`, under which operators say what they save."""
+    """Return rules, as for :class:`~actbench.nn.wrapped.Intercepted`, under which operators say what they save."""
     tells: dict[Callable[..., Any], Callable[..., OpRule]] = {
         F.layer_norm: _of_layer_norm,
         torch.layer_norm: _of_layer_norm,
@@ -134,7 +134,7 @@ def _of_group_norm(input: Tensor, num_groups: int, *_: Any, **__: Any) -> OpRule
 
 
 def _of_log_softmax(input: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
-    """Return that the first tensor that log-softmax has made is saved by itself; the others are by what reads it."""
+    """Return that the first tensor that log-softmax has made is saved by itself; what reads it saves the others."""
     elements = input.numel()
     saved: list[bool] = []
 
@@ -190,7 +190,7 @@ def statistic(tensor: Tensor) -> str | None:
 def _is_one_each_row(tensor: Tensor) -> bool:
     """Return whether a tensor has one number for each row or channel, by its shape and by what it was made of.
 
-    What has no graph was made inside of an operator; only its shape is known of it.
+    What has no graph was made inside of an operator: its shape alone is known.
     """
     once = without_repeats(tensor)
     is_vector = once.dim() == 1 and once.numel() <= MOST_CHANNELS

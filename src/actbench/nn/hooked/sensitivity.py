@@ -1,9 +1,9 @@
-"""How much each saved tensor's error matters to the gradient, found out by disturbing it, and bits shared out by that.
+"""How much each saved tensor's error matters to the gradient, found by disturbing it, and bits shared out by that.
 
 GACT (arXiv 2206.11357, section 4) runs three passes of forward and backward for each tensor. Here one forward pass on a
-few samples is kept, and its backward pass is run once for each group of tensors, with the tensors of the group packed
-a second time, to two bits: tensors of one kind that follow each other are one group, and there are at most as many
-groups as asked. For BERT-large that is 65 backward passes on 8 samples in place of some 1,500 of both.
+few samples is kept, and its backward pass is run once for each group of tensors, which are packed a second time, to
+two bits: tensors of one kind that follow each other are a group, and there are at most as many as asked. For BERT-large
+that is 65 backward passes on 8 samples in place of some 1,500 of both.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
-from actbench.nn.caches import copied, is_cache, is_empty
 from actbench.nn.hooked.hooks import PROBE_BITS, Hooks
+from actbench.nn.rerun import buffers_kept, copied, is_cache, is_empty
 from actbench.nn.saved import SiteState
 from actbench.nn.saved.packer import own_tensors
 from actbench.nn.saved.solver import all_spent
-from actbench.nn.statistics import buffers_kept
 from actbench.ops import noise
 
 WIDTHS = (1, 2, 4, 8)
@@ -90,11 +89,10 @@ class Probing:
             )
 
     def allocate(self, hooks: Hooks, module: nn.Module, loss_of: Callable[[], Tensor]) -> None:
-        """Share the bits out; nothing but them is changed, neither gradients nor buffers nor random numbers.
+        """Share the bits out; gradients, buffers and random numbers are not changed.
 
-        What the model's own code and its users' hooks do in a forward pass besides, such as counting, is done.
-        A model that uses torch's re-entrant checkpointing keeps the bits it has: what is recomputed so can be
-        differentiated by ``backward()`` alone.
+        What the model's own code and its users' hooks do besides, such as counting, is done. A model that uses torch's
+        re-entrant checkpointing keeps its bits: what is recomputed so can be differentiated by ``backward()`` alone.
 
         Args:
             hooks: What packs; its sites are given new bits.
@@ -166,7 +164,7 @@ def _warn_of_recomputation() -> None:
 
 @contextmanager
 def _at_least(bits: float, hooks: Hooks) -> Iterator[None]:
-    """Give all sites so many bits at least; those that are made meanwhile have what is usual afterwards."""
+    """Give all sites so many bits at least; those that are made meanwhile get the usual bits afterwards."""
     usual, before = hooks.bits, {site: site.bits for site in hooks.all_sites()}
     hooks.give_new_sites(max(bits, usual))
     for site in before:
@@ -216,10 +214,10 @@ def _squared_distance(found: Sequence[Tensor | None], exact: Sequence[Tensor | N
 
 
 def _rows(inputs: Any, samples: int) -> Any:
-    """Return the first rows of all inputs, or all of them where they are not of one batch, without their graphs.
+    """Return the first rows of all inputs without their graphs, or all rows where the inputs are not of one batch.
 
-    Scalars, such as the number of items that a trainer gives, are no batch. A cache of keys and values is given as one
-    of its own, which the pass may fill; rows of a filled one are not cut.
+    Scalars, such as the number of items that a trainer gives, are no batch. A cache of keys and values is copied, since
+    the pass may fill it; rows of a filled one are not cut.
     """
     leaves = tree_leaves(inputs)
     heights = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}

@@ -23,7 +23,7 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let steps inside of the with-block wait for the device where bits are to be shared out, as measurements must.
+    """Let steps inside wait for the device where bits are to be shared out, as measurements must.
 
     The bits of a step then follow from the steps before, and not from how far the device has come.
     """
@@ -37,12 +37,11 @@ def waiting() -> Iterator[None]:
 class BitAllocation:
     """Gives each site its share of an average number of bits (ActNN, arXiv 2104.14129, section 4.2).
 
-    Every so many steps the sites are watched for one step. What they saw is gathered in one tensor and copied to the
-    host, and the bits are set in whichever later step finds the copy there: no step waits for the device, unless it
-    runs inside of :func:`waiting`. Until then all sites have the average. Where the gradients of a watched step
-    overflowed, the next step is watched too.
-
-    A step is a forward pass of the model in training: of a batch that is cut into several, each counts.
+    Every ``interval`` steps the sites are watched for one step. What they saw is copied to the host in one tensor, and
+    the bits are set in whichever later step finds the copy there: no step waits for the device, unless it runs inside
+    of :func:`waiting`. Until then all sites have the average. Where the gradients of a watched step overflowed, the
+    next step is watched too. A step is a forward pass of the model in training: of a batch that is cut into several,
+    each counts.
 
     Args:
         sites: Where tensors are packed; more may be added to it later.
@@ -61,10 +60,7 @@ class BitAllocation:
             site.bits = average_bits
 
     def begin(self) -> None:
-        """Say that a training forward of the model begins: the backward pass of what ran before it is over.
-
-        A watched step whose backward pass has not come by then is watched on.
-        """
+        """Say that a training forward begins; a watched step without a backward pass so far is watched on."""
         if self._watching:
             self._gather()
         if self._seen is not None and self._seen.is_there():
@@ -91,7 +87,7 @@ class BitAllocation:
                 site.forget()
 
     def adapted(self) -> Any:
-        """Return where it is between two watched steps; see :class:`actbench.nn.adapted.Adapted`.
+        """Return the state between two watched steps; see :class:`actbench.nn.forwardwrapper.Adapted`.
 
         What is on its way to the host is waited for.
         """
@@ -111,7 +107,7 @@ class BitAllocation:
 
 
 class _Share(NamedTuple):
-    """A site, how many costs were found for it (one for each of its rows, or one), and the elements of its tensor."""
+    """A site, how many costs were found for it (one for each row, or one), and the elements of its tensor."""
 
     site: SiteState
     rows: int
@@ -123,7 +119,6 @@ class _Seen:
     """What was seen in a watched step, on its way to the host.
 
     Attributes:
-        shares: The sites.
         costs: Those of each site in turn, float64, in host memory.
         copied: Recorded behind the copy to the host; None where the copy was not queued.
     """
@@ -133,7 +128,7 @@ class _Seen:
     copied: torch.cuda.Event | None
 
     def is_there(self) -> bool:
-        """Return whether the costs can be read; wait for them where that was asked for."""
+        """Return whether the costs can be read; wait for them inside of :func:`waiting`."""
         if self.copied is not None and _waits.get():
             self.copied.synchronize()
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
@@ -154,7 +149,7 @@ class _Seen:
         return cls(shares, state["costs"], None)
 
     def share_out(self, average_bits: float, choices: Sequence[int]) -> bool:
-        """Give each site its bits, and the average where its costs are not finite; return whether all of them are."""
+        """Give each site its bits, and the average where its costs are not finite; return whether all are finite."""
         parts = np.split(self.costs.numpy(), np.cumsum([share.rows for share in self.shares])[:-1])
         fit = [share for share, part in zip(self.shares, parts, strict=True) if np.isfinite(part).all()]
         for share in self.shares:
@@ -174,10 +169,10 @@ class _Seen:
 
 
 def _sent(sites: Iterable[SiteState]) -> _Seen | None:
-    """Send what sites saw to the host; None where none saw both ranges and gradients, or only fake ones.
+    """Send what sites saw to the host; None where no site saw both ranges and gradients, or only fake ones.
 
-    The costs of a tensor that several sites share are added up, under the site that has it: also where that is a
-    norm's, which then follows no other.
+    The costs of a tensor that several sites share are added up under the site that has it, even where that is a norm's,
+    which then follows no other.
     """
     costs: dict[SiteState, Tensor] = {}
     for site in sites:
@@ -203,9 +198,8 @@ def _elements(site: SiteState, others: Collection[SiteState]) -> int:
 def variance(site: SiteState) -> Tensor | None:
     """Return the variance that 1 bit leaves in the gradient of a site's layer, but for the group size.
 
-    Returns:
-        float64, as the ranges of the tensor: 0-d, or (rows,). None where the layer was not seen in both passes of the
-        watched step.
+    It is float64 and 0-d or (rows,), as the ranges; None where the layer was not seen in both passes of the watched
+    step.
     """
     packed = site.owner or site
     ranges, gradients = packed.ranges, site.gradients

@@ -1,8 +1,8 @@
 """Codecs: the number formats in which a tensor waits for the backward pass.
 
-What is packed of a tensor has a codec, a layout and parts. The parts are tensors, which autograd holds and frees. Under
-non-re-entrant checkpointing the parts come from the recomputation, and codec and layout from the first forward pass. So
-codec and layout must follow from the shape of the tensor and from settings, never from its values.
+Autograd holds and frees the parts, which are tensors. Under non-re-entrant checkpointing the parts come from the
+recomputation, and codec and layout from the first forward pass. So codec and layout must follow from the shape of the
+tensor and from settings, never from its values.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Codec:
     A codec of settings may stand for several, of which :meth:`at` chooses one for each tensor. The defaults are those
     of a format that packs floating-point tensors as a whole.
 
-    Class attributes:
-        exact: Whether what comes back is what was packed, bit for bit.
+    Class attributes: exact: Whether what comes back is what was packed, bit for bit.
     """
 
     exact: ClassVar[bool] = False
@@ -49,12 +48,9 @@ class Codec:
         return FLAGS if x.dtype == torch.bool else self
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
-        """Return the parts of a tensor.
+        """Return the parts of a tensor whose elements ``flat`` are in the order of its memory.
 
-        Args:
-            flat: Its elements in the order of its memory.
-            layout: Of the tensor.
-            site: Has the bits of the tensor; notes the ranges where it is watched.
+        The site has the bits of the tensor, and notes its ranges where it is watched.
         """
         raise NotImplementedError
 
@@ -79,19 +75,17 @@ class Codec:
         return 8 * self.packed_bytes(layout) / layout.elements
 
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return which values of a tensor would come back as NaN or make others NaN, or None for none.
+        """Return which values of a tensor would come back as NaN or make others NaN, or None.
 
-        Args:
-            flat: The elements; on a device, to look at them is to wait for them.
-            parts: What they were packed to.
+        On a device, to look at ``flat`` is to wait for it.
         """
         return None
 
     def coarser(self, x: Tensor, bits: int, row: int) -> Tensor:
-        """Return what so many bits would leave of a tensor, contiguous; a format without a width leaves all of it.
+        """Return what so many bits would leave of a float tensor, contiguous; without a width, all of it.
 
         Args:
-            x: Any shape and strides, of a float type.
+            x: Any shape and strides.
             bits: 1 to 8.
             row: Elements of a row that shares no group with another; 0 where rows mean nothing.
         """
@@ -99,13 +93,7 @@ class Codec:
 
 
 class Packed(NamedTuple):
-    """A tensor as it waits for the backward pass.
-
-    Attributes:
-        codec: How its parts were made.
-        layout: Of the tensor.
-        parts: Its parts; without them this holds no tensor.
-    """
+    """A tensor as it waits for the backward pass; without its parts this holds no tensor."""
 
     codec: Codec
     layout: Layout
@@ -209,11 +197,7 @@ FLAGS = Flags()
 
 @dataclass(frozen=True)
 class Around(Codec):
-    """A codec around another one, of which the parts are.
-
-    Attributes:
-        inner: The codec of the parts.
-    """
+    """A codec around the one of the parts."""
 
     inner: Codec
 
@@ -228,12 +212,7 @@ class Around(Codec):
 
 @dataclass(frozen=True)
 class OnHost(Around):
-    """Parts that wait in host memory.
-
-    Attributes:
-        device: Where they come back to.
-        offload: What moves them.
-    """
+    """Parts that wait in host memory, from where ``offload`` brings them back to the device."""
 
     device: torch.device
     offload: HostOffload = field(repr=False)
@@ -253,11 +232,7 @@ class OnHost(Around):
 
 @dataclass(frozen=True)
 class Repeated(Around):
-    """A tensor that repeats its elements by strides of 0; the parts are those of its elements, once each.
-
-    Attributes:
-        once: The layout of its elements, once each.
-    """
+    """A tensor that repeats its elements by strides of 0; the parts are those of its elements ``once`` each."""
 
     once: Layout
 
@@ -278,9 +253,8 @@ class Repeated(Around):
 class Logarithms(Around):
     """Logarithms of probabilities; the parts are those of the probabilities, which backward makes of them.
 
-    Log-softmax saves its result and needs the power of it: the error of a logarithm would be a factor, which does not
-    average out. A class that is masked has the logarithm minus infinity, which no group of codes can hold, and the
-    probability 0, which is exact.
+    The error of a packed logarithm would be a factor of its power, which does not average out. A class that is masked
+    has the logarithm minus infinity, which no group of codes can hold, and the probability 0, which is exact.
     """
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
@@ -289,5 +263,5 @@ class Logarithms(Around):
 
 
 def logarithms(powers: Tensor) -> Tensor:
-    """Return the logarithms of powers, over them; a format that does not keep signs may have made one less than 0."""
+    """Return the logarithms of powers, over them; a format without signs may have made one less than 0."""
     return powers.clamp_(min=0).log_()

@@ -1,8 +1,8 @@
 """Group quantization: into which groups a tensor is cut, and how many bits each has.
 
-By default a tensor is cut into groups without regard to its rows, and row by row for what a norm reads. A norm divides
-each row by the row's own deviation: where a group holds the end of a large row and the start of a small one, the error
-is a part of the large one's range, and nothing is left of the small one.
+A tensor is cut into groups without regard to its rows, but row by row for what a norm reads. A norm divides each row by
+the row's own deviation: where a group holds the end of a large row and the start of a small one, the error is a part
+of the large one's range, and nothing is left of the small one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from actbench.nn.layout import Layout, flat_of, memory_order
 from actbench.nn.saved.codecs import Codec, Parts
-from actbench.nn.saved.groups import USUAL, Groups, OneGroup, as_usual, not_finite
+from actbench.nn.saved.groups import USUAL, GroupCodec, Groups, OneGroup, as_usual
 from actbench.nn.saved.sitestate import SiteState
 from actbench.nn.saved.solver import row_widths
 from actbench.ops import groupquant
-from actbench.ops.seeds import fresh_seed
+from actbench.ops.noise import fresh_seed
 
 SHORTEST = 32
 """Elements below which rows share groups: a word for each would cost a bit an element and more."""
@@ -63,8 +63,8 @@ class GroupQuantization(Codec):
     def _has_rows(self, x: Tensor) -> bool:
         """Return whether rows can have widths of their own.
 
-        Where they are not one behind the other in memory, a copy would be needed that is larger than all that is
-        packed; where they are shorter than a group, a word for each would cost more than the widths gain.
+        Rows that are not one behind the other in memory would need a copy larger than all that is packed; for rows
+        shorter than a group, a word for each would cost more than the widths gain.
         """
         order = memory_order(x)
         return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
@@ -72,11 +72,7 @@ class GroupQuantization(Codec):
 
 @dataclass(frozen=True)
 class RowGroups(Groups):
-    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte.
-
-    Attributes:
-        row: Elements of a row.
-    """
+    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte."""
 
     row: int = 1
 
@@ -90,9 +86,7 @@ class RowGroups(Groups):
         """Return whole rows."""
         codes, words = parts
         widths = _widths(layout.elements // self.row, codes.numel() // -(-self.row // 8), codes)
-        out = codes.new_empty((count // self.row, self.row), dtype=layout.dtype)
-        groupquant.decode_rows(out, codes, words, widths, self.group_size, start // self.row)
-        return out
+        return _decoded_rows(codes, words, widths, self.row, self.group_size, start, count, layout.dtype)
 
     def divisible(self, layout: Layout) -> bool:
         """Return whether dimension 0 is outermost in memory, and its entries are rows or several of them."""
@@ -112,14 +106,11 @@ class RowGroups(Groups):
 
 
 @dataclass(frozen=True)
-class RowWidths(Codec):
+class RowWidths(GroupCodec):
     """Codes whose width differs from row to row; parts are codes, words and the widths, int32 ``(rows,)``.
 
     Attributes:
         total_bits: Sum of the widths of all rows.
-        group_size: Elements that share an offset and a scale.
-        stochastic: Whether rounding is.
-        usual: The group size for which the ranges of the site are noted.
     """
 
     total_bits: int
@@ -138,19 +129,11 @@ class RowWidths(Codec):
         seed, size = fresh_seed(), self.group_size
         return (*groupquant.encode_rows(rows, widths, self.total_bits, size, seed, self.stochastic), widths)
 
-    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
-        """Return the decoded tensor."""
-        return self._decoded(parts, layout, 0)
-
-    def divisible(self, layout: Layout) -> bool:
-        """Return whether dimension 0 is outermost in memory; another view of the memory may be of another order."""
-        return layout.has_rows
-
-    def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
-        """Return decoded rows."""
-        if not self.divisible(layout):
-            return super().rows(parts, layout, first, last)
-        return self._decoded(parts, layout.rows(first, last), first)
+    def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
+        """Return whole rows."""
+        codes, words, widths = parts
+        row = layout.shape[1:].numel()
+        return _decoded_rows(codes, words, widths, row, self.group_size, start, count, layout.dtype)
 
     def packed_bytes(self, layout: Layout) -> int:
         """Return the bytes of the codes of each row, 4 for each group, and 4 for the width of each row."""
@@ -161,15 +144,13 @@ class RowWidths(Codec):
         """Return the mean of the widths."""
         return self.total_bits / layout.shape[0]
 
-    def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return that a value made others of its group NaN."""
-        return not_finite(parts)
 
-    def _decoded(self, parts: Parts, wanted: Layout, first: int) -> Tensor:
-        codes, words, widths = parts
-        out = codes.new_empty((wanted.shape[0], wanted.shape[1:].numel()), dtype=wanted.dtype)
-        groupquant.decode_rows(out, codes, words, widths, self.group_size, first)
-        return wanted.laid_out(out)
+def _decoded_rows(
+    codes: Tensor, words: Tensor, widths: Tensor, row: int, group_size: int, start: int, count: int, dtype: torch.dtype
+) -> Tensor:
+    out = codes.new_empty((count // row, row), dtype=dtype)
+    groupquant.decode_rows(out, codes, words, widths, group_size, start // row)
+    return out
 
 
 def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bool = True) -> Groups:
@@ -191,13 +172,8 @@ def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bo
 def size_within(x: Tensor, row: int, group_size: int) -> int | None:
     """Return the size of groups that run through a tensor in the order of its memory and end where rows do.
 
-    Args:
-        x: Any shape and strides.
-        row: Elements of a row; 0 where rows mean nothing.
-        group_size: Elements of a group at most.
-
-    Returns:
-        ``group_size`` where rows mean nothing, are too short or do not lie together; None where no size does it.
+    That is ``group_size`` where rows mean nothing (``row`` is 0), are too short or do not lie together; None where no
+    size does it.
     """
     if row < SHORTEST or not _lies_together(x, row):
         return group_size

@@ -1,4 +1,4 @@
-"""Parts of saved tensors on their way to host memory and back: what is held of them meanwhile, and fetched when.
+"""Parts of saved tensors on their way to host memory and back.
 
 One tensor that leaves is held until the next leaves, and one that comes back is fetched ahead, unless that is switched
 off. So it is on every device, and on fake tensors, so that a meter sees what it costs.
@@ -7,8 +7,7 @@ On CUDA copies run on a stream of their own, beside what the device computes. No
 pending: what leaves is held until it was waited for, and what comes back was allocated on the stream that needs it, so
 that the computing stream has waited for either copy before it can be given the block again. The bytes held therefore do
 not depend on how far the host has run ahead, as they would with ``Tensor.record_stream``. Host memory is page-locked,
-and comes from torch's pool of such blocks, which gives the blocks of one step to the next. Everywhere else, and on fake
-tensors, copies are made when asked for.
+from torch's pool of such blocks. Everywhere else, and on fake tensors, copies are made when asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.nn.sharing import WeakTensors
+from actbench.nn.savedtensors import WeakTensors
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import from_host, to_host
 
@@ -47,11 +46,7 @@ class Copies(Protocol):
 
 
 class AtOnce:
-    """Copies when asked for.
-
-    Args:
-        device: Where tensors come back to.
-    """
+    """Copies when asked for; tensors come back to the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -66,11 +61,7 @@ class AtOnce:
 
 
 class OnTheSide:
-    """Copies on a stream of its own, behind what is queued on the stream that is current when it is asked.
-
-    Args:
-        device: A CUDA device.
-    """
+    """Copies on a stream of a CUDA device of its own, behind what is queued on the current stream when it is asked."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -128,13 +119,9 @@ class _Leaving(NamedTuple):
 class Lane:
     """Tensors that leave one device and come back, the last first as a rule.
 
-    When a tensor comes back, the one that left just before it is fetched too, as the next that will be asked for; which
-    one that is autograd does not say, so this is a guess that costs one tensor more on the device. When the host copy
-    of what was fetched dies, so does what was fetched.
-
-    Args:
-        copies: Who copies.
-        prefetch: Whether a tensor is fetched ahead.
+    When a tensor comes back, the one that left just before it is fetched too, unless ``prefetch`` is off: autograd does
+    not say what comes next, so this is a guess that costs one tensor more on the device. When the host copy of what was
+    fetched dies, so does what was fetched.
     """
 
     def __init__(self, copies: Copies, prefetch: bool = True) -> None:
@@ -216,13 +203,10 @@ def _drop_ahead_of(lane: weakref.ref[Lane], storage: weakref.ref[torch.UntypedSt
 
 
 class HostOffload:
-    """Moves parts to host memory and back, each device's in a lane of its own.
+    """Moves parts to host memory and back, each device's in a lane of its own; a copy moves tensors of its own.
 
     Args:
         prefetch: Whether a tensor is fetched ahead.
-
-    Attributes:
-        prefetch: As given. A copy has it, and moves tensors of its own.
     """
 
     def __init__(self, prefetch: bool = True) -> None:
@@ -249,7 +233,7 @@ class HostOffload:
         return self._lanes[device].back(parts)
 
     def settle(self) -> None:
-        """Let go of what is leaving; after a forward pass, nothing of what was moved is on a device then."""
+        """Let go of what is leaving: after a forward pass, nothing of what was moved is on a device."""
         for lane in tuple(self._lanes.values()):
             lane.settle()
 

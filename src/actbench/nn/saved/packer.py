@@ -18,7 +18,7 @@ from actbench.nn.layout import Layout, flat_of, without_repeats
 from actbench.nn.saved.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
 from actbench.nn.saved.hostoffload import HostOffload, is_elsewhere
 from actbench.nn.saved.sitestate import SiteState
-from actbench.nn.sharing import SharingTable, WeakTensors
+from actbench.nn.savedtensors import SharingTable, WeakTensors
 from actbench.units import format_bytes
 
 
@@ -60,12 +60,7 @@ class Exclude:
 
 @dataclass(frozen=True, eq=False)
 class StaysHere:
-    """A saved tensor that a hook has left where it is.
-
-    Attributes:
-        tensor: The tensor.
-        version: Its version when it was saved: with hooks around it, autograd itself does not look.
-    """
+    """A saved tensor that a hook has left where it is, and its version: under hooks autograd does not look."""
 
     tensor: Tensor
     version: int
@@ -133,17 +128,12 @@ class SavedTensors:
         return self.exclude.why_not(x) or self.codec.why_not(x) or self._why_for_nothing(x)
 
     def settle(self) -> None:
-        """Let go of what is leaving the device; after a forward pass, nothing of what was moved is there."""
+        """Let go of what is leaving: after a forward pass, nothing of what was moved is on the device."""
         if self.placement is not None:
             self.placement.settle()
 
     def pack(self, x: Tensor, site: SiteState) -> Packed:
-        """Return a tensor as it was packed for an earlier site, if it is unchanged since, and else pack it.
-
-        Args:
-            x: Any shape, strides and type.
-            site: Has the bits of the tensor; notes the ranges where it is watched.
-        """
+        """Pack a tensor of any kind at a site, or return what another site packed of it if it is unchanged since."""
         once = without_repeats(x)
         if once is not x:
             packed = self.pack(once, site)
@@ -209,7 +199,7 @@ class SavedTensors:
 
 @dataclass(frozen=True)
 class _Reference:
-    """Gives what was packed and for which site, as long as somebody else holds its parts."""
+    """What was packed and for which site, as long as somebody else holds its parts."""
 
     packed: Packed
     parts: WeakTensors

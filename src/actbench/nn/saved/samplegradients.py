@@ -75,9 +75,6 @@ def samples(ids: ArrayLike | Tensor) -> Samples:
     Args:
         ids: (N,) the index in the data set of each row of the batch, in host memory.
 
-    Returns:
-        A context manager, which need not be entered.
-
     Raises:
         UsageError: These are no ids.
     """
@@ -93,7 +90,7 @@ def current() -> Samples | None:
 
 @contextmanager
 def as_of(named: Samples | None) -> Iterator[None]:
-    """Let the samples be those of an earlier moment, for forward passes inside of the block that belong to it."""
+    """Let the samples be those of an earlier moment, for forward passes inside that belong to it."""
     tokens = _current.set(named), _again.set(True)
     try:
         yield
@@ -105,9 +102,9 @@ def as_of(named: Samples | None) -> Iterator[None]:
 class SampleGradients:
     """Squared norms of the gradients of one layer's output, sample by sample (ActNN, arXiv 2104.14129, section 4.2).
 
-    A table on the gradients' device has one float32 for each sample of the data set that was seen; each new norm is
-    averaged with the old one, half and half. Nothing waits for the device. Where nobody says which samples a batch
-    holds (:func:`samples`), all its rows count the same.
+    A table on the gradients' device has one float32 for each sample that was seen; each new norm is averaged with the
+    old one, half and half. Nothing waits for the device. Where nobody says which samples a batch holds
+    (:func:`samples`), all its rows count the same.
     """
 
     def __init__(self) -> None:
@@ -117,7 +114,7 @@ class SampleGradients:
     def begin(self, x: Tensor) -> None:
         """Say that a forward pass on the rows of x begins, whose samples are those of the moment.
 
-        In a forward pass that is run again within backward they stay what they were, or are what :func:`as_of` says:
+        In a forward pass that runs again within backward they stay what they were, or are what :func:`as_of` says:
         autograd's threads do not know what was said in the main one.
         """
         if torch._C._current_graph_task_id() != -1 and not _again.get():
@@ -125,7 +122,7 @@ class SampleGradients:
         self._batch = None if isinstance(x, FakeTensor) else _named(x.shape[0] if x.dim() else 1)
 
     def expected(self, device: torch.device) -> Tensor | None:
-        """Return what the squared norms of the batch have been, float32 (rows,); None where the samples are not known.
+        """Return the squared norms that the batch has had, float32 (rows,); None where the samples are not known.
 
         A sample that was never seen counts as the mean of the others.
         """
@@ -160,7 +157,7 @@ class SampleGradients:
         return {**vars(self), "_batch": None}
 
     def adapted(self) -> Any:
-        """Return the table, and the ids of the last batch; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return the table, and the ids of the last batch; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         ids = None if self._batch is None else self._batch.on(torch.device("cpu"))
         return {"table": self._table, "ids": ids}
 

@@ -24,8 +24,8 @@ class SiteState:
         per_sample: Whether the rows of dimension 0 share the bits out among themselves by their ranges.
         factor: A quarter of how many elements of the tensor each element of the layer's output is made of, so that
             ``factor * (mean squared range) * (squared norm of the output's gradient)`` is the variance that 1 bit
-            leaves in the gradient of the weight (ActNN, arXiv 2104.14129, section 4): for linear layers and
-            convolutions a quarter of the fan-in, ``weight[0].numel() / 4``.
+            leaves in the gradient of the weight (ActNN, arXiv 2104.14129, section 4): a quarter of the fan-in,
+            ``weight[0].numel() / 4``.
         inside: Share of these elements that lie in the tensor and not in zeros around it.
         row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
         guarded: Whether the tensor is looked at for values that would be lost, and then left as it is.
@@ -36,8 +36,8 @@ class SiteState:
         gradients: Squared norm of the output's gradient, as ``ranges``. None before the watched backward.
         elements: Elements of the tensor at the last forward; 0 where another site's tensor is shared.
         owner: The site whose tensor was shared at the last forward, or None.
-        followers: Sites that are given the same bits, and whose elements count as this one's: norms have no variance
-            of their own in the paper, and go with the layer before them, unless another layer shares their tensor.
+        followers: Sites that are given the same bits, and whose elements count as this one's: norms have no variance of
+            their own in the paper, and go with the layer before them, unless another layer shares their tensor.
         sample_gradients: Squared norms of the gradients of single samples over time, for ``per_sample``, or None.
         chunk: Into how many pieces of the batch the backward pass of the layer is cut, at least.
         pipeline_threshold: Bytes of the layer's gradient and input above which it is cut further; None for never.
@@ -62,11 +62,7 @@ class SiteState:
     pipeline_threshold: int | None = None
 
     def pieces(self, size_bytes: int) -> int:
-        """Return into how many pieces of the batch the backward pass of the layer is cut, where it can be.
-
-        Args:
-            size_bytes: Of the gradient of the layer's output, and of its input.
-        """
+        """Return into how many pieces the backward pass is cut, for the bytes of the layer's gradient and input."""
         most = self.pipeline_threshold
         return self.chunk if most is None else max(self.chunk, (size_bytes + most) // most)
 
@@ -77,13 +73,13 @@ class SiteState:
             self.sample_gradients.begin(x)
 
     def share(self, owner: SiteState) -> None:
-        """Say that the tensor was packed before, for this site itself or for another one, and is not looked at."""
+        """Say that the tensor was packed before, for this site or for another one, and is not looked at."""
         self.guarded = False
         if owner is not self:
             self.owner, self.elements = owner, 0
 
     def see_gradient(self, grad: Tensor) -> None:
-        """Note the squared norm of a gradient of the layer's output, where the site is watched or weighs samples."""
+        """Note the squared norm of a gradient of the output, where the site is watched or weighs samples."""
         if not self.watched and self.sample_gradients is None:
             return
         squares = _squared_norms(grad.detach(), self.per_sample)
@@ -97,7 +93,7 @@ class SiteState:
         self.ranges = self.gradients = None
 
     def adapted(self) -> Any:
-        """Return the bits, the sample gradients and what a step saw; see :class:`actbench.nn.adapted.Adapted`."""
+        """Return bits, sample gradients and what a step saw; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         return {
             **{name: getattr(self, name) for name in _OF_A_STEP},
             "owner": None if self.owner is None else self.owner.path,

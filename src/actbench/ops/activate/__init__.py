@@ -39,8 +39,8 @@ def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -
 def one_pass(function: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether function and codes come from one pass over x: where a kernel gives the bits of torch's.
 
-    That is asked once for each device and, on the CPU, for each number of threads. There SiLU and GELU in float32 have
-    kernels; all else is computed by torch's own, whose last bits no other one has, and encoded after.
+    That is tried once for each device and, on the CPU, for each number of threads. There SiLU and GELU in float32 have
+    kernels; torch's own compute all else, whose last bits no other one has, and the codes come after.
     """
     if device.type == "cuda":
         return dtype != torch.float64 and agrees_on_cuda(function, dtype, device)
@@ -77,8 +77,8 @@ def launch(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tensor
 def agrees_on_cuda(function: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether the CUDA kernel gives torch's bits on a device, tried once on numbers of every size.
 
-    Torch is built by another compiler than the one that builds the kernel here, and may compute a function in another
-    way in its next version. Where it does, torch's operator and a second pass take the place of the kernel.
+    Another compiler builds torch, and its next version may compute a function in another way. Where the bits differ,
+    torch's operator and a second pass take the place of the kernel.
     """
     if torch.cuda.is_current_stream_capturing():
         return False  # comparing waits for the device, which ends a capture; warm up before, as torch asks anyway

@@ -33,10 +33,9 @@ _STEPS = {"AVX2": 16, "AVX512": 32}  # elements of a step of torch's loop, two v
 
 
 class Fused(NamedTuple):
-    """A function that has a kernel.
+    """A function that has a kernel, which writes it and the codes.
 
     Attributes:
-        kernel: Writes it and the codes.
         state: What torch's way depends on besides the number of elements.
         rests: From that number and the state, what torch computes otherwise than the kernel; None where that is all.
     """
@@ -86,8 +85,8 @@ def _gelu_rests(count: int, with_onednn: int) -> Rests | None:
 def agrees(function: str, dtype: torch.dtype) -> bool:
     """Return whether there is a kernel with torch's bits, tried once for each state of torch that matters.
 
-    Torch may compute a function in another way on another processor or in its next version, or share out the work
-    differently. Where it does, torch's operator and a second pass take the place of this one.
+    Torch may compute a function in another way on another processor or in its next version; where it does, torch's
+    operator and a second pass take the place of this one.
     """
     return rests_of(torch.empty(0, dtype=dtype, device=_CPU), function) is not None
 
@@ -140,9 +139,7 @@ def _step() -> int:
 def _block_of(encoded: Any, alone: Any) -> Any:
     """Return what writes a function and the codes of a block.
 
-    Args:
-        encoded: Writes both of 32 values, for a table of up to 4 bits.
-        alone: Writes the function of 32 values.
+    ``encoded`` writes both of 32 values for a table of up to 4 bits, ``alone`` the function of 32 values.
     """
     few, rest = _few_bits_of(encoded), _rest_of(alone)
 

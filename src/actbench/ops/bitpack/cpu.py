@@ -1,8 +1,8 @@
 """Packing b-bit codes on the CPU, eight at a time, as one little-endian stream of bits.
 
 Eight codes are one 64-bit word with a code in each byte. Three steps of shift, mask and or bring neighbours together
-(codes, then pairs, then fours), after which the low b bytes of the word are the stream; unpacking runs the same three
-steps backwards. The word is read through a view, so the machine must be little-endian.
+(codes, then pairs, then fours), after which the low b bytes of the word are the stream; unpacking runs the same steps
+backwards. The word is read through a view, so the machine must be little-endian.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ def unpack_codes(codes: Tensor, packed: Tensor, bits: int, count: int) -> None:
 
 @inlined
 def pack(words: np.ndarray, bits: int, packed: np.ndarray) -> None:
-    """Write codes as a stream that fills ``packed``.
+    """Write codes as a stream that fills ``packed``; where its size is no multiple of ``bits``, the last word is cut.
 
-    Args:
-        words: uint64, eight codes below ``2**bits`` in each, as many as ``packed`` has room for; left compacted.
-        bits: 1 to 8.
-        packed: uint8; where its size is no multiple of ``bits``, the last word is cut.
+    ``words`` are uint64 with eight codes below ``2**bits`` in each, as many as ``packed`` has room for; left compacted.
     """
     codes, pairs, fours = _lanes(16, bits), _lanes(32, 2 * bits), _lanes(64, 4 * bits)
     for i in range(words.size):
@@ -47,13 +44,7 @@ def pack(words: np.ndarray, bits: int, packed: np.ndarray) -> None:
 
 @inlined
 def unpack(packed: np.ndarray, bits: int, words: np.ndarray) -> None:
-    """Read the codes of a stream.
-
-    Args:
-        packed: uint8.
-        bits: 1 to 8.
-        words: uint64, eight codes in each, at least as many as ``packed`` holds; those past its end are left alone.
-    """
+    """Read the codes of a stream to ``words``, uint64 with eight codes in each; those past its end are left alone."""
     codes, pairs, fours = _lanes(16, bits), _lanes(32, 2 * bits), _lanes(64, 4 * bits)
     whole = packed.size // bits
     _load(packed, bits, words[:whole])

@@ -21,13 +21,7 @@ _GOLDEN, _FIRST, _SECOND = np.uint64(noise.GOLDEN), np.uint64(noise.FIRST), np.u
 
 @inlined
 def widen(source: np.ndarray, kind: int, target: np.ndarray) -> None:
-    """Write the float32 bits of every value of ``source``.
-
-    Args:
-        source: uint32 for float32, uint16 for the half types.
-        kind: One of ``KINDS``.
-        target: uint32, as long as ``source``.
-    """
+    """Write the float32 bits, uint32, of every value of ``source``: uint32 for float32, uint16 for the half types."""
     if kind == FLOAT32:
         for i in range(source.size):
             target[i] = np.uint32(source[i])
@@ -61,13 +55,7 @@ def clear_signs(wide: np.ndarray) -> None:
 
 @inlined
 def narrow(source: np.ndarray, kind: int, target: np.ndarray) -> None:
-    """Round float32 bits to the type of ``target``; the reverse of :func:`widen`.
-
-    Args:
-        source: uint32, as long as ``target``.
-        kind: One of ``KINDS``.
-        target: uint32 or uint16.
-    """
+    """Round float32 bits to the type of ``target``, uint32 or uint16; the reverse of :func:`widen`."""
     if kind == FLOAT32:
         for i in range(target.size):
             target[i] = source[i]

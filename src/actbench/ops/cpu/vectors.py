@@ -29,14 +29,7 @@ _config: Any = config  # its attributes are made at run time
 
 
 class Step:
-    """The instructions of one step.
-
-    Args:
-        context: Numba's.
-        builder: LLVM's.
-        signature: Types of the arguments.
-        arguments: Their values.
-    """
+    """The instructions of one step, from Numba's context and types of the arguments, and LLVM's builder and values."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> None:
         self._context, self.builder, self._signature, self._arguments = context, builder, signature, arguments

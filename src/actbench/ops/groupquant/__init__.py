@@ -12,13 +12,15 @@ compiled or launched.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.ops import bitpack
+from actbench.ops import bitpack, rawkernel
 from actbench.ops.arguments import check_bits, check_contiguous, check_seed, check_vector
-from actbench.ops.groupquant import cpu, cuda, reference
+from actbench.ops.groupquant import cpu, reference
 from actbench.ops.library import EVERYWHERE, Kernels, copied, define
+from actbench.ops.noise import state_of
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:
@@ -26,9 +28,77 @@ def packed_bytes(count: int, bits: int, group_size: int) -> int:
     return bitpack.packed_bytes(count, bits) + 4 * -(-count // group_size)
 
 
+def launch_encode(
+    codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: int | Tensor, stochastic: bool
+) -> None:
+    """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
+    counts = np.int64(x.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits)
+    arguments = x, codes, meta, *counts, state_of(seed), np.uint32(stochastic)
+    _launch("encode", x.dtype, group_size, _threads(1, x.numel(), group_size), arguments)
+
+
+def launch_encode_rows(
+    codes: Tensor,
+    meta: Tensor,
+    x: Tensor,
+    widths: Tensor,
+    total_bits: int,
+    group_size: int,
+    seed: int | Tensor,
+    stochastic: bool,
+) -> None:
+    """Launch ``groupquant_encode_rows`` of ``kernels/groupquant.cu``."""
+    rows, columns = x.shape
+    counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
+    places = widths, widths.cumsum(0, dtype=torch.int64)
+    arguments = x, codes, meta, *counts, *places, state_of(seed), np.uint32(stochastic)
+    _launch("encode_rows", x.dtype, group_size, _threads(rows, columns, group_size), arguments)
+
+
+def launch_words(meta: Tensor, x: Tensor, group_size: int) -> None:
+    """Launch ``groupquant_words`` of ``kernels/groupquant.cu``."""
+    rows, columns = x.shape
+    arguments = x, meta, np.uint32(rows), np.int64(columns), np.int32(group_size)
+    _launch("words", x.dtype, group_size, _threads(rows, columns, group_size), arguments)
+
+
+def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
+    """Launch ``groupquant_decode`` of ``kernels/groupquant.cu``."""
+    counts = np.int64(out.numel()), np.int64(codes.numel()), np.int32(group_size), np.int32(bits), np.int64(start)
+    threads = _threads(1, out.numel(), group_size, start)
+    _launch("decode", out.dtype, group_size, threads, (codes, meta, out, *counts))
+
+
+def launch_decode_rows(
+    out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int
+) -> None:
+    """Launch ``groupquant_decode_rows`` of ``kernels/groupquant.cu``."""
+    rows, columns = out.shape
+    counts = np.uint32(rows), np.int64(columns), np.int64(codes.numel()), np.int32(group_size)
+    places = widths[first_row:], widths.cumsum(0, dtype=torch.int64)[first_row:]
+    arguments = codes, meta[first_row * -(-columns // group_size) :], out, *counts, *places
+    _launch("decode_rows", out.dtype, group_size, _threads(rows, columns, group_size), arguments)
+
+
+def _threads(rows: int, columns: int, group_size: int, start: int = 0) -> int:
+    """Return the lanes that have work: a warp for each group, or for each 256 elements of groups of 32, 64 and 128."""
+    if columns == 0:
+        return 0
+    groups = -(-(start + columns) // group_size) - start // group_size
+    together = 256 // group_size if group_size in (32, 64, 128) else 1
+    return rows * -(-groups // together) * 32
+
+
+def _launch(
+    kernel: str, dtype: torch.dtype, group_size: int, threads: int, arguments: tuple[Tensor | np.generic, ...]
+) -> None:
+    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[dtype], "TILES": 1 if group_size <= 256 else 4}
+    rawkernel.launch("groupquant", f"groupquant_{kernel}", macros, threads, *arguments)
+
+
 @define(
     "groupquant_encode(Tensor x, int bits, int group_size, Tensor seed, bool stochastic) -> (Tensor, Tensor)",
-    Kernels(cpu.encode, cuda.encode, copied(reference.encode, results=2)),
+    Kernels(cpu.encode, launch_encode, copied(reference.encode, results=2)),
 )
 def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:
     """Encode a vector.
@@ -52,16 +122,13 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 @define(
     "groupquant_encode_(Tensor(a!) codes, Tensor(b!) meta, Tensor x, int bits, int group_size, Tensor seed,"
     " bool stochastic) -> ()",
-    Kernels(cpu.encode, cuda.encode, copied(reference.encode, results=2)),
+    Kernels(cpu.encode, launch_encode, copied(reference.encode, results=2)),
     decided_by="x",
 )
 def encode_(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True
 ) -> None:
-    """Encode a vector over contiguous ones of the sizes that :func:`encode` gives, which may be parts of larger ones.
-
-    Else as :func:`encode`.
-    """
+    """Do as :func:`encode`, over contiguous results of the sizes that it gives, which may be parts of larger ones."""
     check_bits(bits)
     _check_groups(x, group_size, 1)
     check_seed(seed)
@@ -75,25 +142,12 @@ def encode_(
 @define(
     "groupquant_decode(Tensor codes, Tensor meta, int bits, int group_size, SymInt start, SymInt count,"
     " ScalarType dtype) -> Tensor",
-    Kernels(cpu.decode, cuda.decode, copied(reference.decode)),
+    Kernels(cpu.decode, launch_decode, copied(reference.decode)),
 )
 def decode(
     codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, count: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return elements ``start .. start + count - 1`` of an encoded vector.
-
-    Args:
-        codes: uint8, as :func:`encode` gives it.
-        meta: int32, as :func:`encode` gives it.
-        bits: 1 to 8.
-        group_size: As when encoding.
-        start: Index of the first element.
-        count: How many.
-        dtype: float32, float16, bfloat16 or float64.
-
-    Returns:
-        (count,) of ``dtype``.
-    """
+    """Return elements ``start .. start + count - 1`` of what :func:`encode` gave: (count,) of a float type."""
     out = codes.new_empty(count, dtype=dtype)
     _check_decode(out, codes, meta, bits, group_size, start)
     return out
@@ -101,20 +155,17 @@ def decode(
 
 @define(
     "groupquant_decode_(Tensor(a!) out, Tensor codes, Tensor meta, int bits, int group_size, SymInt start) -> ()",
-    Kernels(cpu.decode, cuda.decode, reference.decode_),
+    Kernels(cpu.decode, launch_decode, reference.decode_),
 )
 def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
-    """Write elements ``start .. start + out.numel() - 1`` of an encoded vector over a contiguous tensor of any shape.
-
-    Else as :func:`decode`.
-    """
+    """Do as :func:`decode`, over a contiguous tensor of any shape."""
     _check_decode(out, codes, meta, bits, group_size, start)
 
 
 @define(
     "groupquant_encode_rows(Tensor x, Tensor row_bits, SymInt total_bits, int group_size, Tensor seed,"
     " bool stochastic) -> (Tensor, Tensor)",
-    Kernels(cpu.encode_rows, cuda.encode_rows, copied(reference.encode_rows, results=2)),
+    Kernels(cpu.encode_rows, launch_encode_rows, copied(reference.encode_rows, results=2)),
 )
 def encode_rows(
     x: Tensor, row_bits: Tensor, total_bits: int, group_size: int, seed: Tensor, stochastic: bool = True
@@ -146,18 +197,12 @@ def encode_rows(
 @define(
     "groupquant_decode_rows(Tensor(a!) out, Tensor codes, Tensor meta, Tensor row_bits, int group_size,"
     " SymInt first_row) -> ()",
-    Kernels(cpu.decode_rows, cuda.decode_rows, reference.decode_rows),
+    Kernels(cpu.decode_rows, launch_decode_rows, reference.decode_rows),
 )
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
     """Write rows ``first_row .. first_row + out.shape[0] - 1`` over a contiguous (rows, F) tensor of a float type.
 
-    Args:
-        out: What to write to.
-        codes: uint8, as :func:`encode_rows` gives it.
-        meta: int32, as :func:`encode_rows` gives it.
-        row_bits: int32 ``(R,)``, of all rows.
-        group_size: As when encoding.
-        first_row: Index of the first row.
+    Codes and words are as :func:`encode_rows` gives them; ``row_bits`` are those of all rows.
     """
     _check_groups(out, group_size, 2)
     check_vector(codes, torch.uint8, out.device, "codes")
@@ -172,7 +217,7 @@ def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, grou
 
 @define(
     "groupquant_words(Tensor x, int group_size) -> Tensor",
-    Kernels(cpu.words, cuda.words, copied(reference.words_of)),
+    Kernels(cpu.words, launch_words, copied(reference.words_of)),
 )
 def words(x: Tensor, group_size: int) -> Tensor:
     """Return the words of the groups of rows (R, F), before encoding: int32 ``(R, ceil(F / group_size))``."""

@@ -42,13 +42,9 @@ def values_of(x: int, kind: int, first: int, end: int, wide: np.ndarray) -> Any:
 
 @inlined
 def word_of(values: np.ndarray, kind: int) -> np.uint32:
-    """Return the word of a group.
+    """Return the word of a group of float32 numbers, given as int32, which were widened from ``kind``.
 
     With the low bits of the negative ones flipped, floats are in order as integers, NaN beyond infinity on both sides.
-
-    Args:
-        values: Bits of float32 numbers, int32.
-        kind: What they were widened from, one of ``halves.KINDS``.
     """
     low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for i in range(values.size):
@@ -95,15 +91,7 @@ def noise_of(state: np.uint64, stochastic: bool, first: int, count: int, words: 
 
 @inlined
 def quantize(values: np.ndarray, word: np.uint32, bits: int, lanes: np.ndarray, codes: np.ndarray) -> None:
-    """Write the codes of a group.
-
-    Args:
-        values: float32.
-        word: The group's.
-        bits: 1 to 8.
-        lanes: The noise: uint16, at least as many as values.
-        codes: uint8, at least as many as values.
-    """
+    """Write the codes of a group, uint8, of float32 values; ``lanes`` is the noise, uint16."""
     scale, _, offset, span = _scaled(word)
     top = np.float32(65536 * ((1 << bits) - 1))
     slope = np.float32(top / span) if span > np.float32(0) else np.float32(0)
@@ -117,14 +105,7 @@ def quantize(values: np.ndarray, word: np.uint32, bits: int, lanes: np.ndarray, 
 
 @inlined
 def restore(codes: np.ndarray, word: np.uint32, bits: int, out: np.ndarray) -> None:
-    """Write what the codes of a group stand for.
-
-    Args:
-        codes: uint8, at least as many as ``out``.
-        word: The group's.
-        bits: 1 to 8.
-        out: float32.
-    """
+    """Write what the codes of a group stand for, float32."""
     _, inverse, offset, span = _scaled(word)
     step = np.float32(span / np.float32((1 << bits) - 1))
     for i in range(out.size):
@@ -152,7 +133,7 @@ def encode_rows(
     seed: int | Tensor,
     stochastic: bool,
 ) -> None:
-    """Encode rows of their own widths; those whose codes would not fit are not written, and their words are NaN."""
+    """Encode rows of their own widths; those that would not fit are not written, and their words are NaN."""
     sums = widths.cumsum(0, dtype=torch.int64)
     places = 0, widths.data_ptr(), sums.data_ptr(), codes.data_ptr(), codes.numel()
     _write(meta, x, group_size, *places, state_of(seed), stochastic)

@@ -45,14 +45,9 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def words_of(x: Tensor, group_size: int) -> Tensor:
-    """Return the word of each group of each row.
+    """Return the word of each group of each row of (R, F): int32 ``(R, ceil(F / group_size))``.
 
-    Args:
-        x: (R, F) of a float type.
-        group_size: Elements of a group; the last one of a row may have fewer.
-
-    Returns:
-        int32 ``(R, ceil(F / group_size))``.
+    The last group of a row may have fewer elements.
     """
     if x.numel() == 0:
         return torch.empty(x.shape[0], -(-x.shape[1] // group_size), dtype=torch.int32, device=x.device)
@@ -89,7 +84,7 @@ def _scaled(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int, stochastic: bool) -> Tensor:
-    """Return the code of each element.
+    """Return the code of each element, uint8 ``(R, F)``.
 
     Args:
         x: (R, F) of a float type.
@@ -98,9 +93,6 @@ def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int,
         group_size: Elements of a group.
         seed: Of the noise.
         stochastic: False for the nearest code.
-
-    Returns:
-        uint8 ``(R, F)``.
     """
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=torch.uint8, device=x.device)
@@ -116,14 +108,7 @@ def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int,
 
 
 def values_of(codes: Tensor, words: Tensor, most: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what codes stand for.
-
-    Args:
-        codes: int64 of any shape.
-        words: The word of each code's group, int32 of that shape.
-        most: The largest code of each, of that shape or a shape that expands to it.
-        dtype: Of the result.
-    """
+    """Return what int64 codes stand for in a type; words and largest codes are of their shape, or expand to it."""
     computed = torch.float64 if dtype == torch.float64 else torch.float32
     scale, offset, span = _scaled(words, computed)
     step = span / most.to(computed)
@@ -153,13 +138,7 @@ def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int
 
 
 def fitting(widths: Tensor, columns: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return the byte at which each row's codes start, and whether a width is allowed and its codes lie in the buffer.
-
-    Args:
-        widths: int32 ``(R,)``.
-        columns: Elements of a row.
-        size: Bytes of the buffer.
-    """
+    """Return the byte at which each row's codes start, and whether its width is allowed and they end in the buffer."""
     ends = widths.cumsum(0, dtype=torch.int64) * (-(-columns // 8))
     starts = ends - widths * (-(-columns // 8))
     return starts, (widths >= 1) & (widths <= 8) & (starts >= 0) & (ends <= size)

@@ -33,17 +33,10 @@ def select(out: Tensor, mask: Tensor, grad: Tensor) -> None:
 
 @intrinsic
 def _positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, mask: Any) -> Any:
-    """Write ReLU of 32 values and, as one bit each, whether they are above zero or NaN.
+    """Write ReLU of 32 values and, as one bit each, whether they are above zero or NaN; ``index`` is a multiple of 32.
 
-    A negative zero stays one, as in torch on the CPU.
-
-    Args:
-        typing_context: Numba's; callers leave it out.
-        index: Of the first value, a multiple of 32.
-        x: Bits of the values: uint32, or uint16 for the half types.
-        infinity: Bits of negative infinity.
-        out: As x.
-        mask: uint8, the bits of all values.
+    A negative zero stays one, as in torch on the CPU. Values and infinity are bits: uint32, or uint16 for the half
+    types.
     """
 
     def emit(step: Step, index: Any) -> None:
@@ -63,16 +56,9 @@ def _positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, 
 
 @intrinsic
 def _keep(typing_context: Any, index: Any, mask: Any, values: Any, out: Any) -> Any:
-    """Write 128 values where their bits are 1, and zero elsewhere.
+    """Write 128 values from ``index`` on, a multiple of 128, where their bits are 1, and zero elsewhere.
 
     All are read before the first is written: a tenth faster where they come from memory.
-
-    Args:
-        typing_context: Numba's; callers leave it out.
-        index: Of the first value, a multiple of 128.
-        mask: uint8, the bits of all values.
-        values: Bits of the values: uint32, or uint16 for the half types.
-        out: As values.
     """
 
     def emit(step: Step, index: Any) -> None:

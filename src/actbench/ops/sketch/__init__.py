@@ -17,11 +17,13 @@ from typing import Final, Literal, get_args
 
 import numpy as np
 import torch
+from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise, rawkernel
+from actbench.ops.cpu.compiled import BLOCK, kernel
+from actbench.ops.cpu.halves import fill_random
 from actbench.ops.library import HOST_NUMBER, define
-from actbench.ops.sketch import cpu
 
 Kind = Literal["gaussian", "rademacher"]
 KINDS: Final = get_args(Kind)
@@ -73,6 +75,44 @@ def _table(device: torch.device) -> Tensor:
     return torch.from_numpy(gaussian_table()).to(device)
 
 
+def rows_on_cpu(seed: int | Tensor, first_row: int, rows: int, dim: int, table: np.ndarray | None) -> Tensor:
+    """Return (rows, dim) float32 entries: those of a table, or rademacher."""
+    out = torch.empty(rows, dim, dtype=torch.float32, device=torch.device("cpu"))
+    state, first, flat = noise.state_of(seed), first_row * dim, out.numpy().reshape(-1)
+    if table is None:
+        _rademacher(out.numel(), state, first, flat)
+    else:
+        _gaussian(out.numel(), state, first, table, flat)
+    return out
+
+
+@kernel
+def _rademacher(blocks: int, state: np.uint64, first: int, out: np.ndarray) -> None:
+    for block in prange(blocks):
+        part = out[block * BLOCK : (block + 1) * BLOCK]
+        start = first + block * BLOCK
+        words = np.empty(BLOCK // 64 + 1, np.uint64)
+        fill_random(state, start // 64, words)
+        skipped = start % 64
+        for i in range(part.size):
+            place = skipped + i
+            bit = (words[place >> 6] >> np.uint64(place & 63)) & np.uint64(1)
+            part[i] = np.float32(1) - np.float32(2) * np.float32(bit)
+
+
+@kernel
+def _gaussian(blocks: int, state: np.uint64, first: int, table: np.ndarray, out: np.ndarray) -> None:
+    for block in prange(blocks):
+        part = out[block * BLOCK : (block + 1) * BLOCK]
+        start = first + block * BLOCK
+        words = np.empty(BLOCK // 4 + 1, np.uint64)
+        fill_random(state, start // 4, words)
+        indices = words.view(np.uint16)
+        skipped = start % 4
+        for i in range(part.size):
+            part[i] = table[indices[skipped + i]]
+
+
 def _check(seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype) -> None:
     torch._check_value(kind in KINDS, lambda: f"a sketch is {' or '.join(KINDS)}, not {kind!r}")
     torch._check_value(seed.dtype == torch.int64 and seed.dim() == 0, lambda: "the seed must be a 0-d int64 tensor")
@@ -87,7 +127,7 @@ def _make(
     _check(seed, first_row, rows, dim, kind, dtype)
     if device.type == "cpu":
         table = None if kind == "rademacher" else gaussian_table()
-        return cpu.rows(seed, first_row, rows, dim, table).to(dtype)
+        return rows_on_cpu(seed, first_row, rows, dim, table).to(dtype)
     made = launch if device.type == "cuda" else reference
     return made(seed, first_row, rows, dim, kind, dtype, device)
 
@@ -101,19 +141,9 @@ def _make(
 def sketch_rows(
     seed: Tensor, first_row: int, rows: int, dim: int, kind: Kind, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return rows ``first_row .. first_row + rows - 1`` of the matrix of a seed.
+    """Return rows ``first_row .. first_row + rows - 1`` of the matrix of a seed, rounded to a float type.
 
-    Args:
-        seed: 0-d int64 tensor on the CPU.
-        first_row: Index of the first row.
-        rows: How many.
-        dim: Columns.
-        kind: Distribution of the entries.
-        dtype: A float type; entries are float32 numbers rounded to it.
-        device: Where to make them.
-
-    Returns:
-        (rows, dim) of ``dtype`` on ``device``.
+    The seed is a 0-d int64 tensor on the CPU, the result (rows, dim) on ``device``.
 
     Raises:
         KernelError: The kernel for CUDA cannot be compiled or launched.

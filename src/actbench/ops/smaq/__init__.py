@@ -9,45 +9,74 @@ compiled or launched.
 
 from __future__ import annotations
 
-from types import ModuleType
-
+import numpy as np
 import torch
 from torch import Tensor
 
+from actbench.ops import rawkernel
 from actbench.ops.arguments import check_contiguous, check_seed, check_vector
 from actbench.ops.library import Implementation, Kernels, define
-from actbench.ops.smaq import cpu, cuda, reference
+from actbench.ops.noise import state_of
+from actbench.ops.smaq import cpu, reference
 from actbench.ops.smaq.format import SMAQ, Format, check_format
 
 _FORMAT = "int main_bits, int outlier_bits, int outliers, int block"
 
 
-def _encoding(kernels: ModuleType) -> Implementation:
-    return lambda packed, x, seed, stochastic, *parts: kernels.encode_into(
-        packed, x, 0, Format(*parts), seed, stochastic
-    )
+def launch_encode(
+    packed: Tensor, x: Tensor, first_block: int, form: Format, seed: int | Tensor, stochastic: bool
+) -> None:
+    """Launch ``smaq_encode`` of ``kernels/smaq.cu``."""
+    target = packed[first_block * form.block_bytes :]
+    counts = np.int64(x.numel()), np.int64(first_block)
+    noisy = state_of(seed), np.uint32(stochastic)
+    _launch("encode", x.dtype, form, -(-x.numel() // form.block), (x, target, *counts, *_parts(form), *noisy))
 
 
-def _encoding_into(kernels: ModuleType) -> Implementation:
-    return lambda packed, x, first_block, seed, stochastic, *parts: kernels.encode_into(
+def launch_decode(packed: Tensor, first: int, form: Format, out: Tensor) -> None:
+    """Launch ``smaq_decode`` of ``kernels/smaq.cu``."""
+    before, room = first // form.block, form.room(packed.numel())
+    blocks = -(-(first + out.numel()) // form.block) - before if out.numel() else 0
+    counts = np.int64(packed.numel()), np.int64(room), np.int64(first), np.int64(out.numel())
+    _launch("decode", out.dtype, form, blocks, (packed, out, *counts, *_parts(form)))
+
+
+def _parts(form: Format) -> tuple[np.int32, ...]:
+    return tuple(np.int32(part) for part in form)
+
+
+def _launch(
+    kernel: str, dtype: torch.dtype, form: Format, blocks: int, arguments: tuple[Tensor | np.generic, ...]
+) -> None:
+    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[dtype], "TILES": 1 if form.block <= 256 else 4}
+    rawkernel.launch("smaq", f"smaq_{kernel}", macros, 32 * blocks, *arguments)
+
+
+def _encoding(fill: Implementation) -> Implementation:
+    return lambda packed, x, seed, stochastic, *parts: fill(packed, x, 0, Format(*parts), seed, stochastic)
+
+
+def _encoding_into(fill: Implementation) -> Implementation:
+    return lambda packed, x, first_block, seed, stochastic, *parts: fill(
         packed, x, first_block, Format(*parts), seed, stochastic
     )
 
 
-def _decoding(kernels: ModuleType) -> Implementation:
-    return lambda out, packed, first, count, dtype, *parts: kernels.decode_into(packed, first, Format(*parts), out)
+def _decoding(fill: Implementation) -> Implementation:
+    return lambda out, packed, first, count, dtype, *parts: fill(packed, first, Format(*parts), out)
 
 
-def _decoding_into(kernels: ModuleType) -> Implementation:
-    return lambda out, packed, first, *parts: kernels.decode_into(packed, first, Format(*parts), out)
+def _decoding_into(fill: Implementation) -> Implementation:
+    return lambda out, packed, first, *parts: fill(packed, first, Format(*parts), out)
 
 
-_KERNELS = cpu, cuda, reference
+_ENCODE = cpu.encode_into, launch_encode, reference.encode_into
+_DECODE = cpu.decode_into, launch_decode, reference.decode_into
 
 
 @define(
     f"smaq_encode(Tensor x, Tensor seed, bool stochastic, {_FORMAT}) -> Tensor",
-    Kernels(*map(_encoding, _KERNELS)),
+    Kernels(*map(_encoding, _ENCODE)),
 )
 def _encode(x: Tensor, seed: Tensor, stochastic: bool, *parts: int) -> Tensor:
     form = Format(*parts)
@@ -57,7 +86,7 @@ def _encode(x: Tensor, seed: Tensor, stochastic: bool, *parts: int) -> Tensor:
 
 @define(
     f"smaq_encode_(Tensor(a!) packed, Tensor x, SymInt first_block, Tensor seed, bool stochastic, {_FORMAT}) -> ()",
-    Kernels(*map(_encoding_into, _KERNELS)),
+    Kernels(*map(_encoding_into, _ENCODE)),
     decided_by="x",
 )
 def _encode_into(packed: Tensor, x: Tensor, first_block: int, seed: Tensor, stochastic: bool, *parts: int) -> None:
@@ -73,7 +102,7 @@ def _encode_into(packed: Tensor, x: Tensor, first_block: int, seed: Tensor, stoc
 
 @define(
     f"smaq_decode(Tensor packed, SymInt first, SymInt count, ScalarType dtype, {_FORMAT}) -> Tensor",
-    Kernels(*map(_decoding, _KERNELS)),
+    Kernels(*map(_decoding, _DECODE)),
 )
 def _decode(packed: Tensor, first: int, count: int, dtype: torch.dtype, *parts: int) -> Tensor:
     out = packed.new_empty(count, dtype=dtype)
@@ -83,7 +112,7 @@ def _decode(packed: Tensor, first: int, count: int, dtype: torch.dtype, *parts: 
 
 @define(
     f"smaq_decode_(Tensor(a!) out, Tensor packed, SymInt first, {_FORMAT}) -> ()",
-    Kernels(*map(_decoding_into, _KERNELS)),
+    Kernels(*map(_decoding_into, _DECODE)),
 )
 def _decode_into(out: Tensor, packed: Tensor, first: int, *parts: int) -> None:
     _check_decode(out, packed, first, Format(*parts))
@@ -124,32 +153,14 @@ def encode_into(
 ) -> None:
     """Replace blocks of what :func:`encode` gave, in place, by those of other numbers; else as :func:`encode`.
 
-    The noise is that of the elements' places among all: to encode a tensor in parts is to encode it whole.
-
-    Args:
-        packed: uint8, as :func:`encode` gives it.
-        x: What to put there: whole blocks, or blocks up to the end.
-        first_block: Index of the first block.
-        seed: As in :func:`encode`, and so all that follows.
-        form: As when encoding.
-        stochastic: False for the nearest code.
+    The noise is that of the elements' places among all: to encode a tensor in parts is to encode it whole. ``x`` is
+    whole blocks, or blocks up to the end, of which the first is number ``first_block``.
     """
     _encode_into(packed, x, first_block, seed, stochastic, *form)
 
 
 def decode(packed: Tensor, count: int, dtype: torch.dtype, first: int = 0, form: Format = SMAQ) -> Tensor:
-    """Return elements ``first .. first + count - 1`` of what was encoded.
-
-    Args:
-        packed: uint8, as :func:`encode` gives it.
-        count: How many.
-        dtype: float32, float16, bfloat16 or float64.
-        first: Index of the first element.
-        form: As when encoding.
-
-    Returns:
-        (count,) of ``dtype``.
-    """
+    """Return elements ``first .. first + count - 1`` of what :func:`encode` gave: (count,) of a float type."""
     return _decode(packed, first, count, dtype, *form)
 
 

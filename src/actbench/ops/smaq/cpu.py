@@ -93,7 +93,7 @@ def write_block(
     work: Work,
     packed: np.ndarray,
 ) -> None:
-    """Write a block.
+    """Write a block of float32 ``values`` to all its bytes, ``packed``.
 
     Args:
         values: float32, its elements.
@@ -136,14 +136,7 @@ def write_block(
 
 @inlined
 def read_block(packed: np.ndarray, bits: tuple[int, int], work: Work, values: np.ndarray) -> None:
-    """Read a block.
-
-    Args:
-        packed: uint8, all bytes of the block.
-        bits: Of main codes and of outliers' codes.
-        work: Overwritten, but for the noise; the header is left in it.
-        values: float32, for the first so many elements; overwritten.
-    """
+    """Read the first elements of a block from all its bytes to ``values``, float32; the header is left in ``work``."""
     count, more = values.size, bits[1] - bits[0]
     rest = _rest_start(count, bits[0])
     copy(packed[:HEADER_BYTES], work.header.view(np.uint8))

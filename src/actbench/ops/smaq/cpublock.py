@@ -106,16 +106,10 @@ def _cut_of(keys: np.ndarray, most: np.int32, outliers: int) -> tuple[np.int32, 
 
 @inlined
 def part(keys: np.ndarray, most: np.int32, outliers: int, header: np.ndarray) -> np.int32:
-    """Find the outliers.
+    """Find the outliers, write main end, tail start and tail end to ``header``, and return the cut between the keys.
 
-    Args:
-        keys: int32. Those that are as large as an outlier's and are none become less.
-        most: The largest of them.
-        outliers: How many.
-        header: uint16, for main end, tail start and tail end.
-
-    Returns:
-        A number that no outlier's key is below, and all others are.
+    No outlier's key is below the cut, and all others are: those that are as large and are no outliers become less.
+    ``most`` is the largest key.
     """
     if outliers == 0:
         header[0], header[1], header[2] = max(_above(most), _LEAST), 0, _LEAST
@@ -198,15 +192,10 @@ def gather(codes: np.ndarray, main_bits: int, rests: np.ndarray) -> None:
 def restore(
     codes: np.ndarray, rests: np.ndarray, header: np.ndarray, bits: tuple[int, int], places: np.ndarray, out: np.ndarray
 ) -> None:
-    """Write what the codes of a block stand for.
+    """Write what the codes of a block stand for, float32.
 
-    Args:
-        codes: uint8, as many as ``out``.
-        rests: uint8, at least as many as outliers.
-        header: uint16, all four of it.
-        bits: Of main codes and of outliers' codes.
-        places: int16, one more than ``out``: left with the indexes of the outliers.
-        out: float32.
+    ``rests`` are the outliers' high bits; ``places``, int16 and one more than ``out``, is left with the outliers'
+    indexes.
     """
     tag = 1 << (bits[0] - 1)
     steps, tail_steps = np.int32((1 << (bits[0] - 2)) - 1), (1 << (bits[1] - 2)) - 1

@@ -50,17 +50,9 @@ HALF_MOST: Final = 65504.0
 
 
 def encode(x: Tensor, first_block: int, form: Format, seed: int, stochastic: bool) -> Tensor:
-    """Encode whole blocks, or blocks up to the end.
+    """Encode whole blocks, or blocks up to the end, of which the first is number ``first_block`` of all.
 
-    Args:
-        x: (n,) of a float type.
-        first_block: Which block of all the first one is; its noise depends on it.
-        form: Which SmaQ.
-        seed: Of the noise.
-        stochastic: False for the nearest code.
-
-    Returns:
-        uint8 ``(form.packed_bytes(n),)``.
+    The result is uint8 ``(form.packed_bytes(n),)`` of x ``(n,)`` of a float type; its noise follows from the places.
     """
     whole = x.numel() // form.block * form.block
     parts = [_encoded(x[:whole].view(-1, form.block), first_block * form.block, form, seed, stochastic)]
@@ -163,15 +155,7 @@ def _packed(codes: Tensor, bits: int, size: int) -> Tensor:
 
 
 def decode(packed: Tensor, first: int, count: int, form: Format, dtype: torch.dtype) -> Tensor:
-    """Return elements ``first .. first + count - 1`` of encoded ones.
-
-    Args:
-        packed: uint8, as :func:`encode` gives it.
-        first: Index of the first element.
-        count: How many.
-        form: Which SmaQ.
-        dtype: Of the result.
-    """
+    """Return elements ``first .. first + count - 1`` of what :func:`encode` gave."""
     whole = packed.numel() // form.block_bytes
     left = form.room(packed.numel()) - whole * form.block
     blocks = packed[: whole * form.block_bytes].view(whole, form.block_bytes)

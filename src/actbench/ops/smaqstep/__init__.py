@@ -10,17 +10,16 @@ rounded up, and a first moment that is divided by next to nothing would throw it
 
 from __future__ import annotations
 
-from types import ModuleType
-
+import numpy as np
 import torch
 from torch import Tensor
 
-from actbench.ops import noise
+from actbench.ops import noise, rawkernel
 from actbench.ops.arguments import check_contiguous
 from actbench.ops.library import Implementation, Kernels, define
 from actbench.ops.smaq import reference
 from actbench.ops.smaq.format import Format, check_format
-from actbench.ops.smaqstep import cpu, cuda, rules
+from actbench.ops.smaqstep import cpu, rules
 from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 
 MOST_BLOCK = 256
@@ -35,21 +34,50 @@ def _seeds(seed: int) -> tuple[int, int]:
     return noise.signed(first), noise.signed(first ^ 1)
 
 
-def _adam_by(kernels: ModuleType) -> Implementation:
-    return lambda p, g, means, roots, seed, rule, *parts: kernels.adam(
+def launch_adam(
+    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, form: Format, seeds: tuple[int, int], rule: AdamRule
+) -> None:
+    """Launch ``smaqstep_adam`` of ``kernels/smaqstep.cu``."""
+    states = (noise.state_of(seed) for seed in seeds)
+    coefficients = _coefficients(rule, "from_gradient")
+    _launch("adam", param, form, param, grad, means, roots, *_sizes(param, form), *states, *coefficients)
+
+
+def launch_sgd(param: Tensor, grad: Tensor, buffers: Tensor, form: Format, seed: int, rule: SgdRule) -> None:
+    """Launch ``smaqstep_sgd`` of ``kernels/smaqstep.cu``."""
+    state = noise.state_of(seed)
+    _launch("sgd", param, form, param, grad, buffers, *_sizes(param, form), state, *_coefficients(rule, "nesterov"))
+
+
+def _sizes(param: Tensor, form: Format) -> tuple[np.generic, ...]:
+    return np.int64(param.numel()), *(np.int32(part) for part in form)
+
+
+def _coefficients(rule: AdamRule | SgdRule, flag: str) -> list[np.generic]:
+    return [np.uint32(value) if name == flag else np.float32(value) for name, value in rule._asdict().items()]
+
+
+def _launch(kernel: str, param: Tensor, form: Format, *arguments: Tensor | np.generic) -> None:
+    macros: rawkernel.Macros = {"SCALAR": rawkernel.SCALARS[param.dtype], "TILES": 1}
+    blocks = -(-param.numel() // form.block)
+    rawkernel.launch("smaqstep", f"smaqstep_{kernel}", macros, 32 * blocks, *arguments)
+
+
+def _adam_by(step: Implementation) -> Implementation:
+    return lambda p, g, means, roots, seed, rule, *parts: step(
         p, g, means, roots, Format(*parts), _seeds(seed), AdamRule(*rule)
     )
 
 
-def _sgd_by(kernels: ModuleType) -> Implementation:
-    return lambda p, g, buffers, seed, rule, *parts: kernels.sgd(
+def _sgd_by(step: Implementation) -> Implementation:
+    return lambda p, g, buffers, seed, rule, *parts: step(
         p, g, buffers, Format(*parts), _seeds(seed)[0], SgdRule(*rule)
     )
 
 
 @define(
     f"smaqstep_adam_(Tensor(a!) param, Tensor grad, Tensor(b!) means, Tensor(c!) roots, {_REST}) -> ()",
-    Kernels(_adam_by(cpu), _adam_by(cuda)),
+    Kernels(_adam_by(cpu.adam), _adam_by(launch_adam)),
 )
 def _adam(p: Tensor, g: Tensor, means: Tensor, roots: Tensor, seed: int, rule: list[float], *parts: int) -> None:
     _check(p, g, (means, roots), Format(*parts))
@@ -58,7 +86,7 @@ def _adam(p: Tensor, g: Tensor, means: Tensor, roots: Tensor, seed: int, rule: l
 
 @define(
     f"smaqstep_sgd_(Tensor(a!) param, Tensor grad, Tensor(b!) buffers, {_REST}) -> ()",
-    Kernels(_sgd_by(cpu), _sgd_by(cuda)),
+    Kernels(_sgd_by(cpu.sgd), _sgd_by(launch_sgd)),
 )
 def _sgd(p: Tensor, g: Tensor, buffers: Tensor, seed: int, rule: list[float], *parts: int) -> None:
     _check(p, g, (buffers,), Format(*parts))

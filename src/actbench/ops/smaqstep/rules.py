@@ -126,15 +126,7 @@ def sgd_rule(
 
 
 def adam(p: Tensor, g: Tensor, m: Tensor, s: Tensor, rule: AdamRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameter, first moment and root of the second moment after a step.
-
-    Args:
-        p: float32, of any shape, as are the others.
-        g: The gradient.
-        m: The first moment.
-        s: The root of the second moment, not negative.
-        rule: The coefficients.
-    """
+    """Return parameter, first moment and root of the second (not negative) after a step, float32 of any shape."""
     kept, g = p * rule.kept, g * rule.sign + p * rule.decay
     m = (g if rule.from_gradient else m) + (g - m) * rule.toward
     s = _root(s * s * rule.beta2 + g * rule.rest2 * g)
@@ -143,14 +135,7 @@ def adam(p: Tensor, g: Tensor, m: Tensor, s: Tensor, rule: AdamRule) -> tuple[Te
 
 
 def sgd(p: Tensor, g: Tensor, b: Tensor, rule: SgdRule) -> tuple[Tensor, Tensor]:
-    """Return parameter and momentum buffer after a step.
-
-    Args:
-        p: float32, of any shape, as are the others.
-        g: The gradient.
-        b: The buffer, zeros before the first step.
-        rule: The coefficients.
-    """
+    """Return parameter and momentum buffer (zeros before the first step) after a step, float32 of any shape."""
     g = g * rule.sign + p * rule.decay
     b = b * rule.momentum + g * rule.added
     return p + (g + b * rule.momentum if rule.nesterov else b) * rule.rate, b

@@ -88,14 +88,9 @@ def _closed(step: Step, found: list[Any]) -> Any:
 
 @intrinsic
 def encode_lanes(typing_context: Any, index: Any, values: Any, bounds: Any, packed: Any) -> Any:
-    """Pack, for 32 values, how many bounds are below each; none is below NaN.
+    """Pack, for 32 float32 values from ``index`` on, a multiple of 32, how many bounds are below each.
 
-    Args:
-        typing_context: Numba's; callers leave it out.
-        index: Of the first value, a multiple of 32.
-        values: float32.
-        bounds: A tuple of 1, 3, 7 or 15 float32 numbers, ascending, for 1 to 4 bits.
-        packed: uint8, the codes of all values.
+    None is below NaN. ``bounds`` is a tuple of 1, 3, 7 or 15 float32 numbers, ascending, for 1 to 4 bits.
     """
 
     def emit(step: Step, place: Any) -> None:
