@@ -14,11 +14,11 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     kernels,
     listing,
     report,
-    streams,
     sweep,
     train,
 )
 from actbench.cli.app import app
+from actbench.cli.printing import noticed, tolerant
 from actbench.errors import ActbenchError, shortened
 from actbench.results.plain import plain
 
@@ -30,7 +30,7 @@ def main() -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     _give_compilers_a_cache()
-    with streams.tolerant() as out, streams.noticed():
+    with tolerant() as out, noticed():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:

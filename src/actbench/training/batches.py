@@ -17,7 +17,7 @@ from actbench.results.runs import TrainingCase
 from actbench.setup import Batch
 from actbench.training import data
 from actbench.training.data import DataSet, Kind, Samples
-from actbench.training.processgroup import Team
+from actbench.training.processgroup import ProcessGroup
 from actbench.workloads.base import Workload
 
 _MODELS: dict[Kind, str] = {
@@ -117,14 +117,14 @@ def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
-def feed(case: TrainingCase, workload: Workload, task: Task | None, team: Team) -> Feed:
+def feed(case: TrainingCase, workload: Workload, task: Task | None, group: ProcessGroup) -> Feed:
     """Load a run's data set for its model.
 
     Args:
         case: The run.
         workload: Its model.
         task: What the model was built for; None where nobody says.
-        team: The processes that share the batches.
+        group: The processes that share the batches.
 
     Raises:
         UsageError: The data set is unknown or missing, or it and the model do not go together.
@@ -138,7 +138,7 @@ def feed(case: TrainingCase, workload: Workload, task: Task | None, team: Team) 
     found = data.load(case, shape[0] if inputs == "input_ids" else 0)
     _check_shape(case, found, shape)
     _check_size(case, found)
-    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, team.rank, team.size)
+    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, group.rank, group.size)
 
 
 def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> None:

@@ -25,8 +25,8 @@ from actbench.errors import StoreError
 from actbench.nn.adapted import adapt, adapted_states
 from actbench.results.records import Data
 from actbench.results.runs import Evaluation, TrainingCase
-from actbench.training.parallel import Spread
-from actbench.training.processgroup import Team
+from actbench.training.parallel import Parallel
+from actbench.training.processgroup import ProcessGroup
 from actbench.training.step import LearningStep
 
 _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
@@ -93,7 +93,7 @@ class State:
     tensors: dict[str, Tensor]
 
 
-def state_of(step: LearningStep, team: Team) -> State:
+def state_of(step: LearningStep, group: ProcessGroup) -> State:
     """Return the state of a run, whole, however it is spread over processes; all of them must ask for it.
 
     Of the model these are parameters and buffers, those that its ``state_dict`` leaves out too, and what its scheme
@@ -106,34 +106,34 @@ def state_of(step: LearningStep, team: Team) -> State:
     tensors = {f"model.{name}": tensor for name, tensor in _named(module).items()}
     optimizer = take_apart(step.optimizer.state_dict(), tensors, "optimizer")
     own: dict[str, Tensor] = {}
-    adapted = take_apart(adapted_states(module), own, f"rank{team.rank}.adapted")
-    own[f"rank{team.rank}.random.cpu"] = torch.get_rng_state()
+    adapted = take_apart(adapted_states(module), own, f"rank{group.rank}.adapted")
+    own[f"rank{group.rank}.random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        own[f"rank{team.rank}.random.cuda"] = torch.cuda.get_rng_state()
-    kept = _kept(tensors, step.spread, team.leads)
+        own[f"rank{group.rank}.random.cuda"] = torch.cuda.get_rng_state()
+    kept = _kept(tensors, step.parallel, group.is_first)
     trees = []
-    for tree, part in team.gathered((adapted, _kept(own, step.spread, True))):
+    for tree, part in group.all_gather((adapted, _kept(own, step.parallel, True))):
         trees.append(tree)
         kept.update(part)
     return State(optimizer, step.scaler.state_dict(), tuple(trees), kept)
 
 
-def restore(checkpoint: Checkpoint, step: LearningStep, team: Team) -> None:
+def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> None:
     """Bring a freshly built model, its optimizer and torch's generators to where a checkpoint was written.
 
     Raises:
         StoreError: The checkpoint does not fit the model.
     """
     tensors, progress, module = checkpoint.tensors, checkpoint.progress, step.setup.module
-    own = f"rank{team.rank}.random"
+    own = f"rank{group.rank}.random"
     try:
         with torch.no_grad():
             for name, tensor in _named(module).items():
-                tensor.copy_(step.spread.like(tensor, tensors[f"model.{name}"]))
+                tensor.copy_(step.parallel.local_like(tensor, tensors[f"model.{name}"]))
         step.optimizer.load_state_dict(put_together(progress.optimizer, tensors))
-        _share_out(step.optimizer, step.spread)
+        _share_out(step.optimizer, step.parallel)
         step.scaler.load_state_dict(progress.scaler)
-        adapt(module, put_together(progress.adapted[team.rank], tensors))
+        adapt(module, put_together(progress.adapted[group.rank], tensors))
         torch.set_rng_state(tensors[f"{own}.cpu"])
         if f"{own}.cuda" in tensors:
             torch.cuda.set_rng_state(tensors[f"{own}.cuda"])
@@ -141,19 +141,19 @@ def restore(checkpoint: Checkpoint, step: LearningStep, team: Team) -> None:
         raise StoreError(f"the checkpoint does not fit the model: {error}; run again with --force") from error
 
 
-def _share_out(optimizer: torch.optim.Optimizer, spread: Spread) -> None:
+def _share_out(optimizer: torch.optim.Optimizer, parallel: Parallel) -> None:
     """Let each process keep its share of the optimizer state where it keeps a share of the parameters."""
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                kept[name] = spread.like(parameter, value)
+                kept[name] = parallel.local_like(parameter, value)
 
 
-def _kept(tensors: dict[str, Tensor], spread: Spread, wanted: bool) -> dict[str, Tensor]:
+def _kept(tensors: dict[str, Tensor], parallel: Parallel, wanted: bool) -> dict[str, Tensor]:
     """Return copies in host memory, or none where all the others need of this process is its share."""
     kept = {}
     for name, tensor in tensors.items():
-        found = spread.whole(tensor.detach())
+        found = parallel.full_tensor(tensor.detach())
         if wanted:  # cloned, because safetensors refuses tensors that share a storage
             kept[name] = found.cpu().contiguous().clone()
     return kept

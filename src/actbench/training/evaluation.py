@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from actbench.results.runs import Evaluation, Metric
 from actbench.setup import Batch
-from actbench.training.processgroup import Team
+from actbench.training.processgroup import ProcessGroup
 
 
 def f1(predicted: Tensor, labels: Tensor) -> float:
@@ -101,7 +101,7 @@ def scores_of(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def evaluated(
-    module: nn.Module, batches: Iterable[tuple[Batch, int]], step: int, metric: Metric, team: Team
+    module: nn.Module, batches: Iterable[tuple[Batch, int]], step: int, metric: Metric, group: ProcessGroup
 ) -> Evaluation:
     """Return how good a model is on all samples; for language, on all tokens but each first.
 
@@ -112,14 +112,14 @@ def evaluated(
         batches: This process's share of the samples, and how many rows of each batch count.
         step: Steps that the model has taken.
         metric: What it is scored by, beside loss and accuracy.
-        team: Whose shares make up the whole.
+        group: Whose shares make up the whole.
     """
     mine = Tally(metric)
     with evaluating(module):
         for batch, rows in batches:
             scores = scores_of(module, batch)
             mine.add(scores[:rows], batch["labels"][:rows])
-    return _judged(team.gathered(mine), step, metric)
+    return _judged(group.all_gather(mine), step, metric)
 
 
 def _judged(tallies: list[Tally], step: int, metric: Metric) -> Evaluation:

@@ -50,7 +50,7 @@ class Launch:
     cpu: bool = False
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
@@ -85,7 +85,7 @@ def read(environment: Mapping[str, str]) -> Launch:
     )
 
 
-def leads(environment: Mapping[str, str]) -> bool:
+def is_first(environment: Mapping[str, str]) -> bool:
     """Return whether this process is the one that speaks for all, as far as the environment says."""
     return _place(environment).rank == 0
 

@@ -20,8 +20,8 @@ from actbench.setup import Batch
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.training.evaluation import evaluated, evaluating, scores_of
-from actbench.training.parallel import Spread, spread
-from actbench.training.processgroup import ALONE, Team
+from actbench.training.parallel import Parallel, parallelize
+from actbench.training.processgroup import SINGLE_PROCESS, ProcessGroup
 from actbench.training.step import LearningStep, check_acts, make_optimizer, rate_factor
 
 
@@ -33,20 +33,20 @@ class TrainingLoop:
 
     Args:
         case: The run.
-        team: The processes that train it together; building it waits for none of them, all else does.
+        group: The processes that train it together; building it waits for none of them, all else does.
 
     Raises:
         ActbenchError: The model, data or scheme cannot be had here, or do not go together.
     """
 
-    def __init__(self, case: TrainingCase, team: Team = ALONE) -> None:
-        self.case, self.team = case, team
+    def __init__(self, case: TrainingCase, group: ProcessGroup = SINGLE_PROCESS) -> None:
+        self.case, self.group = case, group
         scheme = schemes.build(case.scheme)
         described = _model_case(case)
         self._meter = meters.open_meter(described)
         self._workload = workloads.load(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
-        self._feed = feed(case, self._workload, exact.built.task if exact.built else None, team)
+        self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
         exact = self._meter.adopt(replace(exact, make_optimizer=make_optimizer(case)))
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
@@ -59,15 +59,15 @@ class TrainingLoop:
         self._resumed_at: list[int] = []
         unknown = check_acts(self._setup, self._meter, self._batch(0)) if self._setup.parts else ()
         self._warnings = (*self._workload.warnings, *self._setup.warnings, *unknown)
-        torch.manual_seed(seed_of(case.seed, team.rank))  # after the scheme, on which dropout must not depend
+        torch.manual_seed(seed_of(case.seed, group.rank))  # after the scheme, on which dropout must not depend
 
     @functools.cached_property
-    def _spread(self) -> Spread:
-        return spread(self._setup, self.team)
+    def _parallel(self) -> Parallel:
+        return parallelize(self._setup, self.group)
 
     @functools.cached_property
     def _step(self) -> LearningStep:
-        return LearningStep(self._spread, self.case, self._batch(0), self._feed.chosen(0))
+        return LearningStep(self._parallel, self.case, self._batch(0), self._feed.chosen(0))
 
     @property
     def done(self) -> int:
@@ -101,7 +101,7 @@ class TrainingLoop:
         Raises:
             StoreError: It cannot be written.
         """
-        state = state_of(self._step, self.team)
+        state = state_of(self._step, self.group)
         progress = Progress(
             tensors=f"step-{self.done:08d}.safetensors",
             case=self.case,
@@ -116,7 +116,7 @@ class TrainingLoop:
             scaler=state.scaler,
             adapted=state.adapted,
         )
-        self.team.agreed(lambda: folder.write(progress, state.tensors) if self.team.leads else None)
+        self.group.all_succeed(lambda: folder.write(progress, state.tensors) if self.group.is_first else None)
 
     def resume(self, folder: CheckpointFolder) -> None:
         """Go on from a checkpoint where there is one.
@@ -124,11 +124,11 @@ class TrainingLoop:
         Raises:
             StoreError: It is broken or of another run.
         """
-        found = self.team.agreed(lambda: folder.read(self.case) if self.team.leads else None)
-        checkpoint = self.team.told(found)
+        found = self.group.all_succeed(lambda: folder.read(self.case) if self.group.is_first else None)
+        checkpoint = self.group.broadcast(found)
         if checkpoint is None:
             return
-        restore(checkpoint, self._step, self.team)
+        restore(checkpoint, self._step, self.group)
         progress = checkpoint.progress
         self._losses, self._seconds = list(progress.losses), list(progress.step_seconds)
         self._evaluations, self._diverged_at = list(progress.evaluations), progress.diverged_at
@@ -148,7 +148,7 @@ class TrainingLoop:
         evaluations = tuple(self._evaluations)  # before the weights are moved on
         self._show(0)
         reading = self._reading()
-        ranks = self.team.gathered((reading.activation_bytes, reading.peak_bytes))
+        ranks = self.group.all_gather((reading.activation_bytes, reading.peak_bytes))
         activation_bytes, peak_bytes = zip(*ranks, strict=True)
         return Trained(
             metric=self._feed.data.metric,
@@ -161,8 +161,8 @@ class TrainingLoop:
             optimizer_bytes=reading.optimizer_bytes,
             activation_bytes=max(activation_bytes),
             peak_bytes=max(peak_bytes),
-            rank_activation_bytes=activation_bytes if self.team.size > 1 else (),
-            rank_peak_bytes=peak_bytes if self.team.size > 1 else (),
+            rank_activation_bytes=activation_bytes if self.group.size > 1 else (),
+            rank_peak_bytes=peak_bytes if self.group.size > 1 else (),
             sites=len(self._setup.sites),
             resumed_at=tuple(self._resumed_at),
             weights_origin=self._workload.weights_origin,
@@ -180,7 +180,7 @@ class TrainingLoop:
         with waiting():
             mine = step().item()  # waits for the device, so that the time is the step's
         self._seconds.append(time.perf_counter() - started)
-        loss = self.team.mean(mine)
+        loss = self.group.mean(mine)
         self._losses.append(loss)
         if not math.isfinite(loss):
             self._diverged_at = self.done
@@ -193,7 +193,7 @@ class TrainingLoop:
 
     def _reading(self) -> meters.MemoryReading:
         """Read the bytes of a step, those included in which gradients are averaged."""
-        if self.team.launch.strategy != "ddp":
+        if self.group.launch.strategy != "ddp":
             return self._meter.memory(self._step)
         self._step()  # torch lays the gradients out anew behind the first step, and then no more
         reading = self._meter.memory(self._step)
@@ -203,11 +203,11 @@ class TrainingLoop:
         return replace(reading, peak_bytes=reading.peak_bytes + (reading.gradients_bytes or 0))
 
     def _evaluate(self) -> None:
-        self._spread.agree()
+        self._parallel.broadcast_buffers()
         batches = ((self._meter.place(batch), rows) for batch, rows in self._feed.validation())
         metric = self._feed.data.metric
-        self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.team))
-        self._spread.part()
+        self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.group))
+        self._parallel.reshard()
 
     def _batch(self, step: int) -> Batch:
         return self._meter.place(self._feed.batch(step))

@@ -1,6 +1,6 @@
 """A model spread over the processes that train it: a copy in each (DDP), or shares of its parameters (FSDP2).
 
-The module of a setup stays what it is, with the names of its parameters; schemes have been applied to it before.
+The module of a setup, to which schemes have been applied before, keeps the names of its parameters.
 """
 
 from __future__ import annotations
@@ -21,60 +21,52 @@ from actbench.nn.recomputed import blocks
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.packer import own_tensors
 from actbench.setup import TrainingSetup
-from actbench.training.processgroup import Team
+from actbench.training.processgroup import ProcessGroup
 
 
-class Spread:
-    """A setup in one process.
-
-    Attributes:
-        setup: Its loss runs the model as it is spread.
-    """
+class Parallel:
+    """A setup in one process; its loss runs the model as it is spread over the processes."""
 
     def __init__(self, setup: TrainingSetup) -> None:
         self.setup = setup
 
-    def average(self, wanted: bool) -> None:
+    def average_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
 
-    def agree(self) -> None:
-        """Give all processes the buffers of the first: running statistics are of a process's own share of the data."""
+    def broadcast_buffers(self) -> None:
+        """Give all processes the buffers of the first."""
 
-    def part(self) -> None:
-        """Let each process hold no more than its share of the parameters, after a pass without a backward one."""
+    def reshard(self) -> None:
+        """Free the shares of the others, which a pass without a backward one leaves gathered."""
 
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of which this process may hold a share, with those of the others; all must ask for it."""
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, of which this process may hold a share, as a whole; all processes must call this."""
         return tensor
 
-    def like(self, tensor: Tensor, given: Tensor) -> Tensor:
-        """Return a whole tensor as another one of its shape is held: this process's share of it, or all."""
+    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
+        """Return what this process holds of ``given``, a whole tensor, if it is held as ``tensor`` is."""
         return given
 
 
-class SharedSpread(Spread):
-    """A setup in several processes."""
+class Distributed(Parallel):
+    """A setup in several processes, each with a share of the batches and so with running statistics of its own."""
 
-    def agree(self) -> None:
+    def broadcast_buffers(self) -> None:
         """Send the buffers of the first process to the others."""
         for buffer in self.setup.module.buffers():
             distributed.broadcast(buffer, src=0)
 
 
-class Shards(SharedSpread):
-    """A setup whose parameters are gathered block by block where they are used.
-
-    Args:
-        setup: Changed in place.
-        team: Says which classes of modules are blocks, and whether what was gathered is given back after forward.
+class Sharded(Distributed):
+    """A setup, changed in place, whose parameters are gathered block by block where they are used (FSDP2).
 
     Raises:
         UsageError: The scheme runs backward passes of its own.
     """
 
-    def __init__(self, setup: TrainingSetup, team: Team) -> None:
+    def __init__(self, setup: TrainingSetup, group: ProcessGroup) -> None:
         super().__init__(setup)
-        module, launch = setup.module, team.launch
+        module, launch = setup.module, group.launch
         bound = HookedForward.of(module)
         if bound is not None and bound.probing is not None:
             raise UsageError(
@@ -83,7 +75,7 @@ class Shards(SharedSpread):
             )
         units = [block for _, block in blocks(module, launch.blocks) if block is not module]
         device = next(module.parameters()).device.type
-        mesh = init_device_mesh(device, (team.size,))
+        mesh = init_device_mesh(device, (group.size,))
         for unit in units:
             fully_shard(unit, mesh=mesh, reshard_after_forward=launch.reshard)
         self._root = fully_shard(module, mesh=mesh)
@@ -93,20 +85,20 @@ class Shards(SharedSpread):
         if bound is not None:
             _leave_gathered(bound.hooks.packer, units)
 
-    def average(self, wanted: bool) -> None:
+    def average_gradients(self, wanted: bool) -> None:
         """As FSDP2 has it."""
         self._root.set_requires_gradient_sync(wanted)
 
-    def part(self) -> None:
+    def reshard(self) -> None:
         """Give back the parameters that others have shares of."""
         for part in self._parts():
             part.reshard()
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def full_tensor(self, tensor: Tensor) -> Tensor:
         """Gather the shares of a tensor."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def like(self, tensor: Tensor, given: Tensor) -> Tensor:
+    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
         """Cut this process's share out of a whole tensor."""
         if not isinstance(tensor, DTensor):
             return given
@@ -117,9 +109,9 @@ class Shards(SharedSpread):
 
 
 def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
-    """Tell what packs saved tensors which of them are parameters that a unit has gathered.
+    """Let ``packer`` leave out the parameters that FSDP2 has gathered for a unit.
 
-    When the model begins to run, hooks know those parameters only that are there already.
+    When the model begins to run, hooks know only the parameters that are there already.
     """
 
     def leave(unit: nn.Module, _: Any) -> None:
@@ -129,8 +121,8 @@ def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
         unit.register_forward_pre_hook(leave)
 
 
-class Copies(SharedSpread):
-    """A setup of which every process has a copy, with gradients averaged while the backward pass runs."""
+class Replicated(Distributed):
+    """A setup of which every process has a copy; gradients are averaged while the backward pass runs (DDP)."""
 
     def __init__(self, setup: TrainingSetup) -> None:
         loss = setup.loss
@@ -139,17 +131,17 @@ class Copies(SharedSpread):
         self._parallel = parallel = DistributedDataParallel(setup.module, gradient_as_bucket_view=True)
         super().__init__(replace(setup, loss=lambda _, batch: loss(parallel, batch)))
 
-    def average(self, wanted: bool) -> None:
+    def average_gradients(self, wanted: bool) -> None:
         """As ``DistributedDataParallel.no_sync`` does."""
         self._parallel.require_backward_grad_sync = wanted
 
 
-def spread(setup: TrainingSetup, team: Team) -> Spread:
+def parallelize(setup: TrainingSetup, group: ProcessGroup) -> Parallel:
     """Spread a model, whose weights are the same in every process, in place."""
-    match team.launch.strategy:
+    match group.launch.strategy:
         case "single":
-            return Spread(setup)
+            return Parallel(setup)
         case "ddp":
-            return Copies(setup)
+            return Replicated(setup)
         case "fsdp2":
-            return Shards(setup, team)
+            return Sharded(setup, group)

@@ -17,7 +17,7 @@ from actbench.measuring.meters import Meter
 from actbench.nn.saved.samplegradients import samples
 from actbench.results.runs import TrainingCase
 from actbench.setup import Batch, HoldsGradients, MakeOptimizer, TrainingSetup, TrainStep
-from actbench.training.parallel import Spread
+from actbench.training.parallel import Parallel
 
 
 def make_optimizer(case: TrainingCase) -> MakeOptimizer:
@@ -89,7 +89,7 @@ class LearningStep(TrainStep):
     """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and cut.
 
     Args:
-        spread: What is trained.
+        parallel: What is trained.
         case: Says into how many parts a batch is cut, how long the gradient may be, and in which type it is found.
         batch: This process's share of the first batch.
         chosen: Which samples of the data set these are, int64 (rows,).
@@ -98,18 +98,18 @@ class LearningStep(TrainStep):
         UsageError: The scheme holds gradients in a form of its own, and the case asks to cut or to scale them.
 
     Attributes:
-        spread: As given.
+        parallel: As given.
         chosen: To be changed with ``batch``.
         rates: The learning rate of each of the optimizer's groups, before any schedule.
         scaler: Multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose
             gradients are no numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
     """
 
-    def __init__(self, spread: Spread, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
-        super().__init__(spread.setup, batch)
+    def __init__(self, parallel: Parallel, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
+        super().__init__(parallel.setup, batch)
         self.chosen = chosen
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
-        self.spread, self._parts, self._longest = spread, case.gradient_accumulation, case.max_grad_norm
+        self.parallel, self._parts, self._longest = parallel, case.gradient_accumulation, case.max_grad_norm
         self._losses: list[Tensor] = []
         _check(case, self.optimizer)
         self.scaler = torch.amp.GradScaler(case.device, enabled=case.autocast == "float16")
@@ -144,7 +144,7 @@ class LearningStep(TrainStep):
         part, rows = len(self._losses), len(self.chosen) // self._parts
         mine = slice(part * rows, (part + 1) * rows)
         batch = {name: value[mine] for name, value in self.batch.items()} if self._parts > 1 else self.batch
-        self.spread.average(part == self._parts - 1)
+        self.parallel.average_gradients(part == self._parts - 1)
         with samples(self.chosen[mine]):
             loss = self.setup.forward(batch)
         self._losses.append(loss.detach())

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from actbench.errors import ModelError
 from actbench.foreign import boundary
 from actbench.results.records import Case, Task
-from actbench.workloads import names, presets
+from actbench.workloads import names
 from actbench.workloads.base import Workload
 from actbench.workloads.graphs import NETWORKS, GraphWorkload
 
@@ -71,7 +71,7 @@ def available() -> list[Available]:
     """Return the shipped presets and torchvision's classification models."""
     from actbench.workloads import torchvision
 
-    shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in presets.presets().values()]
+    shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
     shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
     shipped += [Available(name, "preset", "node-classification", network.note) for name, network in NETWORKS.items()]
     return shipped + [

@@ -18,8 +18,8 @@ from actbench.errors import ModelError
 from actbench.foreign import boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import architectures, batches, folder, losses, sources
-from actbench.workloads.batches import images, text
+from actbench.workloads import architectures, batches, folder, losses, sources, text
+from actbench.workloads.batches import image_part
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import ModelName
 from actbench.workloads.optimizers import make_optimizer
@@ -190,7 +190,7 @@ def _config(source: Source, trusted: bool) -> Any:
 
 def _settled(config: Any, task: Task, image_size: int | None) -> Any:
     """Give a config what training on this task needs and pretraining did not."""
-    _set_image_size(images.part(config), image_size)
+    _set_image_size(image_part(config), image_size)
     if task == "sequence-classification":
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = (text.special_ids(config, "eos_token_id") or [0])[0]

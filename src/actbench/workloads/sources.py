@@ -9,8 +9,8 @@ from typing import Any
 
 from actbench.errors import ModelError
 from actbench.results.records import Case, Task, WeightsChoice
-from actbench.workloads import folder, presets
-from actbench.workloads.names import ModelName
+from actbench.workloads import folder
+from actbench.workloads.names import ModelName, presets
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def find(name: ModelName, case: Case) -> Source:
         ModelError: There is no config, or it is broken.
     """
     if name.kind == "preset":
-        preset = presets.presets()[name.name]
+        preset = presets()[name.name]
         return Source(case.model, preset.config, name.changes, preset.task, hub=preset.hub)
     if name.kind == "folder":
         place = Path(name.name)

@@ -14,8 +14,7 @@ from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.experiments.runner.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
 from actbench.experiments.runner.worker import REPLIES, Answer, Asked, GarbledError, Raised, Seconds
-from actbench.results.cgroup import memory_kills
-from actbench.results.machine import available_memory_bytes
+from actbench.results.machine import available_memory_bytes, memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 from actbench.units import format_bytes, format_seconds

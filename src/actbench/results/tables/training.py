@@ -16,7 +16,7 @@ from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.tables import Table, fill
 from actbench.results.tables.columns import Column, value_of, with_spread
-from actbench.results.tables.notes import published_note
+from actbench.results.tables.table import published_note
 from actbench.results.tables.values import Spread, Unit, ratio, step_time
 
 Score = Callable[[Trained], float | None]

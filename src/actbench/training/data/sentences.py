@@ -16,9 +16,9 @@ from torch import Tensor
 
 from actbench.errors import UsageError
 from actbench.results.runs import Metric, TrainingCase
-from actbench.training.data.cifar import FOLDER_VARIABLE, data_folder
-from actbench.training.data.samples import DataSet, Samples
-from actbench.workloads import folder, names, presets
+from actbench.training.data import DataSet, Samples
+from actbench.training.data.pictures import FOLDER_VARIABLE, data_folder
+from actbench.workloads import folder, names
 
 FILE_NAME = "tokenizer.json"
 _PADDING = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
@@ -97,7 +97,7 @@ def tokenizer_file(case: TrainingCase) -> Path:
         raise UsageError(f"{case.model} has no tokenizer of its own: write tokenizer = into the recipe")
     if name.kind == "folder":
         return _in_folder(Path(name.name), case)
-    repositories = presets.presets()[name.name].hub if name.kind == "preset" else (name.name,)
+    repositories = names.presets()[name.name].hub if name.kind == "preset" else (name.name,)
     if not repositories:
         raise UsageError(
             f"{case.model} has no tokenizer of its own, which {case.data} needs: write tokenizer = into the recipe, "
