@@ -17,7 +17,7 @@ from actbench.results.plain import plain
 
 if TYPE_CHECKING:
     from actbench.cli.flags import TableFlags
-    from actbench.experiments.experiment import Comparison
+    from actbench.experiments.experiment import ExperimentResult
     from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.progress import Progress
     from actbench.results.render.exports import Text
@@ -232,7 +232,7 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
         remark(f"written: {', '.join(str(path) for path, _ in texts)}")
 
 
-def finish(comparison: Comparison[Any], shown: Sequence[Table], verb: str = "measure") -> None:
+def finish(comparison: ExperimentResult[Any], shown: Sequence[Table], verb: str = "measure") -> None:
     """Print the tables of a comparison, say where it is kept, and leave with status 1 if any case failed.
 
     Args:

@@ -12,7 +12,7 @@ from actbench.cli.printing import command_line, export, finish, progress_shown
 from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
-    from actbench.experiments.experiment import Comparison
+    from actbench.experiments.experiment import ExperimentResult
     from actbench.experiments.recipes import runs
     from actbench.results.runs import TrainingRun
     from actbench.training.processgroup import ProcessGroup
@@ -82,7 +82,7 @@ def train(
         _check_pictures(export_curves or [])  # before an hour of training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
 
-    def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> Comparison[TrainingRun]:
+    def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> ExperimentResult[TrainingRun]:
         from actbench.training import comparison
 
         goes_on = "; what ended is stored, and the same command goes on from the last checkpoint"
@@ -104,8 +104,8 @@ def train(
 
 def _run_together(
     chosen: Callable[[], runs.TrainingRecipe],
-    compared: Callable[[runs.TrainingRecipe, ProcessGroup], Comparison[TrainingRun]],
-) -> tuple[str, Comparison[TrainingRun]]:
+    compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
+) -> tuple[str, ExperimentResult[TrainingRun]]:
     """Run a comparison with the other processes, if there are any; of these the first one returns from it."""
     from actbench.errors import UsageError
     from actbench.training import launch
@@ -141,7 +141,7 @@ def _check_pictures(curves: list[Path]) -> None:
         charts.check([path.suffix.removeprefix(".") for path in curves])
 
 
-def _show(comparison: Comparison[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
+def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
     """Print and export curves and table, say where they are kept, and leave with status 1 if any run failed."""
     from rich.console import Console
 

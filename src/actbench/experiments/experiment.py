@@ -41,7 +41,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison(Generic[RecordT]):
+class ExperimentResult(Generic[RecordT]):
     """What came of a recipe on this machine.
 
     Attributes:
@@ -57,7 +57,7 @@ class Comparison(Generic[RecordT]):
     notice: str | None = None
 
 
-class Kept(Protocol[AnyRecord]):
+class RecordSink(Protocol[AnyRecord]):
     """Where records are kept: a :class:`~actbench.results.store.Store`, or what a test gives in its place."""
 
     def done(self, case: Data) -> bool:
@@ -131,14 +131,14 @@ class Kind(Generic[RecordT]):
 
     def finished(
         self, store: Store[RecordT], plan: Sequence[Planned[Any]], summary: Summary, title: str, output: Path | None
-    ) -> Comparison[RecordT]:
+    ) -> ExperimentResult[RecordT]:
         """Return what came of a plan, and write the tables beside its results file, where that is kept."""
         cases = dict.fromkeys(entry.case for entry in plan)
         records = tuple(record for case in cases if (record := store.find(case)) is not None)
         if output is None:
-            return Comparison(records, summary, None, store.notice)
+            return ExperimentResult(records, summary, None, store.notice)
         self.write_beside(store.path, records, title)
-        return Comparison(records, summary, store.path, store.notice)
+        return ExperimentResult(records, summary, store.path, store.notice)
 
 
 def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequence[Planned[CaseT]]) -> None:
@@ -162,7 +162,7 @@ def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequenc
 
 def pending(
     plan: Sequence[Planned[CaseT]],
-    store: Kept[Any],
+    store: RecordSink[Any],
     progress: Progress,
     *,
     jobs: int = 1,
@@ -193,7 +193,7 @@ def keep(
     outcomes: Iterable[tuple[CaseT, Any]],
     kind: type[RecordT],
     plan: Sequence[Planned[CaseT]],
-    store: Kept[RecordT],
+    store: RecordSink[RecordT],
     progress: Progress,
     *,
     recipe: str,

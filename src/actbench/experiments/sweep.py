@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actbench import schemes, workloads
-from actbench.experiments.experiment import Comparison, Kind, check_distinct
+from actbench.experiments.experiment import ExperimentResult, Kind, check_distinct
 from actbench.experiments.recipes import Recipe, load, names
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
@@ -60,7 +60,7 @@ def run(
     force: bool = False,
     retry_failed: bool = False,
     progress: Progress | None = None,
-) -> Comparison[MeasuredRecord]:
+) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
     Args:

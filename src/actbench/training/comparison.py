@@ -12,7 +12,7 @@ from typing import Any
 
 from actbench import schemes
 from actbench.errors import StoreError
-from actbench.experiments.experiment import Comparison, Kind, Summary, check_distinct, keep, pending
+from actbench.experiments.experiment import ExperimentResult, Kind, Summary, check_distinct, keep, pending
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
@@ -66,7 +66,7 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     progress: Progress | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
-) -> Comparison[TrainingRun]:
+) -> ExperimentResult[TrainingRun]:
     """Train the runs of a recipe that the file does not hold yet, one behind the other in this process.
 
     A run that was stopped goes on from its last checkpoint, and its curve is bit for bit that of one that was not. A
@@ -99,7 +99,7 @@ def run(
         outcomes = _Training(path, force, checkpoint_seconds, progress, group).outcomes(todo)
         if store is None:
             deque(outcomes, maxlen=0)  # the first process stores what all of them train
-            return Comparison((), Summary(), None)
+            return ExperimentResult((), Summary(), None)
         origin = provenance(command)
         summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
         return TRAINED.finished(store, planned, summary, recipe.title, output)

@@ -16,13 +16,14 @@ from actbench.measuring import meters
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.records import Case
 from actbench.results.runs import Evaluation, Trained, TrainingCase
-from actbench.setup import Batch
+from actbench.setup import Batch, MakeOptimizer
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.training.evaluation import evaluated, evaluating, scores_of
 from actbench.training.parallel import Parallel, parallelize
 from actbench.training.processgroup import SINGLE_PROCESS, ProcessGroup
-from actbench.training.step import LearningStep, check_acts, make_optimizer, rate_factor
+from actbench.training.step import LearningStep, check_acts, rate_factor
+from actbench.workloads.optimizers import make_optimizer
 
 
 class TrainingLoop:
@@ -47,7 +48,7 @@ class TrainingLoop:
         self._workload = workloads.load(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
-        exact = self._meter.adopt(replace(exact, make_optimizer=make_optimizer(case)))
+        exact = self._meter.adopt(replace(exact, make_optimizer=_make_optimizer(case)))
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
         self.steps = total_steps(case, self._feed)
@@ -218,6 +219,11 @@ def seed_of(seed: int, rank: int) -> int:
     if not rank:
         return seed
     return int.from_bytes(hashlib.sha256(f"rank {seed} {rank}".encode()).digest()[:4])
+
+
+def _make_optimizer(case: TrainingCase) -> MakeOptimizer:
+    momentum = {"momentum": case.momentum} if case.optimizer == "sgd" else {}
+    return make_optimizer(case.optimizer, lr=case.learning_rate, weight_decay=case.weight_decay, **momentum)
 
 
 def _model_case(case: TrainingCase) -> Case:

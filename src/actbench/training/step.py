@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor
 from torch._guards import active_fake_mode
 from torch.utils._pytree import tree_map
 
@@ -16,25 +16,8 @@ from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
 from actbench.nn.saved.samplegradients import samples
 from actbench.results.runs import TrainingCase
-from actbench.setup import Batch, HoldsGradients, MakeOptimizer, TrainingSetup, TrainStep
+from actbench.setup import Batch, HoldsGradients, TrainingSetup, TrainStep
 from actbench.training.parallel import Parallel
-
-
-def make_optimizer(case: TrainingCase) -> MakeOptimizer:
-    """Return the function that makes a run's optimizer for the parameters of a model that are trained."""
-
-    def make(module: nn.Module) -> optim.Optimizer:
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        rate, decay = case.learning_rate, case.weight_decay
-        match case.optimizer:
-            case "adamw":
-                return optim.AdamW(trained, lr=rate, weight_decay=decay)
-            case "adam":
-                return optim.Adam(trained, lr=rate, weight_decay=decay)
-            case "sgd":
-                return optim.SGD(trained, lr=rate, weight_decay=decay, momentum=case.momentum)
-
-    return make
 
 
 def rate_factor(case: TrainingCase, step: int, steps: int) -> float:

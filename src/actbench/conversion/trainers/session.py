@@ -51,7 +51,7 @@ class WatchedForward(ReboundForward):
         return {**super().__getstate__(), "watch": None}
 
 
-class Session:
+class ConvertedRun:
     """A model under a scheme until it is closed, and what its training steps keep.
 
     Args:
@@ -195,18 +195,20 @@ class SchemeCallback:
         if measure_every < 1:
             raise UsageError(f"measure_every={measure_every}: passes from one that is measured to the next, 1 or more")
         self.scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
-        self.session: Session | None = None
+        self.session: ConvertedRun | None = None
         self._measure_every = measure_every
         self._named = ExitStack()
 
-    def begin(self, model: nn.Module, autocast_dtype: torch.dtype | None = None) -> Session:
+    def begin(self, model: nn.Module, autocast_dtype: torch.dtype | None = None) -> ConvertedRun:
         """Put the scheme on a model, after it was taken off the model of a run that was not finished.
 
         Raises:
             ConversionError: The scheme cannot be applied, or not be taken off.
         """
         self.close()
-        self.session = Session(model, self.scheme, measure_every=self._measure_every, autocast_dtype=autocast_dtype)
+        self.session = ConvertedRun(
+            model, self.scheme, measure_every=self._measure_every, autocast_dtype=autocast_dtype
+        )
         self._finalizer = weakref.finalize(self, self.session.close)  # where nobody closes this: with the trainer
         self._finalizer.atexit = False
         if torch.cuda.is_available():

@@ -26,7 +26,7 @@ _MOST_BYTES = MIB
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RecipeFiles:
     """The shipped recipes of one kind.
 
     Attributes:
@@ -41,9 +41,9 @@ class Shelf:
 
     def names(self) -> list[str]:
         """Return the names of the shipped recipes."""
-        files = (file.name for file in resources.files("actbench.recipes").iterdir())
-        found = (name.removesuffix(self.suffix) for name in files if name.endswith(self.suffix))
-        return sorted(name for name in found if "." not in name)
+        found = (file.name for file in resources.files("actbench.recipes").iterdir())
+        names = (name.removesuffix(self.suffix) for name in found if name.endswith(self.suffix))
+        return sorted(name for name in names if "." not in name)
 
     def source(self, name: str) -> str:
         """Return the text of a shipped recipe.
@@ -73,7 +73,7 @@ class Shelf:
             raise RecipeError(f"{source}: not valid TOML: it is nested too deeply") from None
         except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError
             raise RecipeError(f"{source}: not valid TOML: {error}") from None
-        for other in SHELVES:
+        for other in _KINDS:
             if other.section in data and self.section not in data:
                 raise other._is_here(source)
         return {"name": Path(file.name.removesuffix(self.suffix)).stem, **data}
@@ -97,7 +97,7 @@ class Shelf:
         return resources.files("actbench.recipes") / f"{name}{self.suffix}"
 
     def _unknown(self, name: str) -> RecipeError:
-        for other in SHELVES:
+        for other in _KINDS:
             if name in other.names():
                 return other._is_here(name)
         names = self.names()
@@ -109,9 +109,9 @@ class Shelf:
         return RecipeError(f"{source} is a recipe of 'actbench {self.verb}': run 'actbench {self.verb} {source}'")
 
 
-SWEEPS = Shelf(".toml", "sweep", "workload")
-TRAININGS = Shelf(".train.toml", "train", "train")
-SHELVES = (SWEEPS, TRAININGS)
+SWEEPS = RecipeFiles(".toml", "sweep", "workload")
+TRAININGS = RecipeFiles(".train.toml", "train", "train")
+_KINDS = (SWEEPS, TRAININGS)
 
 
 def _as_rows(value: Any) -> Any:
@@ -135,11 +135,11 @@ def check_count(count: int, what: str) -> None:
         )
 
 
-class Written(Data):
+class BaseRecipe(Data):
     """A recipe as its author wrote it. Ratios and differences are from the exact model, which is always compared.
 
     Class attributes that a kind of recipe gives:
-        shelf: Where those that ship with actbench are.
+        files: Where those that ship with actbench are.
         sections: The model of each table that it has beside ``[[scheme]]``, by key.
 
     Attributes:
@@ -148,7 +148,7 @@ class Written(Data):
         scheme: The schemes to compare.
     """
 
-    shelf: ClassVar[Shelf]
+    files: ClassVar[RecipeFiles]
     sections: ClassVar[Mapping[str, type[Data]]]
 
     title: str = Field(min_length=1)
@@ -195,7 +195,7 @@ class Written(Data):
             RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
                 file and the place of a mistake.
         """
-        return cls.validated(cls.shelf.read(source), str(source))
+        return cls.validated(cls.files.read(source), str(source))
 
     @classmethod
     def load_to_run(cls, source: str | Path, *, trusted: bool) -> Self:
@@ -207,7 +207,7 @@ class Written(Data):
             RecipeError: As :meth:`load`, or a recipe that does not ship with actbench names code and is not trusted.
         """
         recipe = cls.load(source)
-        if recipe.code and not trusted and not cls.shelf.ships(source):
+        if recipe.code and not trusted and not cls.files.ships(source):
             raise RecipeError(
                 f"{source}: the recipe runs code: {', '.join(recipe.code)}. Read that code; if you trust it, say so "
                 "with --trust-recipe"
@@ -217,7 +217,7 @@ class Written(Data):
     @classmethod
     def shipped(cls) -> dict[str, str]:
         """Return the title of each recipe that ships with actbench, by name."""
-        return {name: cls.load(name).title for name in cls.shelf.names()}
+        return {name: cls.load(name).title for name in cls.files.names()}
 
     @classmethod
     def validated(cls, data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Self:

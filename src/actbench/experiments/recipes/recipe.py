@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
-from actbench.experiments.recipes.base import SWEEPS, Shelf, Tables, Written, check_count
+from actbench.experiments.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, WorkloadGrid
 from actbench.results.records import Case, Data
 from actbench.validation import flag
 
 
-class Recipe(Written):
+class Recipe(BaseRecipe):
     """What to compare.
 
     Attributes:
@@ -27,7 +27,7 @@ class Recipe(Written):
         measure: Meters and their settings.
     """
 
-    shelf: ClassVar[Shelf] = SWEEPS
+    files: ClassVar[RecipeFiles] = SWEEPS
     sections: ClassVar[Mapping[str, type[Data]]] = {"workload": WorkloadGrid, "measure": Measure}
 
     workload: Tables[WorkloadGrid]

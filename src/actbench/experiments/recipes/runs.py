@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from actbench.errors import UsageError
-from actbench.experiments.recipes.base import TRAININGS, Shelf, Tables, Written, check_count
+from actbench.experiments.recipes.base import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Axis, Count, Planned, SchemeRow, Steps, read_by
 from actbench.results.records import Attention, Data, FloatType, Task, WeightsChoice
 from actbench.results.runs import DeviceName, OptimizerName, Schedule, Share, TrainingCase
@@ -108,14 +108,14 @@ class TrainSection(Data):
         return TrainingCase(**fields, scheme=scheme, seed=seed, device=device)
 
 
-class TrainingRecipe(Written):
+class TrainingRecipe(BaseRecipe):
     """Training runs to compare.
 
     Attributes:
         train: What is trained and how; one or several.
     """
 
-    shelf: ClassVar[Shelf] = TRAININGS
+    files: ClassVar[RecipeFiles] = TRAININGS
     sections: ClassVar[Mapping[str, type[Data]]] = {"train": TrainSection}
 
     train: Tables[TrainSection]
@@ -178,4 +178,4 @@ def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 load, shipped = TrainingRecipe.load, TrainingRecipe.shipped
-names, source = TrainingRecipe.shelf.names, TrainingRecipe.shelf.source
+names, source = TrainingRecipe.files.names, TrainingRecipe.files.source

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 
-from actbench.experiments.experiment import Kept, Summary, keep, pending
+from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.isolated import IsolatedSession
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.timinggroup import Cohort, awaits_search, cohorts, exact_of
+from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.measuring import search
 from actbench.results.machine import available_memory_bytes, provenance
 from actbench.results.measured import LargestBatch, MeasuredRecord, Measurement, Outcome
@@ -115,7 +115,7 @@ It is imported before any memory is limited: some of it waits for ever where it 
 
 def run(
     plan: Sequence[Planned[Case]],
-    store: Kept[MeasuredRecord],
+    store: RecordSink[MeasuredRecord],
     *,
     recipe: str,
     command: str,
@@ -174,8 +174,8 @@ class _Sweep:
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
         """Yield each case with its outcome as soon as that is known, in the order in which the cases end."""
         yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        for cohort in cohorts([case for case in cases if case.meter != "simulated"]):
-            yield from self._measure(cohort)
+        for group in timing_groups([case for case in cases if case.meter != "simulated"]):
+            yield from self._measure(group)
 
     def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -193,13 +193,13 @@ class _Sweep:
         with IsolatedSession(self.server, case, self.timeout_seconds) as session:
             return session.memory()
 
-    def _measure(self, cohort: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        memory_bytes = self._memory_bytes(cohort[0].meter)
-        rounds = Cohort(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
-        exact = exact_of(cohort[0])
-        is_known = exact not in cohort and self.done(exact)
-        for case, outcome in rounds.measure(cohort, exact if is_known else None):
-            yield case, self._with_largest_batch(case, outcome) if awaits_search(case, outcome) else outcome
+    def _measure(self, group: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+        memory_bytes = self._memory_bytes(group[0].meter)
+        rounds = TimingGroup(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
+        exact = exact_of(group[0])
+        is_known = exact not in group and self.done(exact)
+        for case, outcome in rounds.measure(group, exact if is_known else None):
+            yield case, self._with_largest_batch(case, outcome) if needs_search(case, outcome) else outcome
 
     def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
         trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress)

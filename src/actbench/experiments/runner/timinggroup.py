@@ -18,7 +18,7 @@ from actbench.results.records import Case, Failure
 _ROUNDS = 5
 
 
-def held_bytes(outcome: Outcome) -> int:
+def needed_bytes(outcome: Outcome) -> int:
     """Return the memory that a case may come to hold in a turn; nothing once it has failed and its process ended."""
     if isinstance(outcome, Failure):
         return 0
@@ -90,7 +90,7 @@ def exact_of(case: Case) -> Case:
     return case.model_copy(update={"scheme": "exact"})
 
 
-def cohorts(cases: Sequence[Case]) -> list[list[Case]]:
+def timing_groups(cases: Sequence[Case]) -> list[list[Case]]:
     """Group cases that differ in nothing but the scheme, in order of first appearance, the exact model first."""
     groups: dict[Case, list[Case]] = {}
     for case in cases:
@@ -98,14 +98,14 @@ def cohorts(cases: Sequence[Case]) -> list[list[Case]]:
     return [sorted(group, key=lambda case: case.scheme != "exact") for group in groups.values()]
 
 
-def awaits_search(case: Case, outcome: Outcome) -> bool:
+def needs_search(case: Case, outcome: Outcome) -> bool:
     """Whether the largest batch is yet to be found, for which the device must be free of other cases."""
     searchable = isinstance(outcome, Measurement) or outcome.reason == "out-of-memory"
     return case.find_largest_batch and searchable
 
 
 @dataclass
-class _Group:
+class _Turns:
     """Cases that are alive together and take turns.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Group:
     reference: Member | None = None
     alive_bytes: int = 0
 
-    def turns(self) -> list[Member]:
+    def waiting(self) -> list[Member]:
         """Return those that want a turn, the exact model first."""
         if not self.members:
             return []
@@ -141,15 +141,15 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """The exact model of a cohort, when it was measured before, with the memory it is known to need (0: unknown)."""
+class _ExactModel:
+    """The exact model of a group, when it was measured before, with the memory it is known to need (0: unknown)."""
 
     case: Case
-    held_bytes: int = 0
+    needed_bytes: int = 0
 
 
 @dataclass(frozen=True)
-class Cohort:
+class TimingGroup:
     """Measures cases that are compared with each other, on a device that nothing else uses meanwhile.
 
     Attributes:
@@ -181,61 +181,61 @@ class Cohort:
             Each case with its outcome as soon as that is known; one whose largest batch is yet to be found, when the
             processes of its group have ended.
         """
-        known, waiting = None if exact is None else _Known(exact), list(cases)
+        known, waiting = None if exact is None else _ExactModel(exact), list(cases)
         while waiting:
-            group = _Group()
+            turns = _Turns()
             last: list[tuple[Case, Outcome]] = []
             with ExitStack() as held:
-                for case, outcome in self._outcomes(waiting, group, known, held):
+                for case, outcome in self._outcomes(waiting, turns, known, held):
                     if case.scheme == "exact" and isinstance(outcome, Measurement):
-                        known = _Known(case, held_bytes(outcome))
-                    if awaits_search(case, outcome):
+                        known = _ExactModel(case, needed_bytes(outcome))
+                    if needs_search(case, outcome):
                         last.append((case, outcome))
                     else:
                         yield case, outcome
             yield from last
-            waiting = group.put_off
+            waiting = turns.put_off
 
     def _outcomes(
-        self, cases: Sequence[Case], group: _Group, known: _Known | None, held: ExitStack
+        self, cases: Sequence[Case], turns: _Turns, known: _ExactModel | None, held: ExitStack
     ) -> Iterator[tuple[Case, Outcome]]:
         for case in cases:
             self.progress.started(case)
             member = self._begin(case, held)
             if isinstance(member.outcome, Measurement):
                 self.progress.memory_read(case, member.outcome.peak_bytes)
-            if self._crowded(member, group.alive_bytes):
+            if self._crowded(member, turns.alive_bytes):
                 member.session.close()
-                group.put_off.append(case)
+                turns.put_off.append(case)
             elif isinstance(member.outcome, Failure):
                 yield case, member.outcome
             else:
-                group.members.append(member)
-                group.alive_bytes += held_bytes(member.outcome)
+                turns.members.append(member)
+                turns.alive_bytes += needed_bytes(member.outcome)
                 if known is not None:
-                    self._add_reference(known, group, held)
+                    self._add_reference(known, turns, held)
                     known = None
-        while turns := group.turns():
-            for member in turns:
+        while waiting := turns.waiting():
+            for member in waiting:
                 member.take_turn()
-                if member is not group.reference:
+                if member is not turns.reference:
                     self.progress.round_timed(member.case, len(member.step_seconds))
-                yield from group.pop_finished()
+                yield from turns.pop_finished()
 
     def _begin(self, case: Case, held: ExitStack) -> Member:
         session = held.enter_context(IsolatedSession(self.server, case, self.timeout_seconds))
         return Member(case, session, session.memory())
 
-    def _add_reference(self, known: _Known, group: _Group, held: ExitStack) -> None:
+    def _add_reference(self, known: _ExactModel, turns: _Turns, held: ExitStack) -> None:
         """Let the exact model take turns with the group, if it still can."""
-        if group.alive_bytes + known.held_bytes <= MEMORY_SHARE * self.memory_bytes:
+        if turns.alive_bytes + known.needed_bytes <= MEMORY_SHARE * self.memory_bytes:
             member = self._begin(known.case, held)
-            if isinstance(member.outcome, Measurement) and not self._crowded(member, group.alive_bytes):
-                group.reference = member
-                group.alive_bytes += held_bytes(member.outcome)
+            if isinstance(member.outcome, Measurement) and not self._crowded(member, turns.alive_bytes):
+                turns.reference = member
+                turns.alive_bytes += needed_bytes(member.outcome)
                 return
             member.session.close()
-        beside = group.members[0].case
+        beside = turns.members[0].case
         self.progress.message(
             f"{beside.model} {beside.scheme}, batch {beside.batch_size}: exact, measured before, cannot be timed again"
             " beside it, so its speed stays empty"
@@ -247,4 +247,4 @@ class Cohort:
         if isinstance(member.outcome, Failure):  # where its peak is known the step ran, and needs more than its limit
             refused = member.outcome.reason == "out-of-memory" and member.outcome.peak_bytes is None
             return refused or member.session.died
-        return beside_bytes + held_bytes(member.outcome) > MEMORY_SHARE * self.memory_bytes
+        return beside_bytes + needed_bytes(member.outcome) > MEMORY_SHARE * self.memory_bytes

@@ -86,7 +86,7 @@ _OUTSIDE_OF_THE_GRAPH = "held outside of autograd's graph"
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _Entry:
     """What one entry holds.
 
     Attributes:
@@ -127,13 +127,13 @@ def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
     """
     with savedtensors.listening(), traced(setup, make_batch) as (recorder, loss):
         nodes = nodes_of(loss)
-        held = [item for node in nodes for item in _merged(_held_by(node, recorder))]
+        held = [item for node in nodes for item in _merged(_entries_of(node, recorder))]
         held += _outside(recorder, {storage for item in held for storage in item.storages}, loss)
         recomputed = sum(not argument.tensors for node in nodes for argument in arguments_of(node))
         return Ledger(entries=tuple(_entries(held, recorder)), recomputed=recomputed)
 
 
-def _held_by(node: Node, recorder: Recorder) -> Iterator[tuple[_Held, Source | None]]:
+def _entries_of(node: Node, recorder: Recorder) -> Iterator[tuple[_Entry, Source | None]]:
     """Give what a node keeps, with what it is packed of; numbers, which the recorder never sees, are no tensors."""
     module = recorder.maker_of(node)
     for argument in arguments_of(node):
@@ -143,12 +143,12 @@ def _held_by(node: Node, recorder: Recorder) -> Iterator[tuple[_Held, Source | N
             storages = tuple(storage for storage in found if savedtensors.source_of(storage) is source)
             shown = found[storages[0]] if source is None else source
             is_packed = source is not None
-            yield _Held(module, node.name(), argument.name, shown.shape, shown.dtype, storages, is_packed), source
+            yield _Entry(module, node.name(), argument.name, shown.shape, shown.dtype, storages, is_packed), source
 
 
-def _merged(found: Iterator[tuple[_Held, Source | None]]) -> Iterator[_Held]:
+def _merged(found: Iterator[tuple[_Entry, Source | None]]) -> Iterator[_Entry]:
     """Make one of the entries of a node that are parts of one packed tensor."""
-    merged: dict[object, _Held] = {}
+    merged: dict[object, _Entry] = {}
     for item, source in found:
         key = source or item
         first = merged.get(key)
@@ -159,19 +159,19 @@ def _merged(found: Iterator[tuple[_Held, Source | None]]) -> Iterator[_Held]:
     yield from merged.values()
 
 
-def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Held]:
+def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Entry]:
     """Give what is alive and not in the graph."""
-    for storage, history in recorder.made():
+    for storage, origin in recorder.made():
         if storage not in found:
             source = savedtensors.source_of(storage)
-            shown, is_packed = source or history, source is not None
+            shown, is_packed = source or origin, source is not None
             told = None if is_packed else savedtensors.reason_for(storage)
             reason = "the loss itself" if storage is loss.untyped_storage() else told or _OUTSIDE_OF_THE_GRAPH
-            yield _Held(history.maker, history.operator, "", shown.shape, shown.dtype, (storage,), is_packed, reason)
+            yield _Entry(origin.maker, origin.operator, "", shown.shape, shown.dtype, (storage,), is_packed, reason)
 
 
-def _entries(held: Sequence[_Held], recorder: Recorder) -> Iterator[SavedTensor]:
-    holders: dict[UntypedStorage, list[_Held]] = defaultdict(list)
+def _entries(held: Sequence[_Entry], recorder: Recorder) -> Iterator[SavedTensor]:
+    holders: dict[UntypedStorage, list[_Entry]] = defaultdict(list)
     for item in held:
         for storage in item.storages:
             holders[storage].append(item)
@@ -197,7 +197,7 @@ def _entries(held: Sequence[_Held], recorder: Recorder) -> Iterator[SavedTensor]
         )
 
 
-def _reason(item: _Held) -> str | None:
+def _reason(item: _Entry) -> str | None:
     if all(is_host(storage) for storage in item.storages):
         return "in host memory"
     if item.packed:  # hooks around what packed it leave its parts alone, which says nothing of the tensor
@@ -205,7 +205,7 @@ def _reason(item: _Held) -> str | None:
     return item.reason or savedtensors.reason_for(item.storages[0])
 
 
-def _bits(item: _Held) -> float:
+def _bits(item: _Entry) -> float:
     elements = item.shape.numel()
     if not item.packed or not elements:
         return 8.0 * item.dtype.itemsize

@@ -24,7 +24,7 @@ from actbench.workloads import fake
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedStorage:
     """A storage that lives from forward to backward.
 
     Attributes:
@@ -39,7 +39,7 @@ class Kept:
 
 
 @dataclass
-class History:
+class StorageOrigin:
     """Where a storage comes from and which modules saved it, in order of time.
 
     Attributes:
@@ -78,7 +78,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for kind, tensors in known.items():
             for storage in _storages(tensors):
                 self._old.setdefault(storage, kind)
-        self._made: WeakKeyDictionary[UntypedStorage, History] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[UntypedStorage, StorageOrigin] = WeakKeyDictionary()
         self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
 
     def __torch_dispatch__(
@@ -94,15 +94,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(outputs):
             storage = tensor.untyped_storage()
             if storage not in self._old and storage not in self._made:
-                self._made[storage] = History(self._running, str(func), tensor.shape, tensor.dtype)
+                self._made[storage] = StorageOrigin(self._running, str(func), tensor.shape, tensor.dtype)
         return outputs
 
     def saved(self, tensor: Tensor) -> Tensor:
         """Note that the running module saves a tensor for backward; the pack hook."""
         for storage in _storages(tensor):
-            history = self._made.get(storage)
-            if history is not None and self._running not in history.savers:
-                history.savers.append(self._running)
+            origin = self._made.get(storage)
+            if origin is not None and self._running not in origin.savers:
+                origin.savers.append(self._running)
         return tensor
 
     def heard(self, by: Hashable) -> None:
@@ -120,15 +120,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handles.callback(leave.remove)
             yield
 
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[SavedStorage, ...]:
         """Return the storages that are alive now, except those that a scheme has moved to host memory."""
         return tuple(
-            Kept(storage.nbytes(), owner=(history.savers or [history.maker])[0], shared_with=tuple(history.savers[1:]))
-            for storage, history in self.made()
+            SavedStorage(
+                storage.nbytes(), owner=(origin.savers or [origin.maker])[0], shared_with=tuple(origin.savers[1:])
+            )
+            for storage, origin in self.made()
             if not is_host(storage)
         )
 
-    def made(self) -> Iterator[tuple[UntypedStorage, History]]:
+    def made(self) -> Iterator[tuple[UntypedStorage, StorageOrigin]]:
         """Give the storages that are alive now, those in host memory too, in the order in which they were made."""
         yield from self._made.items()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actbench.errors import ConversionError, IdleError
-from actbench.measuring.inspection.recorder import Kept, traced
+from actbench.measuring.inspection.recorder import SavedStorage, traced
 from actbench.results.ledger import OUTSIDE, called
 from actbench.results.records import Site, Unreached
 from actbench.setup import Batch, Part, TrainingSetup
@@ -30,7 +30,7 @@ class Trace:
         acted: Who acted in which module, by its path; see :func:`actbench.nn.savedtensors.acted`.
     """
 
-    kept: tuple[Kept, ...]
+    kept: tuple[SavedStorage, ...]
     calls: Mapping[str, int]
     acted: Collection[tuple[str, Hashable]] = frozenset()
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from actbench.errors import OutOfMemoryError
 from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator, OutOfSegments
-from actbench.measuring.meters.ledger import Event
+from actbench.measuring.meters.tracker import Event
 from actbench.units import MIB, format_bytes
 
 _PAGES = {True: 2 * MIB, False: 20 * MIB}  # of the pool of small requests, and of the other

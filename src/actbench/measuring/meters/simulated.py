@@ -15,9 +15,9 @@ from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, temporaries
 from actbench.measuring.meters.base import MemoryReading, check_limit
 from actbench.measuring.meters.expandable import reserved_bytes
-from actbench.measuring.meters.ledger import Event, Ledger
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.tracker import Event, StorageTracker
 from actbench.ops import hostmemory
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -85,21 +85,21 @@ class SimulatedMeter:
         return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
     def memory(self, step: TrainStep) -> MemoryReading:
-        """Run the step on fake tensors and read the ledger.
+        """Run the step on fake tensors and read the tracker.
 
         Raises:
             OutOfMemoryError: The peak is above ``memory_bytes``, or torch's allocator runs out of it before.
             UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
-        ledger = Ledger(
+        tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
         )
-        with self.active(), shapes_only(), ledger:
+        with self.active(), shapes_only(), tracker:
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
-            reading, run = _read(step, ledger)
+            reading, run = _read(step, tracker)
         check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
         return (
             replace(reading, reserved_bytes=self._reserved_bytes(run, reading, step))
@@ -124,7 +124,7 @@ class SimulatedMeter:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
-def _read(step: TrainStep, ledger: Ledger) -> tuple[MemoryReading, list[list[Event]]]:
+def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list[list[Event]]]:
     """Read one step as it is once the optimizer has its state.
 
     Forward and backward do not depend on that state, so they run once without it and its bytes are added; the
@@ -133,35 +133,35 @@ def _read(step: TrainStep, ledger: Ledger) -> tuple[MemoryReading, list[list[Eve
     Returns:
         The reading, and what two steps in a row allocate and free.
     """
-    ledger.add(footprint.everything(step))
-    loss, before, begun = _forward(step, ledger)
-    after = ledger.live_bytes
+    tracker.add(footprint.everything(step))
+    loss, before, begun = _forward(step, tracker)
+    after = tracker.live_bytes
     step.backward(loss)
     gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
     del loss
-    peak_until_update, updating = ledger.peak_bytes, len(ledger.events)
-    peak_until_update += _make_optimizer_state(step, ledger)
-    repeating = len(ledger.events)
+    peak_until_update, updating = tracker.peak_bytes, len(tracker.events)
+    peak_until_update += _make_optimizer_state(step, tracker)
+    repeating = len(tracker.events)
     step.update()
-    events = ledger.events
+    events = tracker.events
     given, gradients, state_made, update = (
         events[:begun],
         events[begun:updating],
         events[updating:repeating],
         events[repeating:],
     )
-    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not ledger.leaves_out(tensor)]
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
     reading = MemoryReading(
         weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
         activation_bytes=after - before,
-        peak_bytes=max(peak_until_update, ledger.peak_bytes),
+        peak_bytes=max(peak_until_update, tracker.peak_bytes),
     )
     return reading, [given, gradients, state_made, update, gradients, update]
 
 
-def _forward(step: TrainStep, ledger: Ledger) -> tuple[Tensor, int, int]:
+def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int]:
     """Run a forward pass as it is from the second step on.
 
     What modules hold from one step to the next is no activation: it is there before the pass, which replaces it. Where
@@ -170,38 +170,38 @@ def _forward(step: TrainStep, ledger: Ledger) -> tuple[Tensor, int, int]:
     Returns:
         The loss, the bytes that were alive before, and how many events there were before.
     """
-    held_bytes = _held_bytes(step, ledger)
-    ledger.reset_peak()
-    before, begun = ledger.live_bytes, len(ledger.events)
+    held_bytes = _held_bytes(step, tracker)
+    tracker.reset_peak()
+    before, begun = tracker.live_bytes, len(tracker.events)
     loss = step.forward()
-    if _held_bytes(step, ledger) == held_bytes:
+    if _held_bytes(step, tracker) == held_bytes:
         return loss, before, begun
     step.backward(loss)
     del loss
     step.optimizer.zero_grad(set_to_none=True)
-    ledger.reset_peak()
-    before, begun = ledger.live_bytes, len(ledger.events)
+    tracker.reset_peak()
+    before, begun = tracker.live_bytes, len(tracker.events)
     return step.forward(), before, begun
 
 
-def _held_bytes(step: TrainStep, ledger: Ledger) -> int:
+def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     made = footprint.made_tensors(step.setup.module)
-    ledger.add(made)
+    tracker.add(made)
     return footprint.stored_bytes(made)
 
 
-def _make_optimizer_state(step: TrainStep, ledger: Ledger) -> int:
+def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
     """Step the optimizer once, so that it has its state, and return the bytes by which that has grown."""
-    before = ledger.live_bytes
+    before = tracker.live_bytes
     step.optimizer.step()
     counters = _step_counters(step.optimizer)
-    if ledger.host_is_free:
+    if tracker.host_is_free:
         for counter in counters:
             hostmemory.mark(counter.untyped_storage())
-        ledger.add(counters)
+        tracker.add(counters)
     gc.collect()
-    ledger.reset_peak()
-    return ledger.live_bytes - before
+    tracker.reset_peak()
+    return tracker.live_bytes - before
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.measuring.meters.ledger import round_up
+from actbench.measuring.meters.tracker import round_up
 
 _ONEDNN_BLOCK = 16
 """Channels in one block of oneDNN's layouts; inputs with fewer channels are read as they are."""

@@ -1,4 +1,4 @@
-"""Bytes of the storages that are alive, real or fake, kept while operators run."""
+"""Bytes of the storages that are alive, real or fake, tracked while operators run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def round_up(amount: int, block: int) -> int:
     return -(-amount // block) * block
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds a storage's bytes when an operator first returns it and takes them off when it dies.
 
     It holds no tensor and no storage itself, so what it watches lives exactly as long as without it. Storages and not
@@ -87,7 +87,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._peak_bytes = max(self._peak_bytes, self._live_bytes)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Enter the storages of tensors that were made before the ledger began, or whose place has changed."""
+        """Enter the storages of tensors that were made before the tracker began, or whose place has changed."""
         for tensor in tensors:
             self._enter(tensor.untyped_storage())
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
@@ -109,7 +109,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._peak_bytes = self.live_bytes
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in host memory that this ledger does not count."""
+        """Return whether a tensor lies in host memory that this tracker does not count."""
         return self.host_is_free and is_host(tensor.untyped_storage())
 
     def _enter_temporaries(self, amount: int) -> None:
