@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from actbench.conversion.model import shaped_like
 from actbench.errors import ActbenchError, UntraceableError
 from actbench.measuring.inspection.ledger import tensors_in
 from actbench.measuring.inspection.recorder import Recorder, traced
@@ -112,7 +113,10 @@ def _found_out(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: 
     try:
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
             raise UntraceableError("what recurrent layers keep does not show on fake tensors")
-        with operators, traced(setup, lambda: {"args": _like(args), "kwargs": _like(kwargs)}) as (recorder, _):
+        with (
+            operators,
+            traced(setup, lambda: {"args": shaped_like(args), "kwargs": shaped_like(kwargs)}) as (recorder, _),
+        ):
             return _bytes_of(recorder)
     except (ActbenchError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         warnings.warn(
@@ -152,14 +156,3 @@ def _autocast_dtype(device_type: str) -> torch.dtype | None:
 
 def _shape_of(leaf: Any) -> Any:
     return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
-
-
-def _like(inputs: Any) -> Any:
-    """Return tensors of the same shapes on the CPU, fake where a fake tensor mode is active."""
-
-    def like(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
-
-    return tree_map(like, inputs)
