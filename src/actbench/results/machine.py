@@ -54,10 +54,7 @@ def memory_left_bytes() -> int | None:
 
 
 def memory_kills() -> int | None:
-    """Return how many processes the kernel has ended for want of memory in this process's group.
-
-    Where no group counts them it is how many on the whole machine, and None where nothing does.
-    """
+    """Return how many processes the kernel has ended for want of memory in this process's group, or on the machine."""
     files = [folder / "memory.events" for folder in _folders("")]
     files += [folder / "memory.oom_control" for folder in _folders("memory")]
     counts = (_statistic(file, "oom_kill") for file in (*files, _VMSTAT))
@@ -115,13 +112,7 @@ def _statistic(path: Path, key: str) -> int | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU that is visible.
-
-    Attributes:
-        name: As the driver calls it.
-        memory_bytes: Its memory.
-        driver: Version of the driver.
-    """
+    """The first GPU that is visible."""
 
     name: str
     memory_bytes: int
@@ -200,28 +191,24 @@ def versions() -> Versions:
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Return what records of every kind say of where they come from, by field.
-
-    Args:
-        command: What a user types to have the same.
-    """
+    """Return the provenance fields of records; ``command`` is what the user types to have the same."""
     return {"machine": machine(), "versions": versions(), "command": command}
 
 
 def now() -> str:
-    """Return the time, as records have it."""
+    """Return the time as records have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def available_memory_bytes() -> int:
-    """Return the host memory that a process may still take without pushing another one out."""
+    """Return the host memory that a process may still take without swapping."""
     available = int(_virtual_memory().available)
     left = memory_left_bytes()
     return available if left is None else min(available, left)
 
 
 def memory_bytes() -> int:
-    """Return the host memory that all processes together may use: the machine's, or what its container allows."""
+    """Return the host memory of the machine, or what its container allows."""
     total = int(_virtual_memory().total)
     limit = memory_limit_bytes()
     return total if limit is None else min(total, limit)
@@ -268,10 +255,7 @@ def _torch_versions() -> tuple[str | None, str | None]:
 
 
 def _checkout(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of a checkout and whether its code differs from it; nothing where ``root`` is none.
-
-    What a sweep writes, results and tables, does not make a checkout dirty.
-    """
+    """Return the commit of a checkout and whether its code differs from it; results and tables do not count."""
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return None, None
     commit = _git(root, "rev-parse", "HEAD")

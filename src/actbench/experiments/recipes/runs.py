@@ -1,7 +1,6 @@
-"""Which training runs to compare, as its author wrote it: a TOML file with ``[train]`` and ``[[scheme]]``.
+"""Which training runs to compare, as the author wrote it: a TOML file with ``[train]`` and ``[[scheme]]``.
 
-Several ``[[train]]`` stand beside each other. Differences are from the exact model, so a row ``exact`` is put first
-when the author gave none. The seeds go round outermost: the schemes of one seed run one behind the other.
+Several ``[[train]]`` stand beside each other. Seeds are the outermost loop, so the schemes of a seed run together.
 """
 
 from __future__ import annotations
@@ -27,11 +26,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Read seeds: ``3``, ``0,1,2`` or ``0-4``, or these with commas.
-
-    Raises:
-        UsageError: The text is none of these, or a seed stands twice.
-    """
+    """Read seeds: ``3``, ``0,1,2`` or ``0-4``, or these with commas; a UsageError for anything else or repeats."""
     seeds: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -49,10 +44,10 @@ def _whole_name(value: Any) -> Any:
 
 
 class TrainSection(Data):
-    """What is trained and how; each field is as in :class:`~actbench.results.runs.TrainingCase`.
+    """What is trained and how; fields are those of :class:`~actbench.results.runs.TrainingCase`.
 
-    ``seeds`` gives one run of every scheme for each; ``device`` is ``auto`` for a GPU where there is one; ``autocast``
-    may be written ``bf16`` or ``fp16``.
+    Every scheme runs once for each of ``seeds``; ``device`` is ``auto`` for a GPU where there is one; ``autocast`` may
+    be written ``bf16`` or ``fp16``.
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -109,11 +104,7 @@ class TrainSection(Data):
 
 
 class TrainingRecipe(BaseRecipe):
-    """Training runs to compare.
-
-    Attributes:
-        train: What is trained and how; one or several.
-    """
+    """Training runs to compare: one or several ``[train]`` sections."""
 
     files: ClassVar[RecipeFiles] = TRAININGS
     sections: ClassVar[Mapping[str, type[Data]]] = {"train": TrainSection}
@@ -141,11 +132,7 @@ class TrainingRecipe(BaseRecipe):
             seen[key] = case.scheme
 
     def runs(self, auto: DeviceName) -> tuple[Planned[TrainingCase], ...]:
-        """Return every run, the schemes of one seed beside each other.
-
-        Args:
-            auto: The device that ``auto`` stands for.
-        """
+        """Return every run, the schemes of one seed beside each other; ``auto`` is the device ``auto`` stands for."""
         return tuple(run for section in self.train for run in self._runs_of(section, auto))
 
     def _runs_of(self, section: TrainSection, auto: DeviceName) -> Iterator[Planned[TrainingCase]]:
@@ -155,11 +142,7 @@ class TrainingRecipe(BaseRecipe):
                 yield Planned(section.case(row.spec, seed, device), row.label, row.published)
 
     def with_flags(self, flags: Mapping[str, Any], schemes: Sequence[str] = ()) -> TrainingRecipe:
-        """Return this recipe with flags in place of what it says.
-
-        Args:
-            flags: By field of :class:`~actbench.experiments.recipes.runs.TrainSection`; None was not given.
-            schemes: Specifications; they stand for all schemes of the recipe.
+        """Return this recipe with flags in place of what it says, by field of :class:`TrainSection`.
 
         Raises:
             RecipeError: A value cannot be used; the message names its flag.

@@ -42,18 +42,15 @@ def die_with(parent: int, signal_number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make descendants children of this process when those between end, so that none gets away by a double fork."""
+    """Make descendants children of this process when those between end, so that no double fork escapes."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_children(spared: Container[int] = ()) -> int:
-    """Kill the children of this process, and return how many there were; none where the system does not list them.
+    """Kill the children of this process but those in ``spared``, and return how many were killed.
 
-    Their own children become those of this process when they end, if it adopts orphans.
-
-    Args:
-        spared: Ids of children that live on.
+    None where the system does not list them. Their own children become those of this process if it adopts orphans.
     """
     killed = 0
     with suppress(psutil.Error):
@@ -75,9 +72,8 @@ KINDS: dict[str, Callable[[Frames, Any], None]] = {"case": worker.work, "task": 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
-    Args:
-        arguments: Descriptor of the control socket, the parent's process id, the kind of work (a key of ``KINDS``), the
-            module that does it, and further modules to import before forking.
+    The arguments are the descriptor of the control socket, the parent's process id, the kind of work (a key of
+    ``KINDS``), the module that does it, and further modules to import before forking.
     """
     descriptor, parent, kind, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
@@ -114,7 +110,7 @@ class _Server:
                 self._end_all()
 
     def _end_soon(self, *_: object) -> None:
-        """Note a SIGTERM. It does not raise: it may come while all that was started is being killed, or come twice."""
+        """Note a SIGTERM; raising could interrupt the killing of what was started."""
         self._ending = True
 
     def _end_all(self) -> None:
@@ -137,7 +133,7 @@ class _Server:
                 self._pull(held[ready])
 
     def _pull(self, pid: int) -> None:
-        """Do as the monitor of a process says: ask it to end, or kill it where the other end is closed."""
+        """Ask a process to end, or kill it where the other end of its monitor is closed."""
         if self._monitors[pid].recv(1):
             os.kill(pid, signal.SIGTERM)
         else:
@@ -213,7 +209,7 @@ def _tell(monitor: socket.socket, code: int) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Make a process the leader of a group; both sides do, so that neither needs to wait for the other."""
+    """Make a process the leader of a group; both sides do, so that neither waits for the other."""
     try:
         os.setpgid(pid, pid)
     except (PermissionError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The parent's side of the fork server: start processes, talk to them, learn how they died."""
+"""The parent's side of the fork server: start processes, talk to them, learn how they ended."""
 
 from __future__ import annotations
 
@@ -40,11 +40,9 @@ _STARTING_SECONDS = 600.0
 
 
 class ProcessDiedError(Exception):
-    """The process ended without answering.
+    """The process ended without answering, with the last of its output.
 
-    Attributes:
-        code: Its exit code; negative, the signal that killed it; None where the fork server was lost with it.
-        output: The last of what it wrote to its standard output and error.
+    ``code`` is its exit code, or minus the signal that killed it; None where the fork server was lost with it.
     """
 
     def __init__(self, code: int | None, output: str) -> None:
@@ -60,11 +58,8 @@ class NoAnswerError(Exception):
 class Process:
     """A forked process that answers requests.
 
-    Args:
-        frames: Where it is asked and answers.
-        monitor: Tells how it ended, and ends it when it is closed; see :mod:`actbench.experiments.runner.forkserver`.
-        output: What it writes to its standard output and error.
-        wake: Wakes the fork server, should something have stopped it.
+    ``monitor`` tells how it ended, and ends it when closed; see :mod:`actbench.experiments.runner.forkserver`. ``wake``
+    wakes the fork server, should something have stopped it.
     """
 
     def __init__(self, frames: Frames, monitor: socket.socket, output: IO[bytes], wake: Callable[[], None]) -> None:
@@ -74,7 +69,7 @@ class Process:
         self._wake = wake
 
     def ask(self, request: bytes, timeout_seconds: float | None) -> bytes:
-        """Send a request and wait for the answer, all of it.
+        """Send a request and wait for the whole answer.
 
         Raises:
             ProcessDiedError: The process ended without one.
@@ -102,7 +97,7 @@ class Process:
                 return answer
 
     def _silence(self, deadline: float | None) -> Exception:
-        """Return what became of a process whose end of the connection is closed: it ended, or is about to."""
+        """Return what became of a process whose end of the connection is closed."""
         left = _left(deadline)
         if wait([self._monitor], _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)):
             return self._death()
@@ -117,11 +112,11 @@ class Process:
 
     @property
     def said(self) -> str:
-        """The last of what it wrote to its standard output and error."""
+        """The last of what it wrote to standard output and error."""
         return _last(self._output)
 
     def stop(self) -> None:
-        """Ask the process to stop what it does, clean up and end; it is killed if it does not."""
+        """Ask the process to clean up and end; it is killed if it does not."""
         with suppress(OSError):
             self._monitor.send(STOP)
         self._wake()
@@ -129,7 +124,7 @@ class Process:
         self.end()
 
     def end(self) -> None:
-        """Let the process end by itself and wait for it; it is killed if it does not."""
+        """Let the process end by itself; it is killed if it does not."""
         self._wake()
         self._frames.close()
         if self._monitor.fileno() != -1:
@@ -137,7 +132,7 @@ class Process:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all its descendants, and return when it is gone; does nothing to one that ended.
+        """Kill the process and all its descendants, and wait until it is gone.
 
         What even the kernel cannot end, because a device does not let go of it, is not waited for.
         """
@@ -152,12 +147,9 @@ class Process:
 
 
 class ForkServer:
-    """A process that has imported what cases need and from which their processes are forked.
+    """A process that has imported ``bench`` and ``preload``, and from which processes are forked.
 
-    Args:
-        bench: Name of the module that measures cases or does tasks, imported before forking.
-        preload: Names of further modules to import before forking.
-        kind: Whether the processes measure cases or each does a task; see :mod:`actbench.experiments.runner.worker`.
+    They measure cases or do tasks (``kind``); see :mod:`actbench.experiments.runner.worker`.
 
     Raises:
         MeasurementError: It cannot be started; the message holds what it wrote.
@@ -190,11 +182,7 @@ class ForkServer:
             raise MeasurementError(f"the process that starts all others cannot be started:\n{said}")
 
     def fork(self) -> Process:
-        """Start a process.
-
-        Raises:
-            MeasurementError: The server is gone.
-        """
+        """Start a process; a MeasurementError if the server is gone."""
         self._wake()
         ours, connection = socket.socketpair()
         monitor, held = socket.socketpair()
@@ -212,7 +200,7 @@ class ForkServer:
             return Process(Frames(ours, token), monitor, output, self._wake)
 
     def close(self) -> None:
-        """Kill every process that was forked, with its descendants, and end the server."""
+        """Kill every forked process with its descendants, and end the server."""
         self._wake()
         self._control.close()
         try:
@@ -240,18 +228,13 @@ def _left(deadline: float | None) -> float | None:
 
 
 def _last(output: IO[bytes]) -> str:
-    """Return the end of what was written to a file, without moving the offset that its writer shares."""
+    """Return the end of a file, without moving the offset that its writer shares."""
     start = max(0, os.fstat(output.fileno()).st_size - _OUTPUT_BYTES)
     return os.pread(output.fileno(), _OUTPUT_BYTES, start).decode(errors="replace").strip()
 
 
 def describe(death: ProcessDiedError, advice: str = "") -> str:
-    """Return how a process ended, as the rest of a sentence about it.
-
-    Args:
-        death: Of the process.
-        advice: What else to do where the kernel killed it.
-    """
+    """Return how a process ended, as the rest of a sentence; ``advice`` is added where the kernel killed it."""
     code, hint = death.code or 0, ""
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
     if death.code is None:

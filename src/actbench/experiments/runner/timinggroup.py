@@ -1,4 +1,4 @@
-"""Cases that are compared with each other, measured one at a time and timed in rounds, so that drift hits all alike."""
+"""Timing groups: cases that are compared, measured one at a time and timed in rounds, so that drift hits all alike."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROUNDS = 5
 
 
 def needed_bytes(outcome: Outcome) -> int:
-    """Return the memory that a case may come to hold in a turn; nothing once it has failed and its process ended."""
+    """Return the memory that a case may need in a turn; nothing once it has failed."""
     if isinstance(outcome, Failure):
         return 0
     return max(outcome.peak_bytes, outcome.reserved_bytes or 0)
@@ -27,15 +27,7 @@ def needed_bytes(outcome: Outcome) -> int:
 
 @dataclass(eq=False)
 class Member:
-    """A case in its process, with what is known of it so far.
-
-    Attributes:
-        case: The case.
-        session: Its process.
-        outcome: What it read of its memory, or how it failed.
-        step_seconds: Seconds of the steps timed so far.
-        has_clock: Whether its meter reads time.
-    """
+    """A case in its process, with what it measured so far, or how it failed."""
 
     case: Case
     session: IsolatedSession
@@ -45,7 +37,7 @@ class Member:
 
     @property
     def wants_turn(self) -> bool:
-        """Whether it has too few steps timed."""
+        """Whether more of its steps must be timed."""
         enough = len(self.step_seconds) >= self.case.min_steps and sum(self.step_seconds) >= self.case.min_seconds
         return self.has_clock and isinstance(self.outcome, Measurement) and not enough
 
@@ -62,9 +54,8 @@ class Member:
     def result(self, timing_round: str, reference: Member | None) -> Outcome:
         """Return the outcome with the seconds of all rounds.
 
-        Args:
-            timing_round: What the group that it took turns with is called.
-            reference: The exact model that took turns with it, where that has no record of its own to show for it.
+        ``reference`` is the exact model that was interleaved with it, where that has no record of its own in this
+        round.
         """
         if isinstance(self.outcome, Failure) or not self.has_clock:
             return self.outcome
@@ -86,12 +77,12 @@ MEMORY_SHARE = 0.7
 
 
 def exact_of(case: Case) -> Case:
-    """Return the case that a case's speed is read against."""
+    """Return the case that a case's speed is compared with."""
     return case.model_copy(update={"scheme": "exact"})
 
 
 def timing_groups(cases: Sequence[Case]) -> list[list[Case]]:
-    """Group cases that differ in nothing but the scheme, in order of first appearance, the exact model first."""
+    """Group cases that differ in the scheme only, in order of first appearance, the exact model first."""
     groups: dict[Case, list[Case]] = {}
     for case in cases:
         groups.setdefault(exact_of(case), []).append(case)
@@ -99,7 +90,7 @@ def timing_groups(cases: Sequence[Case]) -> list[list[Case]]:
 
 
 def needs_search(case: Case, outcome: Outcome) -> bool:
-    """Whether the largest batch is yet to be found, for which the device must be free of other cases."""
+    """Whether the largest batch is yet to be found, which needs the device free of other cases."""
     searchable = isinstance(outcome, Measurement) or outcome.reason == "out-of-memory"
     return case.find_largest_batch and searchable
 
@@ -109,11 +100,11 @@ class _Turns:
     """Cases that are alive together and take turns.
 
     Attributes:
-        name: Tells this group from all others, of other sweeps too.
+        name: Tells this round from all others, of other sweeps too.
         members: Those whose outcome is still to come.
-        put_off: Cases that found no room in it.
-        reference: The exact model where it is timed again for the others' sake only.
-        alive_bytes: Memory that all of it may come to hold.
+        put_off: Cases that found no room.
+        reference: The exact model where it is timed again only for the others.
+        alive_bytes: Memory that all of it may come to need.
     """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
@@ -123,14 +114,14 @@ class _Turns:
     alive_bytes: int = 0
 
     def waiting(self) -> list[Member]:
-        """Return those that want a turn, the exact model first."""
+        """Return the members that need a turn, the exact model first."""
         if not self.members:
             return []
         everyone = self.members if self.reference is None else [self.reference, *self.members]
         return [member for member in everyone if member.wants_turn]
 
     def pop_finished(self) -> list[tuple[Case, Outcome]]:
-        """Take out those that need no more turns; what is read against the exact model waits for it."""
+        """Take out the members that need no more turns; those compared with the exact model wait for it."""
         exact = self.reference or next((member for member in self.members if member.case.scheme == "exact"), None)
         if exact is not None and exact.wants_turn:
             finished = [member for member in self.members if isinstance(member.outcome, Failure)]
@@ -142,7 +133,7 @@ class _Turns:
 
 @dataclass(frozen=True)
 class _ExactModel:
-    """The exact model of a group, when it was measured before, with the memory it is known to need (0: unknown)."""
+    """The exact model, when it was measured before, with the memory it is known to need (0: unknown)."""
 
     case: Case
     needed_bytes: int = 0
@@ -150,14 +141,7 @@ class _ExactModel:
 
 @dataclass(frozen=True)
 class TimingGroup:
-    """Measures cases that are compared with each other, on a device that nothing else uses meanwhile.
-
-    Attributes:
-        server: Where the processes of the cases are forked.
-        memory_bytes: Memory of the device.
-        timeout_seconds: Time that each case may work.
-        progress: Told what happens.
-    """
+    """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile."""
 
     server: ForkServer
     memory_bytes: float
@@ -165,21 +149,13 @@ class TimingGroup:
     progress: Progress
 
     def measure(self, cases: Sequence[Case], exact: Case | None = None) -> Iterator[tuple[Case, Outcome]]:
-        """Measure cases that differ in nothing but the scheme.
+        """Measure cases that differ in the scheme only, and yield each with its outcome.
 
-        Each reads its memory in turn and then waits while the next does; when all have, they are timed in rounds. A
-        case whose peak is too much beside those that wait, or that may have failed for want of room beside them, is
-        put off: it starts afresh when they have ended. Where the exact model was measured before, in another group or
-        another sweep, it is timed again beside the others if there is room, because only steps that took turns can be
-        compared.
-
-        Args:
-            cases: The cases.
-            exact: The exact model of the cases, if it is not among them but has a record.
-
-        Yields:
-            Each case with its outcome as soon as that is known; one whose largest batch is yet to be found, when the
-            processes of its group have ended.
+        Each reads its memory in turn and then waits while the next does; then all are timed in rounds. A case whose
+        peak is too much beside those that wait, or that may have failed for want of room, is put off: it starts afresh
+        when they have ended. ``exact`` is the exact model, if it has a record but is not among the cases: it is timed
+        again beside them if there is room, because only interleaved steps can be compared. A case whose largest batch
+        is yet to be found is yielded when the processes of its round have ended.
         """
         known, waiting = None if exact is None else _ExactModel(exact), list(cases)
         while waiting:

@@ -22,12 +22,9 @@ from actbench.results.tables.training import mean_and_deviation
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart.
+    """One line of a chart, ``points`` from left to right; a y that is no finite number is a gap.
 
-    Attributes:
-        label: What it is called in the legend.
-        points: ``(x, y)`` from left to right; a y that is no finite number is a gap.
-        spread: Half the height of a band around the line, one for each point; empty for none.
+    ``spread`` is half the height of a band around the line, one for each point; empty for none.
     """
 
     label: str
@@ -35,7 +32,7 @@ class Curve:
     spread: tuple[float, ...] = ()
 
     def lone(self) -> tuple[tuple[float, float], ...]:
-        """Return the points that have no neighbour to draw a line to, and so are drawn as dots."""
+        """Return the points that have no neighbour to draw a line to; they are drawn as dots."""
         seen = [False, *(math.isfinite(y) for _, y in self.points), False]
         found = zip(self.points, seen[:-2], seen[1:-1], seen[2:], strict=True)
         return tuple(point for point, before, here, after in found if here and not (before or after))
@@ -43,14 +40,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one pair of axes.
-
-    Attributes:
-        title: What the chart shows.
-        x: What the horizontal axis counts.
-        y: What the vertical axis is.
-        curves: In the order of the legend.
-    """
+    """Curves over one pair of axes, in the order of the legend."""
 
     title: str
     x: str
@@ -64,7 +54,7 @@ Series = tuple[tuple[float, float], ...]
 
 
 def curves_of(runs: Sequence[TrainingRun]) -> tuple[Chart, ...]:
-    """Return for each model and data set the training loss and the metric on the validation set."""
+    """Return the training loss and the validation metric for each model and data set."""
     groups: dict[tuple[str, str], list[TrainingRun]] = {}
     for run in runs:
         if isinstance(run.outcome, Trained):
@@ -86,7 +76,7 @@ def _chart(title: str, y: str, runs: Sequence[TrainingRun], series: Callable[[Tr
 
 
 def _mean(label: str, seeds: Sequence[Series]) -> Curve:
-    """Return the mean of several seeds, as far as all of them go, with their sample standard deviation."""
+    """Return the mean of several seeds, up to the shortest, with their sample standard deviation."""
     points, spreads = [], []
     for place in zip(*seeds, strict=False):
         found = mean_and_deviation([y for _, y in place])
@@ -118,13 +108,7 @@ _AXIS_WIDTH = 9
 
 
 def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
-    """Draw a chart.
-
-    Args:
-        chart: The chart; points that are no finite numbers are left out.
-        width: Letters of a line, the axis included.
-        height: Lines of the picture.
-    """
+    """Draw a chart in Braille letters; points that are no finite numbers are left out."""
     finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
     if not finite:
         return Text(f"{plain(chart.title)}: no finite value")
@@ -153,7 +137,6 @@ class _Canvas:
         self._owners: list[list[int | None]] = [[None] * columns for _ in range(rows)]
 
     def add(self, curve: Curve, number: int) -> None:
-        """Draw a curve: neighbouring points are joined, and a point that has none is two dots wide and high."""
         for (x, y), (next_x, next_y) in zip(curve.points, curve.points[1:] + curve.points[-1:], strict=True):
             if not math.isfinite(y):
                 continue
@@ -167,7 +150,7 @@ class _Canvas:
                 self._set(column // 2 * 2 + across, row // 2 * 2 + down, number)
 
     def lines(self) -> Iterator[Text]:
-        """Yield the lines from the top, the vertical axis with three numbers on it; one where there is but one."""
+        """Yield the lines from the top, with three numbers on the vertical axis, or one where there is one."""
         middle = self.rows // 2
         marks = (0, middle, self.rows - 1) if self.top > self.bottom else (middle,)
         for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
@@ -189,7 +172,7 @@ class _Canvas:
 
 
 def _share(value: float, first: float, last: float) -> float:
-    """Return how far a value is on the way from the first to the last; half where there is no way."""
+    """Return how far a value is from the first to the last, from 0 to 1."""
     return 0.5 if first == last else (value - first) / (last - first)
 
 
@@ -206,11 +189,7 @@ _SIZE_INCHES = (7.0, 4.2)
 
 
 def picture(charts: Sequence[Chart], kind: str) -> bytes:
-    """Draw charts below each other in one picture.
-
-    Args:
-        charts: At least one.
-        kind: ``png`` or ``svg``. The same charts give the same SVG: it holds no date and no random names.
+    """Draw charts below each other as ``png`` or ``svg``; an SVG holds no date and no random names.
 
     Raises:
         UsageError: matplotlib is not installed, the kind is neither of the two, or there is nothing to draw.
@@ -243,11 +222,7 @@ def check(kinds: Sequence[str]) -> None:
 
 
 def require() -> tuple[Any, Any]:
-    """Return matplotlib and its figures, which need no display.
-
-    Raises:
-        UsageError: It is not installed.
-    """
+    """Return matplotlib and its figures, which need no display; a UsageError where it is not installed."""
     try:
         return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError:

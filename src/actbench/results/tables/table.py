@@ -1,4 +1,4 @@
-"""Tables: columns that were declared once, filled from records, with the notes a reader needs to trust the numbers."""
+"""Tables: declared columns filled from records, with notes on settings, machines, published figures and failures."""
 
 from __future__ import annotations
 
@@ -37,14 +37,7 @@ _ALL = "All rows"
 
 
 class Settings:
-    """The settings of a table's rows.
-
-    Args:
-        entries: The rows.
-
-    Attributes:
-        varying: Columns in which rows of one model and meter differ.
-    """
+    """The settings of a table's rows; ``varying`` are the columns in which rows of one model and meter differ."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         found = constant(entries, (METER, *SETTINGS))
@@ -54,7 +47,7 @@ class Settings:
             del self._constant[METER]
 
     def told(self) -> list[str]:
-        """Tell each setting of the most rows that share it: all, those of a model, or those of a model on a meter."""
+        """Describe each constant setting for the largest group of rows that share it."""
         told: dict[str, list[str]] = {}
         for column, values in self._constant.items():
             for whose, value in _largest(values):
@@ -68,7 +61,7 @@ class Settings:
 def constant(
     entries: Sequence[Entry], columns: Sequence[Column[Entry]]
 ) -> dict[Column[Entry], dict[Group, Value] | None]:
-    """Return for each column the one value that the rows of each model on each meter have; None where some differ."""
+    """Return for each column the value of the rows of each model and meter; None where rows of one group differ."""
     groups: set[Group] = set()
     found: dict[Column[Entry], set[tuple[Group, Value]]] = {column: set() for column in columns}
     for block in blocks(entries):
@@ -80,7 +73,7 @@ def constant(
 
 
 def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
-    """Yield the value of all, or else those of the models, or else those of the models on each meter."""
+    """Yield the value of all, or else those of the models, or else those of each model and meter."""
     if len(set(values.values())) == 1:
         yield _ALL, next(iter(values.values()))
         return
@@ -95,12 +88,7 @@ _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.ke
 
 
 def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
-    """Return the notes of a table.
-
-    Args:
-        entries: The rows.
-        settings: Theirs.
-    """
+    """Return the notes of a table with these rows and settings."""
     records = [entry.record for entry in entries]
     failed = (record for record in records if isinstance(record.outcome, Failure))
     lines = chain(
@@ -126,7 +114,7 @@ def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
 
 
 def published_note(scheme: str, item: Published) -> str:
-    """Return the sentence about a figure that was published for a scheme."""
+    """Return the sentence about a published figure of a scheme."""
     value = write(item.value, _PUBLISHED_UNITS[f"published_{item.quantity}"])
     quantity = item.quantity.replace("_", " ")
     return f"Published for {scheme}: {quantity} {value} ({item.setting}; {item.source})."
@@ -148,14 +136,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of raw values in base units under declared columns; a column without any value is not among them.
-
-    Attributes:
-        title: What the table shows.
-        columns: From left to right.
-        rows: Values by column key.
-        notes: Sentences to stand below the table.
-    """
+    """Rows of raw values, by column key, in base units; a column without any value is not among the columns."""
 
     title: str
     columns: tuple[Column[Any], ...]
@@ -164,7 +145,7 @@ class Table:
 
 
 def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], notes: Sequence[str] = ()) -> Table:
-    """Compute every column of every item; columns that are empty throughout are left out."""
+    """Compute every column of every item; empty columns are left out."""
     values: dict[str, list[Value]] = {column.key: [] for column in columns}
     for block in blocks(items):
         for column in columns:
@@ -174,17 +155,17 @@ def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], not
 
 
 def results_table(records: Sequence[MeasuredRecord], title: str = "Results") -> Table:
-    """Return the comparison of schemes: one row for each record, ratios against the exact model's."""
+    """Return the comparison of schemes: a row for each record, ratios against the exact model's."""
     return _results_table(join(records), title)
 
 
 def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
-    """Return how far the simulated meter was off, one row for each measured case that was also simulated."""
+    """Return how far the simulated meter was off, a row for each case that was measured and simulated."""
     return _estimates_table(join(records), title)
 
 
 def report_tables(records: Sequence[MeasuredRecord], title: str = "Results") -> tuple[Table, ...]:
-    """Return the comparison of schemes and, where cases were measured and simulated, how far the simulation was off."""
+    """Return the comparison of schemes and, where there are any, the table of estimates."""
     entries = join(records)
     estimates = _estimates_table(entries)
     return (_results_table(entries, title), *([estimates] if estimates.rows else []))
@@ -213,7 +194,7 @@ def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entr
 
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
-    """Return the columns of results; bytes of optimizer state are quiet where all rows of a model have the same."""
+    """Return the columns of results; optimizer state is quiet where all rows of a model have the same."""
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
     quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None

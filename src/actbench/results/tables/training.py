@@ -1,7 +1,7 @@
 """The table of training runs: one row for each model and scheme, over the seeds.
 
-Differences from the exact model are of runs with the same seed, which begin with the same weights and see the same
-batches; their spread is therefore smaller than that of the runs themselves.
+Differences from the exact model are of runs with the same seed, that is with the same first weights and batches; their
+spread is therefore smaller than that of the runs themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Score = Callable[[Trained], float | None]
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one scheme that differ in their seed only, and those of the exact model beside them."""
+    """The runs of one scheme that differ in their seed only, and those of the exact model."""
 
     runs: tuple[TrainingRun, ...]
     exact: tuple[TrainingRun, ...]
@@ -57,7 +57,7 @@ def mean_and_deviation(values: Sequence[float]) -> Spread | None:
 
 
 def difference(row: Row, of: Score) -> Spread | None:
-    """Return how much more the scheme has than the exact model, paired by seed; None for the exact model itself."""
+    """Return by how much the scheme exceeds the exact model, paired by seed; None for the exact model itself."""
     if row.case.scheme == "exact":
         return None
     exact = {run.case.seed: run.outcome for run in row.exact}
@@ -78,7 +78,7 @@ def _rows(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
 
 
 def _final(name: str) -> Score:
-    """Return what gives a field of the evaluation of the finished model."""
+    """Return a function to a field of the evaluation of the finished model."""
     return lambda outcome: getattr(outcome.final, name)
 
 
@@ -121,10 +121,7 @@ def _dirty(row: Row) -> bool | None:
 def _metric(
     key: str, title: str, unit: Unit, better: Literal["lower", "higher"], *, changes: Unit, detail: int = 0
 ) -> tuple[Column[Row], ...]:
-    """Return the columns of a metric: its mean, and by how much it differs from the exact model's, each with a spread.
-
-    ``changes`` is the unit of the difference, of which the columns of the highest ``detail`` are left out first.
-    """
+    """Return the columns of a metric's mean and of its difference from the exact model, with spreads."""
     score, more = _scores(_final(key)), _against(_final(key))
     difference = f"{key}_difference"
     return (
