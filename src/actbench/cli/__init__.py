@@ -1,4 +1,4 @@
-"""The command line: one file per group of verbs; each verb is a library call plus printing."""
+"""The command line: one file for a group of verbs; each verb is a library call plus printing."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def main() -> None:
 
 
 def _give_compilers_a_cache() -> None:
-    """Let torch keep what it compiles in the user's cache; it makes a folder among temporary files as it is imported.
+    """Let torch keep what it compiles in the user's cache, where that can be written.
 
-    Where the cache cannot be written, torch's own choice stands.
+    By default torch makes a folder among temporary files as it is imported.
     """
     folder = platformdirs.user_cache_path("actbench") / "inductor"
     if not folder.is_absolute():

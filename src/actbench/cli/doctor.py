@@ -22,14 +22,7 @@ Verdict = Literal["ok", "optional", "missing"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: What was looked at.
-        verdict: ``missing`` when actbench cannot do its main job without it.
-        found: What was found.
-        advice: What to do about it; empty when there is nothing to do.
-    """
+    """One thing looked at; ``missing`` means that actbench cannot do its main job without it."""
 
     name: str
     verdict: Verdict

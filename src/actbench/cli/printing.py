@@ -25,14 +25,7 @@ if TYPE_CHECKING:
 
 
 class Tolerant:
-    """A stream that remembers the first error of writing and drops what is written after it.
-
-    Args:
-        stream: Where to write.
-
-    Attributes:
-        error: The first error, or None.
-    """
+    """A stream that remembers its first error of writing and drops what is written after it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -64,7 +57,7 @@ class Tolerant:
         return getattr(self._stream, name)
 
     def _give_up(self, error: OSError) -> None:
-        """Let what is buffered go nowhere: Python would try again at its end, and complain."""
+        """Discard what is buffered, which Python would try to write again at its end."""
         self.error = error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         with suppress(io.UnsupportedOperation, ValueError):  # a stream without a file
@@ -74,7 +67,7 @@ class Tolerant:
 
 @contextmanager
 def tolerant() -> Iterator[Tolerant]:
-    """Put tolerant streams in the place of standard output and error, and give that of the output."""
+    """Replace standard output and error by tolerant streams, and give that of the output."""
     streams = sys.stdout, sys.stderr
     with ExitStack() as opened:
         # A stream that whoever started the command closed is None.
@@ -111,10 +104,10 @@ FAILED = 2
 
 @contextmanager
 def noticed() -> Iterator[None]:
-    """Make ``os._exit`` say who called it, and leave with status 2, while a command runs.
+    """Make ``os._exit`` name its caller and leave with status 2 while a command runs.
 
-    A model's file, a loss or a callback may call it, and a command would end in the middle with status 0 and no word.
-    Processes that are forked meanwhile end by it as ever.
+    A model's file, a loss or a callback may call it, and the command would end with status 0 and no word. Forked
+    processes end by it as ever.
     """
     own, process = os._exit, os.getpid()
 
@@ -143,14 +136,14 @@ def command_line() -> str:
 
 
 def remark(text: str) -> None:
-    """Say something that is no result."""
+    """Print something that is no result."""
     print(plain(shortened(text)), file=sys.stderr)
 
 
 def asked(
     tasks: Tasks, function: str, text: str, *, doing: str, timeout_seconds: float, memory_bytes: int | None = None
 ) -> str:
-    """Call a function in a process of its own, return what it returns, and say what it printed."""
+    """Call a function in a process of its own, return what it returns, and remark what it printed."""
     try:
         return tasks.call(function, text, doing=doing, timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
     finally:
@@ -170,12 +163,10 @@ def show(*tables: Table) -> None:
 
 @contextmanager
 def progress_shown(interrupted: str, *, silent: bool = False, as_bar: bool = False) -> Iterator[Progress]:
-    """Show the progress that is told inside the block, and leave with status 130 where the user interrupts it.
+    """Show progress inside the block, and leave with status 130 and a remark where the user interrupts it.
 
-    Args:
-        interrupted: What is said then.
-        silent: Whether nothing is shown or said: another process does.
-        as_bar: See :func:`actbench.experiments.runner.progress.shown`.
+    With ``silent`` nothing is shown: another process does. ``as_bar`` is that of
+    :func:`actbench.experiments.runner.progress.shown`.
     """
     from actbench.experiments.runner.progress import Progress, shown
 
@@ -221,7 +212,7 @@ def export(
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
-    """Write the texts whose files were asked for, all of them or nothing."""
+    """Write the texts whose files were asked for, all or nothing."""
     from actbench.results.render import exports
 
     texts = [(path, text()) for path, text in asked if path is not None]
@@ -233,12 +224,9 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
 
 
 def finish(comparison: ExperimentResult[Any], shown: Sequence[Table], verb: str = "measure") -> None:
-    """Print the tables of a comparison, say where it is kept, and leave with status 1 if any case failed.
+    """Print the tables of a result, say where it is kept, and leave with status 1 if any case failed.
 
-    Args:
-        comparison: What came of a recipe.
-        shown: Its tables.
-        verb: What was done to its cases.
+    ``verb`` is what was done to its cases.
     """
     from actbench.results.records import Failure
 

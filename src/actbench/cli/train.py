@@ -106,7 +106,7 @@ def _run_together(
     chosen: Callable[[], runs.TrainingRecipe],
     compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
-    """Run a comparison with the other processes, if there are any; of these the first one returns from it."""
+    """Run a comparison with the other processes, if there are any; only the first one returns from it."""
     from actbench.errors import UsageError
     from actbench.training import launch
 

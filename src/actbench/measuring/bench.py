@@ -1,4 +1,4 @@
-"""Measuring one case: the only place where workload, scheme and meter meet."""
+"""Measuring one case, where workload, scheme and meter meet."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ Found = TypeVar("Found")
 
 
 class Session:
-    """One case being measured, in the process in which it is made.
-
-    Args:
-        case: What to build, what to apply and how to measure it.
+    """One case being measured, in this process.
 
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` says what that means for its record.
@@ -99,10 +96,9 @@ class Session:
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
-        """Run one round of timed steps; the first round is preceded by the case's warm-up.
+        """Run one round of timed steps, the first after the case's warm-up, and return the seconds of each.
 
-        Returns:
-            Seconds of each step, or None when the meter has no clock.
+        None when the meter has no clock.
         """
         if not self.meter.materialize:
             return None
@@ -135,7 +131,7 @@ class Session:
             raise OutOfMemoryError(message, error.peak_bytes) from error
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
-        """Return what the modules of a setup keep, or None, with a warning, for a real model that needs values."""
+        """Return what the modules of a setup save, or None, with a warning, for a real model that needs values."""
         try:
             with self.meter.operators():
                 return inspection.trace(setup, self._batch)
@@ -154,14 +150,14 @@ class Session:
             self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # it may do something at the largest
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
-        """Return the gradient on the case's batch in the last of some passes."""
+        """Return the gradient of the last of some passes over the case's batch."""
         with self.meter.active():
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
 
     def _judged_gradient(self) -> Gradients:
-        """Return the gradient of a step in the steady state: bits are shared out, weights are what a step leaves."""
+        """Return the gradient of a step in the steady state: bits are allocated, weights are what a step leaves."""
         torch.manual_seed(self.case.seed)
         with self.meter.active(), self.scheme.as_after_a_step(self.setup):
             return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
@@ -171,7 +167,7 @@ class Session:
             return dict(self.scheme.diagnostics(self.setup, self._batch(), self.case.seed))
 
     def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return fields of the measurement about the gradient, and warnings where they are unknown."""
+        """Return fields of the measurement about the gradient, and warnings."""
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
@@ -200,7 +196,7 @@ class Session:
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
-    """Return what a function computes, or None where there is not enough memory for it."""
+    """Return what a function computes, or None where memory runs out."""
     try:
         return compute()
     except Exception as error:
@@ -232,7 +228,7 @@ def measure(case: Case) -> Measurement:
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
-    Nothing is computed and no weights are loaded; the lengths of time and the memory limit of the case mean nothing.
+    Nothing is computed and no weights are loaded; timing and memory limit of the case are ignored.
 
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` says what that means.
@@ -249,7 +245,7 @@ def itemize(case: Case) -> Ledger:
 
 
 def itemize_all(text: str) -> str:
-    """Do :func:`itemize` as a task of a process of its own: from a list of cases to that of their ledgers, in JSON."""
+    """Do :func:`itemize` as a task of a process: from a list of cases to their ledgers, in JSON."""
     ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
     return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()
 
@@ -263,7 +259,7 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
+    """Return the record of an error, with the peak that would have been needed where it is known."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
     if is_out_of_memory(error):
         reason = "out-of-memory"

@@ -14,10 +14,9 @@ Gradients = Mapping[Tensor, Tensor]
 
 
 def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
-    """Run forward and backward once and return the gradient of every parameter that got one.
+    """Run forward and backward once and take the gradients of all parameters off them.
 
-    The default generators are seeded first, so that two setups on one batch draw the same dropout masks. The
-    gradients are taken from the parameters, which are left without any.
+    The default generators are seeded first, so that two setups on one batch draw the same dropout masks.
     """
     torch.manual_seed(seed)
     step = TrainStep(setup, batch)

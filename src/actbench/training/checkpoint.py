@@ -1,8 +1,7 @@
-"""Checkpoints of a training run, and all that the next step depends on.
+"""Checkpoints of a training run: all that the next step depends on.
 
-Tensors are in safetensors, the rest in JSON, written as a whole or not at all. ``checkpoint.json`` names the file of
-the tensors. It is put in place last, by a rename, so that a process that is killed at any moment leaves the checkpoint
-before or the one after.
+Tensors are in safetensors, the rest in JSON. ``checkpoint.json`` names the file of the tensors and is put in place
+last, by a rename, so that a process that is killed leaves the checkpoint before or the one after.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ def take_apart(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
 
 
 def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree that :func:`take_apart` wrote.
-
-    Raises:
-        KeyError: A tensor is missing.
-    """
+    """Return the tree that :func:`take_apart` wrote; a KeyError if a tensor is missing."""
     if isinstance(written, list):
         return [put_together(item, tensors) for item in written]
     if not isinstance(written, dict):
@@ -79,12 +74,9 @@ def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that the next step depends on: trees as JSON has them, and all their tensors by name.
+    """All that the next step depends on: trees as JSON has them, and their tensors by name.
 
-    Attributes:
-        optimizer: The optimizer's tree.
-        scaler: That of what scales the loss.
-        adapted: That of the scheme, of each process by rank.
+    ``adapted`` holds the tree of the scheme of each process, by rank.
     """
 
     optimizer: Any
@@ -94,10 +86,10 @@ class State:
 
 
 def state_of(step: LearningStep, group: ProcessGroup) -> State:
-    """Return the state of a run, whole, however it is spread over processes; all of them must ask for it.
+    """Return the whole state of a run, however it is spread over processes; all of them must call this.
 
-    Of the model these are parameters and buffers, those that its ``state_dict`` leaves out too, and what its scheme
-    has adapted. Random numbers, those of sketches included, come of torch's generators.
+    It holds parameters and buffers, those that ``state_dict`` leaves out too, what the scheme has adapted, and the
+    state of torch's generators, from which seeds of sketches come too.
 
     Raises:
         StoreError: The state of the optimizer or of the scheme holds more than tensors and plain values.
@@ -119,7 +111,7 @@ def state_of(step: LearningStep, group: ProcessGroup) -> State:
 
 
 def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> None:
-    """Bring a freshly built model, its optimizer and torch's generators to where a checkpoint was written.
+    """Bring a new model, its optimizer and torch's generators to where a checkpoint was written.
 
     Raises:
         StoreError: The checkpoint does not fit the model.
@@ -142,7 +134,7 @@ def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> 
 
 
 def _share_out(optimizer: torch.optim.Optimizer, parallel: Parallel) -> None:
-    """Let each process keep its share of the optimizer state where it keeps a share of the parameters."""
+    """Shard the optimizer state like the parameters."""
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
@@ -150,7 +142,7 @@ def _share_out(optimizer: torch.optim.Optimizer, parallel: Parallel) -> None:
 
 
 def _kept(tensors: dict[str, Tensor], parallel: Parallel, wanted: bool) -> dict[str, Tensor]:
-    """Return copies in host memory, or none where all the others need of this process is its share."""
+    """Return copies in host memory, or none where others only need this process's shares."""
     kept = {}
     for name, tensor in tensors.items():
         found = parallel.full_tensor(tensor.detach())
@@ -172,11 +164,9 @@ class Progress(Data):
 
     Attributes:
         tensors: Name of the file of the tensors, beside this one.
-        case: The run.
         torch: Version that wrote it.
         threads: Threads of the processor that it used: sums may differ in their last bits with others.
-        optimizer: What the optimizer's ``state_dict`` says, tensors by their names.
-        scaler: What scales the loss.
+        optimizer: Its ``state_dict``, tensors by their names.
         adapted: What the scheme has learned in each process; see :mod:`actbench.nn.adapted`.
     """
 
@@ -204,17 +194,13 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoint of one run.
-
-    Args:
-        path: The folder; made by the first checkpoint.
-    """
+    """The folder of a run's checkpoint; made by the first one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Write a checkpoint in place of the one before.
+        """Replace the checkpoint.
 
         Raises:
             StoreError: It cannot be written; the one before is still there.
@@ -236,11 +222,7 @@ class CheckpointFolder:
             raise StoreError(f"{self.path}: the checkpoint cannot be written: {error}; make room there") from error
 
     def read(self, case: TrainingCase) -> Checkpoint | None:
-        """Return the checkpoint of a run, or None when there is none.
-
-        Raises:
-            StoreError: It is broken, or of another run.
-        """
+        """Return the checkpoint of a run, or None; a StoreError if it is broken, or of another run."""
         file = self.path / FILE_NAME
         if not file.exists():
             return None
@@ -257,7 +239,7 @@ class CheckpointFolder:
             ) from None
 
     def remove(self) -> None:
-        """Remove the checkpoint, if there is one, and the folder around it when it held no other."""
+        """Remove the checkpoint, and the folder around it if it held no other."""
         if self.path.is_dir():
             shutil.rmtree(self.path)
             if not any(self.path.parent.iterdir()):

@@ -35,11 +35,7 @@ TRAINED = Kind(TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(run
 
 
 def plan(recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS) -> tuple[Planned[TrainingCase], ...]:
-    """Return the runs of a recipe, every name in it checked and the schemes in their one canonical form.
-
-    Args:
-        recipe: What to compare.
-        group: The processes that each run is trained by.
+    """Return the runs of a recipe, every name checked and the schemes in canonical form.
 
     Raises:
         UsageError: A model, data set or scheme does not exist, or they do not go together.
@@ -67,21 +63,21 @@ def run(
     progress: Progress | None = None,
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> ExperimentResult[TrainingRun]:
-    """Train the runs of a recipe that the file does not hold yet, one behind the other in this process.
+    """Train the runs of a recipe that the file does not hold yet, one after the other in this process.
 
     A run that was stopped goes on from its last checkpoint, and its curve is bit for bit that of one that was not. A
     run that fails becomes a record with the reason, and the others go on.
 
     Args:
         recipe: What to compare.
-        output: A folder, in which ``RECIPE/MACHINE.runs.jsonl`` is written with its table beside it; a ``.jsonl``
-            file; or None to keep nothing.
+        output: A folder, in which ``RECIPE/MACHINE.runs.jsonl`` is written with its table beside it; a ``.jsonl`` file;
+            or None to keep nothing.
         command: What a user types to have the same, for the records.
         force: Train again what the file holds, from the beginning.
         checkpoint_seconds: Time between checkpoints.
         progress: Told what happens.
-        group: The processes that each run is trained by, all of which call this; the first one alone reads and writes
-            files, and returns what they hold.
+        group: The processes that train each run, all of which call this; the first alone reads and writes files, and
+            returns what they hold.
 
     Raises:
         UsageError: The recipe names something that does not exist.
@@ -114,7 +110,7 @@ class _Training:
     group: ProcessGroup
 
     def outcomes(self, cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained | Failure]]:
-        """Train one case behind the other; the checkpoints of one are gone when the next begins."""
+        """Train one case after the other; the checkpoints of one are removed before the next."""
         for case in cases:
             folder = CheckpointFolder(self.path.with_suffix(".checkpoints") / case.key())
             if self.group.is_first and self.force:

@@ -1,4 +1,4 @@
-"""One training run as an iterator of steps, which a checkpoint may stop between any two of."""
+"""One training run as an iterator of steps, which a checkpoint may stop between any two."""
 
 from __future__ import annotations
 
@@ -27,14 +27,10 @@ from actbench.workloads.optimizers import make_optimizer
 
 
 class TrainingLoop:
-    """A run of a case: the model with its scheme applied, and what it has learned so far.
+    """A run of a case: the model with its scheme applied, and its progress.
 
     All schemes of one seed start from the same weights, see the same batches in the same order and draw the same
-    dropout masks; a scheme's own state is made anew.
-
-    Args:
-        case: The run.
-        group: The processes that train it together; building it waits for none of them, all else does.
+    dropout masks; a scheme's own state is made anew. Building it waits for no other process of the group.
 
     Raises:
         ActbenchError: The model, data or scheme cannot be had here, or do not go together.
@@ -77,15 +73,11 @@ class TrainingLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether the run reached its end, or its loss is no finite number any more."""
+        """Whether the run reached its end, or its loss is no finite number."""
         return self.done >= self.steps or self._diverged_at is not None
 
     def check(self) -> None:
-        """Check that the model knows the tokens of the data and tells its classes apart.
-
-        Raises:
-            UsageError: It does not.
-        """
+        """Raise a UsageError if the model lacks tokens or classes of the data."""
         module, spec = self._setup.module, self.case.model
         check_vocabulary(self._feed, spec, module)
         with evaluating(module):
@@ -97,11 +89,7 @@ class TrainingLoop:
             yield self._advance()
 
     def save(self, folder: CheckpointFolder) -> None:
-        """Write a checkpoint of the moment between two steps.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
+        """Write a checkpoint between two steps; a StoreError if it cannot be written."""
         state = state_of(self._step, self.group)
         progress = Progress(
             tensors=f"step-{self.done:08d}.safetensors",
@@ -120,11 +108,7 @@ class TrainingLoop:
         self.group.all_succeed(lambda: folder.write(progress, state.tensors) if self.group.is_first else None)
 
     def resume(self, folder: CheckpointFolder) -> None:
-        """Go on from a checkpoint where there is one.
-
-        Raises:
-            StoreError: It is broken or of another run.
-        """
+        """Go on from a checkpoint, if there is one; a StoreError if it is broken or of another run."""
         found = self.group.all_succeed(lambda: folder.read(self.case) if self.group.is_first else None)
         checkpoint = self.group.broadcast(found)
         if checkpoint is None:
@@ -141,11 +125,7 @@ class TrainingLoop:
             self._warnings += (f"{now}, {then}: the last bits of the curve may differ",)
 
     def result(self) -> Trained:
-        """Return what came of the finished run; takes two more steps to read the bytes of one.
-
-        Raises:
-            OutOfMemoryError: The step does not fit where its memory is read.
-        """
+        """Return what came of the finished run; takes two more steps to read the bytes of one."""
         evaluations = tuple(self._evaluations)  # before the weights are moved on
         self._show(0)
         reading = self._reading()
@@ -193,7 +173,7 @@ class TrainingLoop:
         self._step.batch, self._step.chosen = self._batch(step), self._feed.chosen(step)
 
     def _reading(self) -> meters.MemoryReading:
-        """Read the bytes of a step, those included in which gradients are averaged."""
+        """Read the bytes of a step, those in which gradients are averaged included."""
         if self.group.launch.strategy != "ddp":
             return self._meter.memory(self._step)
         self._step()  # torch lays the gradients out anew behind the first step, and then no more
@@ -215,7 +195,7 @@ class TrainingLoop:
 
 
 def seed_of(seed: int, rank: int) -> int:
-    """Return what torch is seeded with in a process: the run's seed in the first, others in the others."""
+    """Return torch's seed in a process: the run's seed in the first."""
     if not rank:
         return seed
     return int.from_bytes(hashlib.sha256(f"rank {seed} {rank}".encode()).digest()[:4])

@@ -26,16 +26,16 @@ FAILURE_TIMEOUT = timedelta(seconds=60)  # in which the others must fail too
 
 
 class StoppedError(MeasurementError):
-    """Raised in a process that stops because the first one does, which says why."""
+    """Raised in a process that stops because the first one does, which tells why."""
 
 
 class LostError(MeasurementError):
-    """Raised where another process does not answer, so that no run can go on."""
+    """Raised where another process does not answer."""
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among those that train together; one process is a group too."""
+    """This process among those that train together, or alone."""
 
     launch: Launch = field(default_factory=Launch)
     _failure_group: dict[str, Any] = field(default_factory=dict)
@@ -89,9 +89,9 @@ class ProcessGroup:
         return total.item() / self.size
 
     def all_succeed(self, make: Callable[[], T]) -> T:
-        """Run something that may fail in every process, and go on when it failed in none.
+        """Run something that may fail in every process, and go on if it failed in none.
 
-        It must not wait for other processes.
+        ``make`` must not wait for other processes.
 
         Raises:
             StoppedError: In all but the first process, when it failed anywhere.
@@ -108,7 +108,7 @@ class ProcessGroup:
         raise self._joint_failure(failure, failures)
 
     def end_run(self, failure: Exception | None) -> Exception | None:
-        """Say how a run ended here, and return how it ended for all; called once by each process for each run.
+        """Tell how a run ended here, and return how it ended for all; each process calls it once for each run.
 
         Raises:
             LostError: It failed here, and the others still wait for this process.
@@ -146,11 +146,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 @contextmanager
 def joined(launch: Launch) -> Iterator[ProcessGroup]:
-    """Join the other processes for as long as the block runs.
-
-    Raises:
-        MeasurementError: There is no GPU left for this process.
-    """
+    """Join the other processes inside the block; a MeasurementError if no GPU is left for this process."""
     if launch.size == 1:
         yield ProcessGroup(launch)
         return

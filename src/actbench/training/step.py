@@ -1,4 +1,4 @@
-"""One step of a training run, its optimizer, and whether each part of a scheme acts in it."""
+"""One step of a training run, and whether each part of a scheme acts in it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,7 @@ from actbench.training.parallel import Parallel
 
 
 def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
-    """Return what the learning rate of a step, from 0, is multiplied by.
-
-    A function of the step alone, so that a resumed run has nothing to restore.
-    """
+    """Return what multiplies the learning rate of a step: of the step alone, so that resuming restores nothing."""
     if step < case.warmup_steps:
         return (step + 1) / (case.warmup_steps + 1)
     done = step / steps
@@ -39,19 +36,14 @@ def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
 
 
 def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, ...]:
-    """Run one forward pass of a run on fake tensors, and refuse a scheme of which a part does nothing in it.
-
-    Args:
-        setup: The model with the scheme applied.
-        meter: Of the device that the run is on.
-        batch: The first of the run.
+    """Run one forward pass on fake tensors, and refuse a scheme of which a part does nothing in it.
 
     Returns:
-        A warning where nobody can tell, since the model does not run on fake tensors.
+        A warning where that is unknown, since the model does not run on fake tensors.
 
     Raises:
         ConversionError: Nothing that a part converted runs.
-        IdleError: It runs, and changes nothing of what the step keeps.
+        IdleError: It runs, and changes nothing of what the step saves.
     """
     try:
         with meter.operators(), boundary("it cannot be run on fake tensors", UntraceableError):
@@ -69,23 +61,14 @@ def _fake(value: Any) -> Any:
 
 
 class LearningStep(TrainStep):
-    """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and cut.
+    """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and clipped.
 
-    Args:
-        parallel: What is trained.
-        case: Says into how many parts a batch is cut, how long the gradient may be, and in which type it is found.
-        batch: This process's share of the first batch.
-        chosen: Which samples of the data set these are, int64 (rows,).
+    ``chosen`` are the samples of the data set in ``batch``, int64 (rows,); the two change together. The scaler
+    multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose gradients are no
+    numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
 
     Raises:
-        UsageError: The scheme holds gradients in a form of its own, and the case asks to cut or to scale them.
-
-    Attributes:
-        parallel: As given.
-        chosen: To be changed with ``batch``.
-        rates: The learning rate of each of the optimizer's groups, before any schedule.
-        scaler: Multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose
-            gradients are no numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
+        UsageError: The scheme holds gradients in a form of its own, and the case asks to clip or to scale them.
     """
 
     def __init__(self, parallel: Parallel, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
@@ -103,13 +86,13 @@ class LearningStep(TrainStep):
         return self._next()
 
     def backward(self, loss: Tensor) -> None:
-        """Find the gradient of the first part, and run the other parts, each forward and backward."""
+        """Run the backward pass of the first part, and both passes of the others."""
         self._add(loss)
         while len(self._losses) < self._parts:
             self._add(self._next())
 
     def update(self) -> None:
-        """Cut the gradient, step the optimizer and free the gradients."""
+        """Clip the gradient, step the optimizer and free the gradients."""
         if self._longest is not None:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.setup.module.parameters(), self._longest)

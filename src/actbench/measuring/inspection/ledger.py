@@ -1,8 +1,8 @@
-"""Every tensor that a step saves for backward, one by one: its graph after one training forward on fake tensors.
+"""Every tensor that a step saves for backward: its graph after one training forward on fake tensors.
 
-A storage is counted at the first entry that holds it. What autograd's graph does not show, such as a tensor that an
-autograd function keeps as a plain attribute, is listed under the operator that made it, so that the sum is always that
-of :func:`actbench.measuring.inspection.trace`.
+A storage is counted at the first entry that holds it. What autograd's graph does not show, such as a plain attribute of
+an autograd function, is listed under the operator that made it, so that the sum is always that of
+:func:`actbench.measuring.inspection.trace`.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ _DEEPEST = 4  # how many objects inside one another are searched for tensors
 
 @dataclass(frozen=True)
 class Argument:
-    """What a node keeps under one name.
-
-    Attributes:
-        name: What the node calls it.
-        tensors: The tensor, or those that a pack hook put in its place; none where a hook keeps no tensor at all.
-    """
+    """What a node saves under one name: the tensor, or those that a pack hook put in its place, if any."""
 
     name: str
     tensors: tuple[Tensor, ...]
 
 
 def nodes_of(loss: Tensor) -> list[Node]:
-    """Return every node of the graph of a loss, in the order in which the forward made them."""
+    """Return every node of the graph of a loss in forward order."""
     found: set[Node] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -54,7 +49,7 @@ def nodes_of(loss: Tensor) -> list[Node]:
 
 
 def arguments_of(node: Node) -> Iterator[Argument]:
-    """Give what a node keeps, of its own or through ``save_for_backward``; hooks that would unpack it do not run."""
+    """Yield what a node saves, of its own or by ``save_for_backward``; unpack hooks do not run."""
     for attribute in dir(node):
         if not attribute.startswith(_RAW):
             continue
@@ -73,7 +68,7 @@ def _argument(name: str, saved: Any) -> Iterator[Argument]:
 
 
 def tensors_in(kept: Any, depth: int = _DEEPEST) -> Iterator[Tensor]:
-    """Give the strided tensors in what a pack hook returned: a tensor, a nesting of them, or an object with some."""
+    """Yield the strided tensors in what a pack hook returned: a tensor, a nesting of them, or an object with some."""
     for leaf in tree_leaves(kept):
         if isinstance(leaf, Tensor):
             if leaf.layout == torch.strided:
@@ -90,13 +85,8 @@ class _Entry:
     """What one entry holds.
 
     Attributes:
-        module: Path of the module.
-        operator: Name of the node.
-        argument: Name in the node.
-        shape: Of the tensor that is listed.
-        dtype: Of the tensor that is listed.
-        storages: Where it lies, or what is kept in its place.
-        packed: Whether something is kept in its place.
+        storages: Where the tensor lies, or what is saved in its place.
+        packed: Whether something is saved in its place.
         reason: Why it is where it is, as far as only the entry knows.
     """
 
@@ -116,15 +106,7 @@ class _Entry:
 
 
 def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
-    """Run one training forward of a setup on fake tensors and list what it keeps.
-
-    Args:
-        setup: The model, on any device, with its loss; its parameters may already be fake.
-        make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
-
-    Raises:
-        UntraceableError: The forward looks at values, which fake tensors do not have.
-    """
+    """Run one training forward of a setup on fake tensors and list what it saves; see :func:`traced`."""
     with savedtensors.listening(), traced(setup, make_batch) as (recorder, loss):
         nodes = nodes_of(loss)
         held = [item for node in nodes for item in _merged(_entries_of(node, recorder))]
@@ -134,7 +116,7 @@ def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
 
 
 def _entries_of(node: Node, recorder: Recorder) -> Iterator[tuple[_Entry, Source | None]]:
-    """Give what a node keeps, with what it is packed of; numbers, which the recorder never sees, are no tensors."""
+    """Yield what a node saves and what it is packed of; numbers, which no operator sees, are left out."""
     module = recorder.maker_of(node)
     for argument in arguments_of(node):
         found = {t.untyped_storage(): t for t in argument.tensors if t.dim() or recorder.saw(t.untyped_storage())}
@@ -147,7 +129,7 @@ def _entries_of(node: Node, recorder: Recorder) -> Iterator[tuple[_Entry, Source
 
 
 def _merged(found: Iterator[tuple[_Entry, Source | None]]) -> Iterator[_Entry]:
-    """Make one of the entries of a node that are parts of one packed tensor."""
+    """Merge the entries of a node that are parts of one packed tensor."""
     merged: dict[object, _Entry] = {}
     for item, source in found:
         key = source or item
@@ -160,7 +142,7 @@ def _merged(found: Iterator[tuple[_Entry, Source | None]]) -> Iterator[_Entry]:
 
 
 def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Entry]:
-    """Give what is alive and not in the graph."""
+    """Yield what is alive and not in the graph."""
     for storage, origin in recorder.made():
         if storage not in found:
             source = savedtensors.source_of(storage)

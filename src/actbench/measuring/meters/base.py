@@ -31,7 +31,6 @@ class Meter(Protocol):
     """Reads bytes and seconds of a training step on one kind of device.
 
     Attributes:
-        name: As in ``Case.meter``.
         materialize: Whether it needs a model with real weights.
         memory_bytes: Memory that a step may use: the memory limit, or what the device has.
     """
@@ -41,15 +40,15 @@ class Meter(Protocol):
     memory_bytes: int
 
     def active(self) -> AbstractContextManager[Any]:
-        """Enter what building batches and running steps need (a fake tensor mode, operator choices, a limit)."""
+        """Enter what building batches and running steps need (a fake tensor mode, operators, a limit)."""
         ...
 
     def operators(self) -> AbstractContextManager[None]:
-        """Enter where steps on fake tensors should run the operators of this meter's device."""
+        """Let steps on fake tensors run the operators of this meter's device."""
         ...
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
-        """Bring the module to this meter's device, in place; called once, before any scheme is applied."""
+        """Bring the module to this meter's device, in place, before any scheme is applied."""
         ...
 
     def place(self, batch: Batch) -> Mapping[str, Any]:
@@ -57,7 +56,7 @@ class Meter(Protocol):
         ...
 
     def memory(self, step: TrainStep) -> MemoryReading:
-        """Run the step twice, once to reach the steady state, and read the bytes of the second run.
+        """Run the step twice, first to reach the steady state, and read the bytes of the second run.
 
         Raises:
             OutOfMemoryError: The step needs more than ``memory_bytes``.
@@ -70,11 +69,7 @@ class Meter(Protocol):
 
 
 def check_limit(peak_bytes: int, memory_bytes: int, device: str) -> None:
-    """Refuse a peak above what a step may use.
-
-    Raises:
-        OutOfMemoryError: The peak is above; it carries the peak.
-    """
+    """Raise an OutOfMemoryError, which carries the peak, for one above what a step may use."""
     if peak_bytes > memory_bytes:
         raise OutOfMemoryError(
             f"the step needs {format_bytes(peak_bytes)} on {device}, which may use {format_bytes(memory_bytes)};"
@@ -85,7 +80,7 @@ def check_limit(peak_bytes: int, memory_bytes: int, device: str) -> None:
 
 @contextmanager
 def allocation_failures(device: str, memory_bytes: int) -> Iterator[None]:
-    """Turn a failed allocation, by whichever error it shows, into an :class:`OutOfMemoryError`."""
+    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`."""
     try:
         yield
     except Exception as error:

@@ -25,7 +25,7 @@ _MARK = "actbench.mark."
 
 
 class AllocationTrace:
-    """Records the allocations and frees of torch's CPU allocator between entering and leaving, by torch's profiler.
+    """Records the allocations and frees of torch's CPU allocator inside the block, by torch's profiler.
 
     Bytes are those asked for, relative to what was alive on entering. Not seen are frees of what was alive before, and
     allocations in threads that torch's operators start for themselves.
@@ -59,14 +59,14 @@ class AllocationTrace:
         return self._curve[self._marks[mark]]
 
     def peak_bytes(self, first: str, last: str) -> int:
-        """Return the largest number of bytes alive from one mark to another; known after leaving."""
+        """Return the most bytes alive between two marks; known after leaving."""
         return max(self._curve[self._marks[first] : self._marks[last] + 1])
 
     def _draw_curve(self) -> None:
-        """Add up the events in the order of their times; ``_curve[i]`` is what is alive after the i-th.
+        """Add up the events by time; ``_curve[i]`` is what is alive after the i-th.
 
-        A free counts only if its allocation was seen. The profiler reports others too: it remembers the address of
-        whatever outlived an earlier trace, and takes the free of a later tensor at that address for its free.
+        A free counts only if its allocation was seen. The profiler remembers the address of whatever outlived an
+        earlier trace, and takes the free of a later tensor at that address for its free.
         """
         alive: dict[int, int] = {}
         live = 0
@@ -99,8 +99,7 @@ _DEVICE = "the CPU"
 class CpuMeter:
     """Reads the allocations of torch's CPU allocator, and the wall clock, in passes of their own.
 
-    Args:
-        memory_limit_bytes: Memory that a step may use; None for what is available on this machine now.
+    Without a memory limit a step may use what is available on this machine now.
     """
 
     name: MeterName = "cpu"
@@ -111,7 +110,7 @@ class CpuMeter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Report allocations that fail as :class:`actbench.errors.OutOfMemoryError`."""
+        """Report failed allocations as :class:`actbench.errors.OutOfMemoryError`."""
         with allocation_failures(_DEVICE, self.memory_bytes):
             yield
 
@@ -159,11 +158,7 @@ class CpuMeter:
         return reading
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
-        """Run steps and return the wall time of each.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
-        """
+        """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""
         taken = []
         with self.active():
             for _ in range(steps):

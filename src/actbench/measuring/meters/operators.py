@@ -64,7 +64,7 @@ def attend(
 ) -> Tensor:
     """Return the attention output by the kernel of :func:`choose`; arguments as in ``F.scaled_dot_product_attention``.
 
-    Shared key and value heads (``enable_gqa``) are known to the flash kernel alone; elsewhere they are repeated.
+    Only the flash kernel knows shared key and value heads (``enable_gqa``); elsewhere they are repeated.
     """
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _additive(attn_mask, q.dtype)
@@ -86,7 +86,7 @@ def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
-    """Run the flash kernel, which takes widths in steps of 8: others are padded with zeros, and the output cut."""
+    """Run the flash kernel; widths that are no multiple of 8 are padded with zeros, and the output cut."""
     width = q.shape[-1]
     if width % 8:
         q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
@@ -119,7 +119,7 @@ _INTO_FLOAT32 = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cu
 
 
 def device_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
-    """Let steps on fake tensors run the operators of a device, and know its memory from the host's."""
+    """Let steps on fake tensors run the operators of a device, and tell its memory from the host's."""
     return cuda_operators(profile) if profile.is_cuda else hostmemory.as_the_device()
 
 
@@ -136,7 +136,7 @@ def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
 
 
 def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
-    """Return what to run in place of each operator, by its name and the dispatch key it is reached through."""
+    """Return what replaces each operator, by its name and dispatch key."""
     composites: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": functools.partial(attend, profile),
         "dropout": _dropout,

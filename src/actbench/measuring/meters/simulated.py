@@ -1,4 +1,4 @@
-"""The simulated meter: one step on fake tensors, with the operators and the block size of a named device."""
+"""The simulated meter: one step on fake tensors, with the operators and block size of a device."""
 
 from __future__ import annotations
 
@@ -25,14 +25,9 @@ from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
 
 
 class SimulatedMeter:
-    """Counts the bytes of a step that is never computed; its cost does not grow with the batch.
+    """Counts the bytes of a step that is never computed, in the same time for any batch.
 
-    Args:
-        profile: The device to simulate.
-        memory_limit_bytes: Memory that a step may use; None for all that the device has.
-
-    Attributes:
-        profile: As given.
+    Without a memory limit a step may use all that the device has.
     """
 
     name: MeterName = "simulated"
@@ -46,7 +41,7 @@ class SimulatedMeter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make new tensors fake and let the device's operators run; may be entered again while it is active."""
+        """Make new tensors fake and run the device's operators; reentrant."""
         if self._is_active:
             yield
             return
@@ -64,8 +59,7 @@ class SimulatedMeter:
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Make the module's parameters and buffers fake, in place.
 
-        Of a module that was built of fake tensors their mode is taken over, since what its loss and its batches hold
-        besides belongs to it too.
+        The mode of a module that is fake already is taken over, since its loss and batches belong to it too.
 
         Raises:
             UntraceableError: The model holds recurrent layers.
@@ -125,13 +119,10 @@ class SimulatedMeter:
 
 
 def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list[list[Event]]]:
-    """Read one step as it is once the optimizer has its state.
+    """Return the reading of one step in the steady state, and what two steps in a row allocate and free.
 
-    Forward and backward do not depend on that state, so they run once without it and its bytes are added; the
+    Forward and backward do not depend on optimizer state, so they run once without it and its bytes are added; the
     optimizer steps twice on the same gradients, and the second time counts.
-
-    Returns:
-        The reading, and what two steps in a row allocate and free.
     """
     tracker.add(footprint.everything(step))
     loss, before, begun = _forward(step, tracker)
@@ -162,13 +153,10 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
 
 
 def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int]:
-    """Run a forward pass as it is from the second step on.
+    """Run a forward pass as it is from the second step on; return the loss, and bytes alive and events before.
 
     What modules hold from one step to the next is no activation: it is there before the pass, which replaces it. Where
     the first pass made it, a whole step is run before the one that counts.
-
-    Returns:
-        The loss, the bytes that were alive before, and how many events there were before.
     """
     held_bytes = _held_bytes(step, tracker)
     tracker.reset_peak()
@@ -191,7 +179,7 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
 
 
 def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
-    """Step the optimizer once, so that it has its state, and return the bytes by which that has grown."""
+    """Step the optimizer once, and return the bytes by which its state has grown."""
     before = tracker.live_bytes
     step.optimizer.step()
     counters = _step_counters(step.optimizer)
@@ -205,13 +193,13 @@ def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Choose the implementation that torch.optim takes for CUDA parameters when nothing else was asked for."""
+    """Choose the implementation that torch.optim takes for CUDA parameters by default."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
 
 
 def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the scalars in which Adam counts its steps, which it keeps on the host for CUDA parameters."""
+    """Return Adam's step counters, which are on the host for CUDA parameters."""
     counters = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
     return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]

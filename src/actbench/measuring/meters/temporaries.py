@@ -1,6 +1,6 @@
-"""What operators allocate and free before they return: the part of a peak that no ledger of results can see.
+"""What operators allocate and free before they return: the part of a peak that no tracker of results sees.
 
-Bytes are those of torch's kernels. Left out are the libraries' workspaces (cuBLAS, cuDNN) and buffers of a few KiB per
+Bytes are those of torch's kernels, without the workspaces of libraries (cuBLAS, cuDNN) and buffers of a few KiB per
 thread. Convolutions on the CPU make blocked copies (oneDNN) or columns. A transposed convolution is the gradient of a
 convolution from its output to its input, and the other way round, so that the same three peaks, each with its result,
 are counted for both: those of an output, of the gradient of an input, and of the gradient of a weight.
@@ -36,7 +36,7 @@ def convolution(args: Any, result: Tensor) -> int:
 
 
 def convolution_backward(args: Any, result: Any) -> int:
-    """Return the bytes of the temporaries of ``convolution_backward``: of the input's gradient, then the weight's."""
+    """Return the bytes of the temporaries of ``convolution_backward``: the input's gradient, then the weight's."""
     grad, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args
     copied = _copied(x) + _copied(grad)
     if not _uses_onednn(x, weight, stride, dilation, groups):
@@ -62,13 +62,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _of_output(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Blocked copies of input and weight, and the blocked result of oneDNN, from which the plain one is copied."""
+    """Blocked copies of input and weight, and oneDNN's blocked result, from which the plain one is copied."""
     copies = _blocked_input_bytes(x) + _bytes(weight) + _strided_bytes(x, weight, output, stride)
     return _blocked_bytes(output) + max(copies, _bytes(output))
 
 
 def _of_input(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], groups: int) -> int:
-    """The same from output to input; of strides no channels are filled up, and a second plain result is made."""
+    """The same from output to input; with strides no channels are filled up, and a second plain result is made."""
     channels = weight.shape[1]
     blocks = _bytes(weight) // channels * round_up(channels, _ONEDNN_BLOCK if groups == 1 else 1)
     if max(stride) > 1 and (groups == 1 or channels >= _ONEDNN_BLOCK):
@@ -88,7 +88,7 @@ def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int
 
 
 def _copied(tensor: Tensor) -> int:
-    """Return the bytes of the copy that is made of a tensor with gaps or repeats, such as one value seen everywhere."""
+    """Return the bytes of the copy of a tensor with gaps or repeats."""
     return 0 if tensor.is_contiguous() or _is_channels_last(tensor) else _bytes(tensor)
 
 
@@ -115,7 +115,7 @@ def _columns(x: Tensor, weight: Tensor, output: Tensor) -> int:
 
 
 def _strided_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Return what a pointwise kernel gathers of an image before it runs without strides, in each thread."""
+    """Return what a pointwise kernel with strides gathers of an image in each thread."""
     if max(weight.shape[2:]) > 1 or max(stride) == 1:
         return 0
     return torch.get_num_threads() * x.shape[1] * math.prod(output.shape[2:]) * x.element_size()
@@ -164,10 +164,7 @@ def _batch_norm_backward(args: Any, result: Any) -> int:
 
 
 def _sum(args: Any, result: Tensor) -> int:
-    """A sum in another type than that of what is summed is made of a copy in that type; truth values are counted so.
-
-    CUDA alone widens halves as it reads them.
-    """
+    """A sum in another type is made of a copy in that type, which CUDA avoids for halves."""
     x: Tensor = args[0]
     return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
 

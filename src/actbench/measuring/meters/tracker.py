@@ -33,17 +33,16 @@ def round_up(amount: int, block: int) -> int:
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds a storage's bytes when an operator first returns it and takes them off when it dies.
 
-    It holds no tensor and no storage itself, so what it watches lives exactly as long as without it. Storages and not
-    tensors are counted, so views are free, and a storage that an operator resizes is counted anew. What an operator
-    allocates and frees before it returns is not seen; ``temporaries`` says how much that is.
+    It holds no tensor and no storage, so what it watches lives as long as without it. Storages are counted, so views
+    are free, and a storage that an operator resizes is counted anew. What an operator allocates and frees before it
+    returns is not seen; ``temporaries`` says how much that is.
 
     Args:
         rounding: Every storage counts as the next multiple of this many bytes: the block size of the allocator.
-        host_is_free: Leave out storages that lie in host memory (:func:`actbench.ops.hostmemory.mark`).
+        host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
         temporaries: Bytes that an operator needs while it runs; None counts results only.
 
     Attributes:
-        host_is_free: As given.
         events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
             part of the events can be played again.
     """
@@ -63,7 +62,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = itertools.count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and enter what it returns."""
         self._settle()
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
@@ -75,10 +73,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _settle(self) -> None:
-        """Enter the sum of two gradients, once what it was made of is gone if nobody else holds it.
+        """Count the sum of two gradients once its addends are gone, if nobody else holds them.
 
-        Autograd adds a gradient into the one that is there, where it alone holds that one and its memory; under a mode
-        for operators such as this it makes a new one and lets the old one go.
+        Autograd adds a gradient in place into one that it alone holds; under a dispatch mode such as this it makes a
+        new one and lets the old one go.
         """
         storage = None if self._sum is None else self._sum()
         self._sum = None
@@ -87,7 +85,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._peak_bytes = max(self._peak_bytes, self._live_bytes)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Enter the storages of tensors that were made before the tracker began, or whose place has changed."""
+        """Count the storages of tensors that were made before, or whose place has changed."""
         for tensor in tensors:
             self._enter(tensor.untyped_storage())
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
@@ -109,7 +107,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._peak_bytes = self.live_bytes
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in host memory that this tracker does not count."""
+        """Return whether a tensor lies in host memory that is not counted."""
         return self.host_is_free and is_host(tensor.untyped_storage())
 
     def _enter_temporaries(self, amount: int) -> None:
@@ -139,7 +137,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _can_be_added_to(gradient: Any) -> bool:
     """Return whether autograd would add to a gradient in place, if nobody else held it.
 
-    A view holds what it is a view of, and with it the memory a second time: such is the gradient of a linear layer's
-    weight, and of what was broadcast.
+    A view, such as the gradient of a linear layer's weight or of what was broadcast, holds its base, and with it the
+    memory a second time.
     """
     return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)

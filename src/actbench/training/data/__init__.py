@@ -19,12 +19,12 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """What a model is shown and should say.
+    """What a model is shown and should answer.
 
     Attributes:
         inputs: Pictures ``(n, channels, height, width)`` float32, or token ids ``(n, length)`` int64.
         labels: Classes ``(n,)`` int64; for language the ids themselves; ratings ``(n,)`` float32.
-        beside: What a model is told beside them, by name: ``attention_mask (n, length)``, say.
+        beside: Further inputs by name: ``attention_mask (n, length)``, say.
     """
 
     inputs: Tensor
@@ -37,15 +37,14 @@ class Samples:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Samples to learn from and samples to judge by.
+    """Samples to train on and samples to evaluate on.
 
     Attributes:
-        kind: ``pictures`` and ``sentences`` are told apart; ``language`` is gone on with, token by token; ``ratings``
-            are numbers given to sentences.
-        classes: How many classes the labels have; for language, tokens; for ratings, 1.
+        kind: ``pictures`` and ``sentences`` are classified, ``language`` is continued token by token, ``ratings`` are
+            predicted for sentences.
+        classes: Classes of the labels; for language, tokens; for ratings, 1.
         vocabulary: How many tokens there are; None for pictures.
-        metric: What a model is judged by.
-        augment: Changes a batch of training inputs at random; None changes nothing.
+        augment: Changes a batch of training inputs at random.
     """
 
     name: str
@@ -114,20 +113,12 @@ def names() -> list[str]:
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind of a data set without loading it.
-
-    Raises:
-        UsageError: There is no such data set.
-    """
+    """Return the kind of a data set without loading it; a UsageError if there is none of this name."""
     return _known(name)[0]
 
 
 def load(case: TrainingCase, length: int) -> DataSet:
-    """Load the data set of a run.
-
-    Args:
-        case: Names one of :func:`names`, and what makes tokens of sentences.
-        length: Tokens of a sample; pictures have none.
+    """Load the data set of a run with samples of ``length`` tokens; pictures have none.
 
     Raises:
         UsageError: There is no such data set, a library that reads it is missing, or its files are.

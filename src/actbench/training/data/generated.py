@@ -33,7 +33,7 @@ _NUMBERS = [
 
 @functools.lru_cache(maxsize=1)  # the runs of a comparison share it; nothing changes its tensors
 def load_text(length: int) -> DataSet:
-    """Return windows of ``length`` letters, ``(n, length)`` int64; the letters are those of ``ALPHABET``."""
+    """Return windows of ``length`` letters of ``ALPHABET``, ``(n, length)`` int64."""
     return DataSet(
         name="text",
         kind="language",
@@ -46,7 +46,7 @@ def load_text(length: int) -> DataSet:
 
 
 def written(letters: int, seed: int) -> str:
-    """Write sentences until there are so many letters."""
+    """Write sentences of so many letters in all."""
     random = Random(seed)
     parts: list[str] = []
     count = 0

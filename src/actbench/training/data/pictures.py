@@ -24,7 +24,7 @@ _SPLIT_SEED = 0  # the same pictures are held back whatever the seed of a run
 
 
 def load_digits() -> DataSet:
-    """Return the digits, ``(n, 1, 8, 8)`` float32 of mean 0 and variance 1: 1437 to learn from, 360 held back.
+    """Return UCI's optdigits, ``(n, 1, 8, 8)`` float32 of mean 0 and variance 1: 1437 to train on, 360 held back.
 
     Raises:
         UsageError: scikit-learn is not installed.
@@ -89,7 +89,7 @@ def load_cifar(classes: int) -> DataSet:
 
 
 def data_folder() -> Path:
-    """Return the folder of data sets that were fetched."""
+    """Return the folder of fetched data sets."""
     given = os.environ.get(FOLDER_VARIABLE)
     return Path(given).expanduser() if given else platformdirs.user_cache_path("actbench") / "data"
 
