@@ -1,9 +1,8 @@
-"""A scheme around a model for the length of a with-block, which leaves nothing of itself."""
+"""A scheme on a model for the length of a with-block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor, nn
@@ -103,11 +102,7 @@ class Controller:
         return self._model
 
     def __enter__(self) -> Self:
-        """Return the controller.
-
-        Raises:
-            UsageError: It is closed, or its with-block was entered before.
-        """
+        """Return the controller; a UsageError if it is closed, or was entered before."""
         self._open_model()
         if self._entered:
             raise UsageError(
@@ -116,9 +111,7 @@ class Controller:
         self._entered = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

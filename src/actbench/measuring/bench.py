@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from actbench import schemes, workloads
 from actbench.errors import (
@@ -23,7 +25,6 @@ from actbench.errors import (
 )
 from actbench.foreign import boundary, place_of
 from actbench.measuring import inspection, meters, search
-from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import LargestBatch, Measurement
@@ -75,14 +76,7 @@ class Session:
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         reading, optimizer = self._reading(search_result)
         return Measurement(
-            weights_bytes=reading.weights_bytes,
-            gradients_bytes=reading.gradients_bytes,
-            optimizer_bytes=reading.optimizer_bytes,
-            activation_bytes=reading.activation_bytes,
-            peak_bytes=reading.peak_bytes,
-            reserved_bytes=reading.reserved_bytes,
-            process_bytes=reading.process_bytes,
-            loss=reading.loss,
+            **vars(reading),
             **quality,
             largest_batch=None if search_result is None else search_result.batch_size,
             largest_batch_search=search_result,
@@ -96,10 +90,7 @@ class Session:
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
-        """Run one round of timed steps, the first after the case's warm-up, and return the seconds of each.
-
-        None when the meter has no clock.
-        """
+        """Run a round of timed steps, the first after a warm-up; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
         if self._step is None:
@@ -267,3 +258,42 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
         message += place_of(error.__cause__)
     return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
+
+
+Gradients = Mapping[Tensor, Tensor]
+
+
+def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
+    """Run forward and backward once and take the gradients of all parameters off them.
+
+    The default generators are seeded first, so that two setups on one batch draw the same dropout masks.
+    """
+    torch.manual_seed(seed)
+    step = TrainStep(setup, batch)
+    try:
+        step.backward(step.forward())
+        return step.gradients()
+    finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
+        step.optimizer.zero_grad(set_to_none=True)
+        setup.module.zero_grad(set_to_none=True)
+
+
+def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float, float]:
+    """Compare two gradients over all parameters as one long vector.
+
+    Returns:
+        ``|found - exact| / |exact|`` and the cosine between the two; NaN where the exact gradient is zero.
+    """
+    error = dot = found_square = exact_square = 0.0
+    for parameter, reference in exact.items():
+        mine = found.get(parameter)
+        a = torch.zeros_like(reference).double() if mine is None else mine.double()
+        b = reference.double()
+        error += float((a - b).square().sum())
+        dot += float((a * b).sum())
+        found_square += float(a.square().sum())
+        exact_square += float(b.square().sum())
+    if exact_square == 0.0:
+        return math.nan, math.nan
+    norms = math.sqrt(found_square * exact_square)
+    return math.sqrt(error / exact_square), dot / norms if norms else math.nan

@@ -84,9 +84,9 @@ def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_byt
     return fill(title, SITES, [*sites, total], notes)
 
 
-def unreached_table(unreached: Sequence[Unreached], title: str = "Not converted") -> Table:
+def unreached_table(unreached: Sequence[Unreached]) -> Table:
     """Return the places that a reader might expect to be converted, with the reasons why they are not."""
-    return fill(title, UNREACHED, unreached)
+    return fill("Not converted", UNREACHED, unreached)
 
 
 def _total(sites: Sequence[Site]) -> Site:

@@ -112,13 +112,13 @@ def ledger_table(ledger: Ledger, title: str = "Saved tensors") -> Table:
     return fill(title, TENSORS, ledger.entries, _notes(ledger))
 
 
-def operators_table(ledger: Ledger, title: str = "Kept by operator") -> Table:
+def operators_table(ledger: Ledger) -> Table:
     """Return one row for each operator, the one that saves the most first, and the total."""
     entries, total = ledger.entries, ledger.total_bytes
     names = dict.fromkeys(entry.operator for entry in entries)
     sums = [_sum(name, [entry for entry in entries if entry.operator == name], total) for name in names]
     sums.sort(key=lambda each: -each.kept_bytes)
-    return fill(title, OPERATORS, [*sums, _sum(f"total of {len(sums)}", entries, total)])
+    return fill("Kept by operator", OPERATORS, [*sums, _sum(f"total of {len(sums)}", entries, total)])
 
 
 def lines_table(lines: Sequence[LedgerLine], title: str = "Saved tensors") -> Table:

@@ -24,9 +24,8 @@ from actbench.errors import StoreError
 from actbench.nn.adapted import adapt, adapted_states
 from actbench.results.records import Data
 from actbench.results.runs import Evaluation, TrainingCase
-from actbench.training.parallel import Parallel
 from actbench.training.processgroup import ProcessGroup
-from actbench.training.step import LearningStep
+from actbench.training.step import LearningStep, Parallel
 
 _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 

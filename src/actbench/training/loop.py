@@ -20,10 +20,9 @@ from actbench.setup import Batch, MakeOptimizer
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.training.evaluation import evaluated, evaluating, scores_of
-from actbench.training.parallel import Parallel, parallelize
 from actbench.training.processgroup import SINGLE_PROCESS, ProcessGroup
-from actbench.training.step import LearningStep, check_acts, rate_factor
-from actbench.workloads.optimizers import make_optimizer
+from actbench.training.step import LearningStep, Parallel, check_acts, parallelize, rate_factor
+from actbench.workloads.base import make_optimizer
 
 
 class TrainingLoop:

@@ -1,4 +1,7 @@
-"""What one batch of a Hugging Face model looks like, from its config, its class and its task."""
+"""The batches of Hugging Face models, from config, class and task.
+
+Audio is a waveform at 16 kHz, or features of it every 10 ms.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ _WITH_AUDIO: set[Task] = {"audio-classification", "ctc", "speech-seq2seq"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large one sample is.
+    """How large one sample is; None for what the model does not read.
 
     Attributes:
-        length: Tokens; None for models that read and write no text.
-        image: Height and width in pixels; None for models that see no images.
-        audio: ``(samples,)`` of a waveform, or the shape of its features; None for models that hear nothing.
+        length: Tokens.
+        image: Height and width in pixels.
+        audio: ``(samples,)`` of a waveform, or the shape of its features.
     """
 
     length: int | None = None
@@ -40,17 +43,11 @@ class Sizes:
 
 
 def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
-    """Return how large samples are for a class of transformers.
-
-    Args:
-        config: Its config, with the image size that the case asks for.
-        task: What it is trained for.
-        cls: The class.
-        case: May ask for a sequence length and an image size.
+    """Return how large samples of a class of transformers are; the case may ask for a length and an image size.
 
     Raises:
-        ModelError: The sequence is longer than the model can read, images have no pixel, or nobody here knows the shape
-            of its audio.
+        ModelError: The sequence is longer than the model can read, images have no pixel, or the shape of its audio is
+            unknown.
     """
     sees = task in _WITH_IMAGES or (task == "pretraining" and cls.main_input_name == "pixel_values")
     heard = audio_shape(config, cls, case.model) if task in _WITH_AUDIO else None
@@ -161,13 +158,13 @@ FRAMES = SECONDS * 100
 
 
 def audio_shape(config: Any, cls: Any, spec: str) -> tuple[int, ...]:
-    """Return the shape of one sample: 10 seconds, or as many as a model that takes one length only does.
+    """Return the shape of one sample: 10 seconds, or as many as a model of one length takes.
 
     Returns:
         ``(samples,)`` of a waveform; of features ``(frames, features)``, for Whisper ``(features, frames)``.
 
     Raises:
-        ModelError: The class takes audio in a form that is not known here.
+        ModelError: The class takes audio in an unknown form.
     """
     name = cls.main_input_name
     if name == "input_values":
@@ -191,7 +188,7 @@ def audio_shape(config: Any, cls: Any, spec: str) -> tuple[int, ...]:
 
 
 def ctc_length(config: Any, heard: tuple[int, ...], requested: int | None, spec: str) -> int:
-    """Return how many tokens a sample of CTC has: at most half as many as frames, so that repeats can be told apart.
+    """Return the tokens of a sample of CTC: at most half as many as frames, so that repeats can be told apart.
 
     Raises:
         ModelError: More were requested.

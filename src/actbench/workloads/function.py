@@ -25,10 +25,10 @@ from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, Untrace
 from actbench.paths import from_home
 from actbench.results.records import Case
 from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
-from actbench.workloads import optimizers
+from actbench.workloads import base
+from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import seeded, without_memory
 from actbench.workloads.fake import fake_mode, to_fake
-from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import full_rows
 
 T = TypeVar("T")
@@ -226,7 +226,7 @@ class FunctionWorkload:
         return value.to("cpu", value.dtype if self._dtype is None or not value.is_floating_point() else self._dtype)
 
     def _batches(self, seed: int) -> Callable[[int], Batch]:
-        """Return ``make_batch`` before there is a model: of a second one, which takes no memory where it can."""
+        """Return ``make_batch`` of a second model, without memory where it can be."""
         try:
             return self._built(materialize=False, seed=seed)[0].make_batch
         except UntraceableError:
@@ -263,8 +263,8 @@ class FunctionWorkload:
         if self.case.optimizer is not None or parts.optimizer is None:
             return make_optimizer(self.case.optimizer)
         if isinstance(parts.optimizer, optim.Optimizer):
-            return optimizers.made(parts.optimizer, parts.module, twins, self.spec)
-        return optimizers.makes(parts.optimizer, self._file.run, self.spec)
+            return base.optimizer_as_given(parts.optimizer, parts.module, twins, self.spec)
+        return base.optimizer_by(parts.optimizer, self._file.run, self.spec)
 
     def _checked(self, loss: Loss) -> Loss:
         """Return the user's loss with what is wrong with it or with its batch said in words."""

@@ -37,11 +37,10 @@ class Preset:
     """The architecture of a well-known Hugging Face model, shipped with the package.
 
     Attributes:
-        name: What it is called in model specifications.
         task: What ``--task auto`` means.
         note: One line for ``actbench models``.
         config: What its ``config.json`` says about the architecture.
-        hub: Repositories with the published weights, the preferred one first; empty for made-up models.
+        hub: Repositories with the published weights, the preferred one first.
         also: Other names of the same model.
     """
 
@@ -61,7 +60,7 @@ def presets() -> dict[str, Preset]:
 
 
 def find_preset(name: str) -> Preset | None:
-    """Return the preset of this name, of another name of it, or of one of its hub repositories."""
+    """Return the preset of this name, of another name of it, or of one of its repositories."""
     for preset in presets().values():
         if name in (preset.name, *preset.also, *preset.hub):
             return preset
@@ -95,7 +94,6 @@ class ModelName:
     """A model specification that was understood.
 
     Attributes:
-        kind: What it names.
         name: The preset, repository, model or path; for functions ``file.py:function``.
         changes: Keys of the config to change, with their new values.
     """
@@ -106,7 +104,7 @@ class ModelName:
 
 
 def parse(spec: str) -> ModelName:
-    """Say what a model specification names. Shipped names come before local folders of the same bare name.
+    """Parse a model specification; shipped names come before local folders of the same bare name.
 
     Raises:
         ModelError: It names nothing that is known, or does not follow the grammar.
@@ -119,7 +117,7 @@ def parse(spec: str) -> ModelName:
 
 
 def is_own(spec: str) -> bool:
-    """Return whether a specification, which need not be trusted, names a network that actbench itself defines."""
+    """Return whether a specification, which need not be trusted, names one of actbench's own networks."""
     head = spec.partition("@")[0]
     return head in NETWORKS or head in SMALL_NETS
 

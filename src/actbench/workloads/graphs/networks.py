@@ -50,7 +50,7 @@ class MeanConvolution(nn.Module):
 
 
 class AttentionConvolution(nn.Module):
-    """The layer of a GAT: each head weighs neighbours by a softmax over what two vectors score; plus a residual.
+    """The layer of a GAT: each head weighs neighbours by a softmax over scores of two vectors; plus a residual.
 
     Velickovic et al., "Graph Attention Networks", arXiv 1710.10903, equations 3 and 4.
     """

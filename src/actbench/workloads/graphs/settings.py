@@ -1,4 +1,4 @@
-"""Graph networks as workloads: which there are, and what of them can be changed after the ``@``."""
+"""Graph networks as workloads: which there are, and their settings after the ``@``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case, Data
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
+from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
-from actbench.workloads.optimizers import make_optimizer
 
 ARXIV_NODES, ARXIV_TRAINING_NODES = 169_343, 90_941
 ARXIV_PAIRS = 1_157_799  # of its 1,166,243 citations 8,444 are answered by one in the other direction
@@ -32,13 +32,11 @@ class Settings(Data):
     """Sizes of a graph network and of its graph; by default those of OGB's GCN example on ogbn-arxiv.
 
     Attributes:
-        hidden_size: Width of the hidden layers.
         num_layers: Layers, the last one included.
         dropout: Share of activations that each hidden layer drops.
         num_nodes: Nodes of one graph.
-        num_edges: Pairs of nodes with an edge; each pair has it in both directions.
+        num_edges: Pairs of nodes with an edge in both directions.
         num_features: Width of a node's features.
-        num_classes: Classes of nodes.
     """
 
     hidden_size: Count = 256
@@ -56,7 +54,7 @@ class Settings(Data):
 
     @property
     def training_nodes(self) -> int:
-        """How many nodes have a part in the loss: the first ones, in the proportion of ogbn-arxiv."""
+        """How many nodes, the first ones, have a part in the loss, in the proportion of ogbn-arxiv."""
         return max(1, self.num_nodes * ARXIV_TRAINING_NODES // ARXIV_NODES)
 
     def network(self) -> nn.Module:
@@ -73,12 +71,7 @@ class SageSettings(Settings):
 
 
 class AttentionSettings(Settings):
-    """A GAT, by default of the sizes of DGL's example on ogbn-arxiv.
-
-    Attributes:
-        hidden_size: Width of each head.
-        num_heads: Heads of the hidden layers.
-    """
+    """A GAT, by default of the sizes of DGL's example on ogbn-arxiv; ``hidden_size`` is the width of each head."""
 
     hidden_size: Count = 250
     num_heads: Count = 3
@@ -93,11 +86,7 @@ class AttentionSettings(Settings):
 class Network:
     """A graph network by its name.
 
-    Attributes:
-        settings: What of it can be changed.
-        self_loops: Whether its graph has an edge from each node to itself.
-        edges: From the graph and the row of each edge to what the network takes beside the graph.
-        note: One line for ``actbench models``.
+    ``edges`` makes what the network takes beside the graph, from the graph and the row of each edge.
     """
 
     settings: type[Settings]
@@ -106,11 +95,7 @@ class Network:
     note: str
 
     def changed(self, changes: Mapping[str, Any], spec: str) -> Settings:
-        """Return its settings with some of them changed.
-
-        Raises:
-            ModelError: A key does not exist, or a value is not one of its.
-        """
+        """Return its settings with changes; a ModelError if a key does not exist, or a value is wrong."""
         keys = list(self.settings.model_fields)
         for key in changes:
             if key not in keys:
@@ -162,13 +147,8 @@ class GraphWorkload:
     """A graph network on a whole generated graph, with cross-entropy at its training nodes.
 
     The batch size is the number of graphs: n copies of one graph side by side, with no edge between them, the features
-    drawn anew in each. At 1 it is the usual full-batch training.
-
-    Args:
-        name: Name of the network.
-        changes: Sizes to change, by key of its settings.
-        case: Gives the types, the weights policy and the optimizer; lengths, image sizes and attention
-            implementations mean nothing here.
+    drawn anew in each. At 1 it is the usual full-batch training. ``changes`` are those of its settings; sequence
+    lengths, image sizes and attention implementations mean nothing here.
 
     Raises:
         ModelError: A change is not possible, or another task or published weights are asked of it.
