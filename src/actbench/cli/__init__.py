@@ -18,7 +18,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     train,
 )
 from actbench.cli.app import app
-from actbench.cli.printing import noticed, tolerant
+from actbench.cli.printing import explained_exits, tolerant
 from actbench.errors import ActbenchError, shortened
 from actbench.results.plain import plain
 
@@ -30,7 +30,7 @@ def main() -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     _give_compilers_a_cache()
-    with tolerant() as out, noticed():
+    with tolerant() as out, explained_exits():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:

@@ -103,7 +103,7 @@ FAILED = 2
 
 
 @contextmanager
-def noticed() -> Iterator[None]:
+def explained_exits() -> Iterator[None]:
     """Make ``os._exit`` name its caller and leave with status 2 while a command runs.
 
     A model's file, a loss or a callback may call it, and the command would end with status 0 and no word. Forked
@@ -140,7 +140,7 @@ def remark(text: str) -> None:
     print(plain(shortened(text)), file=sys.stderr)
 
 
-def asked(
+def call_task(
     tasks: Tasks, function: str, text: str, *, doing: str, timeout_seconds: float, memory_bytes: int | None = None
 ) -> str:
     """Call a function in a process of its own, return what it returns, and remark what it printed."""

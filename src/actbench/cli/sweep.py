@@ -18,7 +18,7 @@ from actbench.cli.flags import (
     expanded,
     schemes_from,
 )
-from actbench.cli.printing import asked, command_line, export, finish, progress_shown, show
+from actbench.cli.printing import call_task, command_line, export, finish, progress_shown, show
 from actbench.errors import UsageError
 from actbench.results.records import SCHEMA_VERSION
 
@@ -200,7 +200,7 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
     with Tasks(BENCH, PRELOAD) as tasks:
-        answer = asked(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
+        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
     return TypeAdapter(list[Ledger]).validate_json(answer)
 
 

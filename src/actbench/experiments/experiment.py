@@ -58,15 +58,12 @@ class RecordSink(Protocol[AnyRecord]):
 
     def done(self, case: Data) -> bool:
         """Whether the case needs no measuring; a failure is done, too, unless ``retry_failed`` is given."""
-        ...
 
     def failed(self, case: Data) -> bool:
         """Whether the case is done and failed."""
-        ...
 
     def append(self, record: AnyRecord) -> None:
         """Store a record for good."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -190,12 +190,12 @@ def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[
         broken = limit.broken_by(earlier, value) if value is not None else None
         checked += broken is not None
         if broken:
-            yield f"{place}: {_told(column, earlier)} before, {_told(column, value)} now"
+            yield f"{place}: {_shown(column, earlier)} before, {_shown(column, value)} now"
     if not checked:
         yield f"{limit.text}: no case of the two files could be checked"
 
 
-def _told(column: Column[Entry], value: float | None) -> str:
+def _shown(column: Column[Entry], value: float | None) -> str:
     return write(value, column.unit) if value is not None else "unknown"
 
 

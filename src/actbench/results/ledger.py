@@ -15,7 +15,7 @@ OUTSIDE = "<outside>"
 """The module of what the loss function keeps after the model has returned."""
 
 
-def called(module: str) -> str:
+def display_path(module: str) -> str:
     """Return how people are shown the path of a module."""
     return {"": "(the model)", OUTSIDE: "(outside)"}.get(module, module)
 
@@ -89,7 +89,7 @@ def _shared(saved: SavedTensor) -> str | None:
 
 
 TENSORS: tuple[Column[SavedTensor], ...] = (
-    Column("module", "Module", "text", lambda saved: called(saved.module)),
+    Column("module", "Module", "text", lambda saved: display_path(saved.module)),
     Column("operator", "Operator", "text", lambda saved: saved.operator),
     Column("argument", "Argument", "text", lambda saved: saved.argument, detail=2),
     Column("shape", "Shape", "text", lambda saved: "x".join(map(str, saved.shape)) or "scalar", detail=1),

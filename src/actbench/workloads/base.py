@@ -37,11 +37,9 @@ class Workload(Protocol):
         Raises:
             ModelError: The model cannot be found, read or built.
         """
-        ...
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make a batch on the CPU, or of fake tensors when a fake tensor mode is active."""
-        ...
 
 
 IGNORED_LABEL = -100  # what cross_entropy leaves out by default

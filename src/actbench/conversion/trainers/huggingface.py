@@ -93,9 +93,7 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         """Check that what was converted runs."""
         self._check_ran()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Check that what was converted runs."""
-        self._check_ran()
+    on_step_end = on_substep_end
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Add the numbers to what is logged with a training loss."""

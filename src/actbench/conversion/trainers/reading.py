@@ -98,13 +98,13 @@ class Watch:
         key = (trained, dtype, tuple(_shape_of(leaf) for leaf in tree_leaves((args, kwargs))))
         if key not in self._known:
             with self._undone():
-                self._known[key] = _found_out(module, dtype, args, kwargs)
+                self._known[key] = _exact_bytes_on_fakes(module, dtype, args, kwargs)
         return self._known[key]
 
 
-def _found_out(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
+def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
     """Return what a forward pass of an exact model saves, or None with a warning where fake tensors cannot tell."""
-    setup = TrainingSetup(module, loss=_kept_alone, autocast_dtype=dtype)
+    setup = TrainingSetup(module, loss=_forward_only, autocast_dtype=dtype)
     device_type = _device_of(module).type
     operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
     try:
@@ -124,7 +124,7 @@ def _found_out(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: 
         return None
 
 
-def _kept_alone(module: nn.Module, batch: Mapping[str, Any]) -> Any:
+def _forward_only(module: nn.Module, batch: Mapping[str, Any]) -> Any:
     """Run the forward, without hooks on the model itself, and hold its graph and loss only."""
     forward: Any = module.forward
     return _graph_of(forward(*batch["args"], **batch["kwargs"]))

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.experiments.runner.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
-from actbench.experiments.runner.worker import REPLIES, Answer, Asked, GarbledError, Raised, Seconds
+from actbench.experiments.runner.worker import REPLIES, Answer, GarbledError, Raised, Seconds, TaskRequest
 from actbench.results.machine import available_memory_bytes, memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -140,7 +140,7 @@ class Tasks:
         """
         free = available_memory_bytes()
         memory = free if memory_bytes is None else min(free, memory_bytes)
-        asked = Asked(function=function, text=text, memory_bytes=memory)
+        asked = TaskRequest(function=function, text=text, memory_bytes=memory)
         process = self._server.fork()
         try:
             answer = _answer(process, asked, doing, timeout_seconds)
@@ -160,7 +160,7 @@ class Tasks:
         self._server.close()
 
 
-def _answer(process: Process, asked: Asked, doing: str, timeout_seconds: float | None) -> Answer:
+def _answer(process: Process, asked: TaskRequest, doing: str, timeout_seconds: float | None) -> Answer:
     try:
         return Answer.model_validate_json(process.ask(asked.model_dump_json().encode(), timeout_seconds))
     except ProcessDiedError as death:

@@ -112,11 +112,9 @@ class Session(Protocol):
 
     def memory(self) -> Measurement:
         """Read everything but time."""
-        ...
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run one round of timed steps; the first call warms up before."""
-        ...
 
 
 class Bench(Protocol):
@@ -181,7 +179,7 @@ def volunteer_for_the_oom_killer() -> None:
             score.write("1000")
 
 
-class Asked(Data):
+class TaskRequest(Data):
     """A task: the function, its argument, and the memory that it may take beside what is there."""
 
     function: str
@@ -208,7 +206,7 @@ class Answer(Data):
 def work_task(frames: Frames, module: ModuleType) -> None:
     """Do the task that comes, and answer; a SIGTERM raises in it, so that it cleans up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
-    asked = Asked.model_validate_json(frames.receive())
+    asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
     limit_memory(asked.memory_bytes)
     try:

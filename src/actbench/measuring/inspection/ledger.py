@@ -21,7 +21,7 @@ from actbench.measuring.inspection.recorder import Recorder, traced
 from actbench.nn import savedtensors
 from actbench.nn.savedtensors import Source
 from actbench.ops.hostmemory import is_host
-from actbench.results.ledger import Ledger, SavedTensor, called
+from actbench.results.ledger import Ledger, SavedTensor, display_path
 from actbench.setup import Batch, TrainingSetup
 
 _RAW = "_raw_saved_"
@@ -102,7 +102,7 @@ class _Entry:
     @property
     def place(self) -> str:
         """Where it stands, for the entries that share a storage with it."""
-        return f"{called(self.module)} {self.operator} {self.argument}".rstrip()
+        return f"{display_path(self.module)} {self.operator} {self.argument}".rstrip()
 
 
 def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from actbench.errors import ConversionError, IdleError
 from actbench.measuring.inspection.recorder import SavedStorage, traced
-from actbench.results.ledger import OUTSIDE, called
+from actbench.results.ledger import OUTSIDE, display_path
 from actbench.results.records import Site, Unreached
 from actbench.setup import Batch, Part, TrainingSetup
 
@@ -105,7 +105,9 @@ def _never_runs(spec: str, paths: Sequence[str]) -> ConversionError:
 
 
 def _named(paths: Sequence[str]) -> str:
-    return ", ".join(called(path) for path in paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
+    return ", ".join(display_path(path) for path in paths[:5]) + (
+        f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    )
 
 
 def _acts(part: Part, paths: Collection[str], after: Trace) -> bool:

@@ -7,6 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
 from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -41,19 +45,15 @@ class Meter(Protocol):
 
     def active(self) -> AbstractContextManager[Any]:
         """Enter what building batches and running steps need (a fake tensor mode, operators, a limit)."""
-        ...
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this meter's device."""
-        ...
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Bring the module to this meter's device, in place, before any scheme is applied."""
-        ...
 
     def place(self, batch: Batch) -> Mapping[str, Any]:
         """Bring a batch to this meter's device."""
-        ...
 
     def memory(self, step: TrainStep) -> MemoryReading:
         """Run the step twice, first to reach the steady state, and read the bytes of the second run.
@@ -61,11 +61,9 @@ class Meter(Protocol):
         Raises:
             OutOfMemoryError: The step needs more than ``memory_bytes``.
         """
-        ...
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock."""
-        ...
 
 
 def check_limit(peak_bytes: int, memory_bytes: int, device: str) -> None:
@@ -91,3 +89,9 @@ def allocation_failures(device: str, memory_bytes: int) -> Iterator[None]:
             f"the step does not fit on {device}, which may use {format_bytes(memory_bytes)} ({reason});"
             " take a smaller --batch-size or another --scheme"
         ) from error
+
+
+def moved(batch: Batch, device: str | torch.device) -> Batch:
+    """Return a batch with its tensors, in any nesting, on a device."""
+    found: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
+    return found

@@ -11,11 +11,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from actbench.measuring.meters import footprint
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit, moved
 from actbench.ops import hostmemory
 from actbench.results.machine import available_memory_bytes
 from actbench.results.records import MeterName
@@ -125,7 +123,7 @@ class CpuMeter:
 
     def place(self, batch: Batch) -> Batch:
         """Bring the batch to the CPU."""
-        return {name: tree_map(_on_cpu, value) for name, value in batch.items()}
+        return moved(batch, "cpu")
 
     def memory(self, step: TrainStep) -> MemoryReading:
         """Run the step twice and read the allocator's events of the second run.
@@ -166,7 +164,3 @@ class CpuMeter:
                 step()
                 taken.append(time.perf_counter() - started)
         return tuple(taken)
-
-
-def _on_cpu(value: object) -> object:
-    return value.to("cpu") if isinstance(value, Tensor) else value

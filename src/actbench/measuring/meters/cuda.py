@@ -10,12 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pynvml
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import footprint, profiles
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit, moved
 from actbench.measuring.meters.operators import device_operators
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -79,7 +77,7 @@ class CudaMeter:
     def place(self, batch: Batch) -> Batch:
         """Bring the batch to the device; an OutOfMemoryError if it does not fit."""
         with self.active():
-            return {name: tree_map(_on_cuda, value) for name, value in batch.items()}
+            return moved(batch, "cuda")
 
     def memory(self, step: TrainStep) -> MemoryReading:
         """Run the step twice and read the allocator's counters of the second run.
@@ -148,7 +146,3 @@ def _process_bytes() -> int | None:
     except pynvml.NVMLError:
         return None
     return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
-
-
-def _on_cuda(value: object) -> object:
-    return value.to("cuda") if isinstance(value, Tensor) else value

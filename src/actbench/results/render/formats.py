@@ -33,7 +33,7 @@ class Cells:
         return zip(*self.columns, strict=True)
 
 
-def spoken(table: Table) -> Table:
+def readable(table: Table) -> Table:
     """Return a table without its quiet columns, its title and notes as plain text."""
     columns = tuple(column for column in table.columns if not column.quiet)
     return replace(table, title=plain(table.title), columns=columns, notes=tuple(map(plain, table.notes)))
@@ -41,7 +41,7 @@ def spoken(table: Table) -> Table:
 
 def cells(table: Table) -> Cells:
     """Write a table as text; a spread stands behind its value with a plus-minus."""
-    table = spoken(table)
+    table = readable(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     shown = [column for column in table.columns if not column.spread_of]
     return Cells(
@@ -82,7 +82,7 @@ def markdown(table: Table) -> str:
 
 def markdown_lines(table: Table) -> Iterator[str]:
     """Yield the lines of a section of Markdown."""
-    table, text = spoken(table), cells(table)
+    table, text = readable(table), cells(table)
     yield f"## {marked(table.title)}".rstrip() + "\n"
     if text.headings:
         yield "\n"
@@ -147,7 +147,7 @@ def html_lines(tables: Sequence[Table], title: str) -> Iterator[str]:
 
 
 def _html_section(table: Table) -> Iterator[str]:
-    table, text = spoken(table), cells(table)
+    table, text = readable(table), cells(table)
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in text.headings)
     yield f"<h2>{html.escape(table.title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
     yield from (f"<tr>{_html_cells(row, text.numeric)}</tr>\n" for row in text.rows)

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from actbench.results.render.formats import Cells, cells, spoken
+from actbench.results.render.formats import Cells, cells, readable
 from actbench.results.tables import Table
 
 LIMIT = 500
@@ -30,7 +30,7 @@ class Screen:
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = spoken(self.table)
+        whole = readable(self.table)
         table = fitted(replace(whole, rows=whole.rows[:LIMIT]), options.max_width)
         yield from console.render(_grid(table), options)
         left_out = [column.title for column in whole.columns if not (column.spread_of or column in table.columns)]
@@ -54,7 +54,7 @@ def show(table: Table, console: Console) -> None:
 
 def fitted(table: Table, width: int) -> Table:
     """Return the table with as few columns left out as it takes to fit in ``width`` characters."""
-    shown = [column for column in spoken(table).columns if not column.spread_of]
+    shown = [column for column in readable(table).columns if not column.spread_of]
     widths = dict(zip(shown, (each + 2 for each in _widths(cells(table))), strict=True))  # a space and a divider
     while sum(widths.values()) > width:
         detail = max(column.detail for column in widths)
@@ -95,7 +95,7 @@ def _grid(table: Table) -> Grid:
 
 def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
     """Yield the lines of a whole table, laid out as rich does a hundred times slower."""
-    table, text = spoken(table), cells(table)
+    table, text = readable(table), cells(table)
     if text.headings:
         if table.title:
             yield table.title

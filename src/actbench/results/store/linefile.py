@@ -97,7 +97,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold the lock beside the file; missing folders are made.
 
     Raises:

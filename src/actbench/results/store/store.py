@@ -18,7 +18,7 @@ from actbench.paths import file_name
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Data, Failure, Machine, Record
 from actbench.results.store import lines
-from actbench.results.store.linefile import LineFile, alone
+from actbench.results.store.linefile import LineFile, locked
 from actbench.results.store.lines import RecordT
 
 Identity = tuple[Data, str, str | None]
@@ -63,7 +63,7 @@ class Store(Generic[RecordT]):
         Raises:
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
         """
-        with alone(path):
+        with locked(path):
             yield cls(path, read(path, kind) if path.exists() else Results((), None, 0, 0), machine)
 
     @property
@@ -130,7 +130,7 @@ def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRe
 
 def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = True) -> dict[Identity, RecordT]:
     """Return the last record of each case, machine and GPU."""
-    shared = _Shared(sites)
+    shared = _Interned(sites)
     found: dict[Identity, RecordT] = {}
     for file in files:
         for number, line in file.numbered():
@@ -176,7 +176,7 @@ _SITES = ("sites", "unreached")
 _FIELDS_SET = "__pydantic_fields_set__"
 
 
-class _Shared:
+class _Interned:
     """The parts of records that were read so far, shared by later records.
 
     Without ``sites`` records drop what was converted and not reached: of many rows it takes most of the memory.

@@ -46,7 +46,7 @@ class Settings:
         if len(set(self._constant[METER].values())) > 1:
             del self._constant[METER]
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """Describe each constant setting for the largest group of rows that share it."""
         told: dict[str, list[str]] = {}
         for column, values in self._constant.items():
@@ -92,7 +92,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
     records = [entry.record for entry in entries]
     failed = (record for record in records if isinstance(record.outcome, Failure))
     lines = chain(
-        settings.told(), map(_machine, records), _published(records), map(_failure, failed), _warnings(records)
+        settings.described(), map(_machine, records), _published(records), map(_failure, failed), _warnings(records)
     )
     notes = dict.fromkeys(lines)
     if any(record.versions.dirty for record in records):

@@ -57,18 +57,6 @@ class Settings(Data):
         """How many nodes, the first ones, have a part in the loss, in the proportion of ogbn-arxiv."""
         return max(1, self.num_nodes * ARXIV_TRAINING_NODES // ARXIV_NODES)
 
-    def network(self) -> nn.Module:
-        """Build the network."""
-        return GCN(self.sizes, self.dropout)
-
-
-class SageSettings(Settings):
-    """A GraphSAGE, by default of the sizes of OGB's example."""
-
-    def network(self) -> nn.Module:
-        """Build the network."""
-        return GraphSAGE(self.sizes, self.dropout)
-
 
 class AttentionSettings(Settings):
     """A GAT, by default of the sizes of DGL's example on ogbn-arxiv; ``hidden_size`` is the width of each head."""
@@ -77,19 +65,17 @@ class AttentionSettings(Settings):
     num_heads: Count = 3
     dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.75
 
-    def network(self) -> nn.Module:
-        """Build the network."""
-        return GAT(self.sizes, self.dropout, self.num_heads)
-
 
 @dataclass(frozen=True)
 class Network:
     """A graph network by its name.
 
-    ``edges`` makes what the network takes beside the graph, from the graph and the row of each edge.
+    ``module`` builds it from its settings. ``edges`` makes what it takes beside the graph, from the graph and the row
+    of each edge.
     """
 
     settings: type[Settings]
+    module: Callable[[Any], nn.Module]
     self_loops: bool
     edges: Callable[[Graph, Tensor], Tensor]
     note: str
@@ -120,18 +106,21 @@ class Network:
 NETWORKS = {
     "gcn": Network(
         Settings,
+        lambda settings: GCN(settings.sizes, settings.dropout),
         self_loops=True,
         edges=generated.symmetric_weights,
         note="3 layers of 256; a sample is a graph like ogbn-arxiv",
     ),
     "graphsage": Network(
-        SageSettings,
+        Settings,
+        lambda settings: GraphSAGE(settings.sizes, settings.dropout),
         self_loops=False,
         edges=generated.mean_weights,
         note="3 layers of 256; a sample is a graph like ogbn-arxiv",
     ),
     "gat": Network(
         AttentionSettings,
+        lambda settings: GAT(settings.sizes, settings.dropout, settings.num_heads),
         self_loops=True,
         edges=lambda graph, rows: rows,
         note="3 layers of 3 heads of 250; a sample is a graph like ogbn-arxiv",
@@ -168,7 +157,7 @@ class GraphWorkload:
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
-        module = construct(self.settings.network, materialize=materialize, seed=seed)
+        module = construct(lambda: self.network.module(self.settings), materialize=materialize, seed=seed)
         self.weights_origin = "random" if materialize else folder.without_values(self.case.weights)
         return TrainingSetup(
             module=module.to(self._dtype),
