@@ -32,7 +32,8 @@ class Check:
 
 def examine() -> list[Check]:
     """Look at Python, the libraries, the devices, memory and disk."""
-    return [_python(), *_libraries(), _cuda(), _cupy(), _numba(), _processor(), _memory(), _disk()]
+    libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
+    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _processor(), _memory(), _disk()]
 
 
 def _python() -> Check:
@@ -40,10 +41,6 @@ def _python() -> Check:
     return Check(
         "Python", "ok" if good else "missing", platform.python_version(), "" if good else "install Python 3.11"
     )
-
-
-def _libraries() -> list[Check]:
-    return [_library(name) for name in ("torch", "torchvision", "transformers", "safetensors", "pandas")]
 
 
 def _library(name: str) -> Check:

@@ -48,7 +48,7 @@ class Controller:
         scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
         _refuse(scheme)
         self._model: nn.Module | None = convert(model, scheme)
-        self._bound = _bound_on(model)
+        self._bound = [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
         self._entered = False
         hooked = HookedForward.of(model)
         self._own_probing = None if hooked is None or hooked.probing is None else hooked.probing.restarted()
@@ -122,11 +122,6 @@ def _refuse(scheme: Scheme) -> None:
             f"a Controller cannot take {scheme.spec!r} off a model again: it takes gact, alone or with checkpoint; "
             "use actbench.convert(model, scheme) for the others"
         )
-
-
-def _bound_on(model: nn.Module) -> list[ReboundForward]:
-    """Return the forwards that stand on the modules of a model, that in front first."""
-    return [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
 
 
 def _scalar(loss: Tensor) -> Tensor:

@@ -58,16 +58,15 @@ class Parallel:
         return given
 
 
-class Distributed(Parallel):
+class _Distributed(Parallel):
     """A setup in several processes, each with a share of the batches and so with running statistics of its own."""
 
     def broadcast_buffers(self) -> None:
-        """Send the buffers of the first process to the others."""
         for buffer in self.setup.module.buffers():
             distributed.broadcast(buffer, src=0)
 
 
-class Sharded(Distributed):
+class _Sharded(_Distributed):
     """A setup, changed in place, whose parameters are gathered block by block where they are used (FSDP2).
 
     Raises:
@@ -96,20 +95,16 @@ class Sharded(Distributed):
             _leave_gathered(bound.hooks.packer, units)
 
     def average_gradients(self, wanted: bool) -> None:
-        """As FSDP2 has it."""
         self._root.set_requires_gradient_sync(wanted)
 
     def reshard(self) -> None:
-        """Give back the parameters that others have shares of."""
         for part in self._parts():
             part.reshard()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
-        """Gather the shares of a tensor."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
-        """Cut this process's share out of a whole tensor."""
         if not isinstance(tensor, DTensor):
             return given
         return distribute_tensor(given.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
@@ -131,7 +126,7 @@ def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
         unit.register_forward_pre_hook(leave)
 
 
-class Replicated(Distributed):
+class _Replicated(_Distributed):
     """A setup of which every process has a copy; gradients are averaged while the backward pass runs (DDP)."""
 
     def __init__(self, setup: TrainingSetup) -> None:
@@ -142,7 +137,6 @@ class Replicated(Distributed):
         super().__init__(replace(setup, loss=lambda _, batch: loss(parallel, batch)))
 
     def average_gradients(self, wanted: bool) -> None:
-        """As ``DistributedDataParallel.no_sync`` does."""
         self._parallel.require_backward_grad_sync = wanted
 
 
@@ -152,9 +146,9 @@ def parallelize(setup: TrainingSetup, group: ProcessGroup) -> Parallel:
         case "single":
             return Parallel(setup)
         case "ddp":
-            return Replicated(setup)
+            return _Replicated(setup)
         case "fsdp2":
-            return Sharded(setup, group)
+            return _Sharded(setup, group)
 
 
 def rate_factor(case: TrainingCase, step: int, steps: int) -> float:

@@ -194,7 +194,9 @@ def ctc_length(config: Any, heard: tuple[int, ...], requested: int | None, spec:
         ModelError: More were requested.
     """
     encoder = getattr(config, "encoder_config", config)
-    stride = math.prod(getattr(config, "conv_stride", ())) if len(heard) == 1 else _subsampling(encoder)
+    stride = (
+        math.prod(getattr(config, "conv_stride", ())) if len(heard) == 1 else getattr(encoder, "subsampling_factor", 1)
+    )
     longest = heard[0] // stride // 2
     if requested is not None and requested > longest:
         raise ModelError(
@@ -229,7 +231,3 @@ def audio_batch(
     if "decoder_input_ids" in inspect.signature(cls.forward).parameters:
         made["decoder_input_ids"] = text.draw(config, batch_size, length, random)
     return made
-
-
-def _subsampling(config: Any) -> int:
-    return int(getattr(config, "subsampling_factor", 1))

@@ -144,15 +144,11 @@ def _shape_of(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES
-
-
 def _has_no_place(tensor: Tensor) -> bool:
     """Whether a tensor stays fake; on the meta device only the empty ones that torch.load fills."""
     match tensor.device.type:
         case "cpu":
-            return _is_large(tensor)
+            return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES
         case "meta":
             return tensor.numel() == 0
     return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from actbench.errors import RecipeError
-from actbench.experiments.recipes.sections import SchemeRow
+from actbench.experiments.recipes.sections import SchemeRow, as_tuple
 from actbench.paths import read_bytes
 from actbench.results.records import Data, Published
 from actbench.units import MIB
@@ -110,12 +110,8 @@ TRAININGS = RecipeFiles(".train.toml", "train", "train")
 _KINDS = (SWEEPS, TRAININGS)
 
 
-def _as_rows(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else (value,)
-
-
 T = TypeVar("T")
-Tables = Annotated[tuple[T, ...], BeforeValidator(_as_rows), Field(min_length=1)]
+Tables = Annotated[tuple[T, ...], BeforeValidator(as_tuple), Field(min_length=1)]
 """One table of a file, or several beside each other, read as a tuple."""
 
 

@@ -148,16 +148,14 @@ class TrainingRecipe(BaseRecipe):
             RecipeError: A value cannot be used; the message names its flag.
         """
         given = {name: value for name, value in flags.items() if value is not None}
-        left_out = {"epochs"} if "steps" in given else set()
         base = self.model_dump(exclude_none=True)
-        base["train"] = [{**_without(section, left_out), **given} for section in base["train"]]
+        if "steps" in given:
+            for section in base["train"]:
+                section.pop("epochs", None)
+        base["train"] = [{**section, **given} for section in base["train"]]
         if schemes:
             base["scheme"] = [{"spec": text} for text in schemes]
         return TrainingRecipe.validated(base, "command line", flag)
-
-
-def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name not in names}
 
 
 load, shipped = TrainingRecipe.load, TrainingRecipe.shipped

@@ -74,7 +74,8 @@ def _steps(first: int, last: int, kind: str, step: int) -> Iterator[int]:
         size = size * step if kind == "*" else size + step
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """Return a list or tuple as a tuple, and any other value as the only one of a tuple."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
@@ -103,7 +104,7 @@ def read_by(parse: Callable[[str], Any]) -> BeforeValidator:
 
 T = TypeVar("T")
 Count = Annotated[int, Field(strict=True, gt=0, lt=COUNT_LIMIT)]
-Axis = Annotated[tuple[T, ...], BeforeValidator(_as_tuple), Field(min_length=1), AfterValidator(_distinct)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(as_tuple), Field(min_length=1), AfterValidator(_distinct)]
 """One value or a list of distinct values, read as a tuple."""
 BatchSizes = Annotated[Axis[Count], read_by(parse_batch_range)]
 """An axis that can also be written as a range."""

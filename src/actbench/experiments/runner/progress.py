@@ -73,7 +73,7 @@ def shown(console: Console | None = None, *, as_bar: bool = False) -> Iterator[P
     if not console.is_terminal:
         yield Lines(console)
     elif as_bar:
-        run = RunBar(console)
+        run = _RunBar(console)
         with run.bar:
             yield run
     else:
@@ -104,7 +104,7 @@ class Lines(Progress):
         self._console.print(Text(plain(text)), soft_wrap=True)
 
 
-class RunBar(Lines):
+class _RunBar(Lines):
     """Progress as a bar of the current training run, below a line for each that ended."""
 
     def __init__(self, console: Console) -> None:
@@ -121,11 +121,9 @@ class RunBar(Lines):
         self._task = self.bar.add_task("", total=None, loss="")
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
-        """Begin the bar of a run."""
         self.bar.reset(self._task, total=steps, completed=done, description=plain(case.name), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
-        """Move the bar."""
         self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
 
 

@@ -87,7 +87,8 @@ def refuse_idle(part: Part, after: Trace) -> None:
         IdleError: It runs, and changes nothing of what the step saves.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
-    if (part.acts is None and not paths) or _acts(part, paths, after):
+    acts = _is_heard(part, after) or any((path, None) in after.acted for path in paths)
+    if acts or (part.acts is None and not paths):
         return
     if paths and not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
         raise _never_runs(part.spec, paths)
@@ -108,10 +109,6 @@ def _named(paths: Sequence[str]) -> str:
     return ", ".join(display_path(path) for path in paths[:5]) + (
         f" and {len(paths) - 5} more" if len(paths) > 5 else ""
     )
-
-
-def _acts(part: Part, paths: Collection[str], after: Trace) -> bool:
-    return _is_heard(part, after) or any((path, None) in after.acted for path in paths)
 
 
 def _is_heard(part: Part, after: Trace) -> bool:

@@ -145,10 +145,6 @@ def _saving(exact: float | None, scheme: float | None) -> float | None:
     return None if left is None else 1 - left
 
 
-def _batch_ratio(exact: float | None, scheme: float | None) -> float | None:
-    return quotient(scheme, exact)
-
-
 def _estimate_error(name: str) -> Callable[[Entry], Value]:
     return lambda entry: change(getattr(entry.measured, name, None), getattr(entry.estimate, name, None))
 
@@ -206,7 +202,14 @@ RESULTS: tuple[Column[Entry], ...] = (
     *with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
     Column("largest_batch", "Largest batch", "count", _measured("largest_batch"), "higher"),
     Column("published_largest_batch", "Largest batch, published", "count", _published("largest_batch")),
-    Column("batch_ratio", "Batch ratio", "ratio", _against_exact("largest_batch", _batch_ratio), "higher", detail=1),
+    Column(
+        "batch_ratio",
+        "Batch ratio",
+        "ratio",
+        _against_exact("largest_batch", lambda exact, scheme: quotient(scheme, exact)),
+        "higher",
+        detail=1,
+    ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     Column("gradient_error", "Gradient error", "number", _measured("gradient_error"), "lower", detail=2),
     Column("gradient_cosine", "Gradient cosine", "number", _measured("gradient_cosine"), "higher", detail=3),

@@ -86,10 +86,6 @@ def _scores(of: Score) -> Callable[[Row], Spread | None]:
     return lambda row: mean_and_deviation([score for outcome in row.trained if (score := of(outcome)) is not None])
 
 
-def _against(of: Score) -> Callable[[Row], Spread | None]:
-    return lambda row: difference(row, of)
-
-
 def _step(row: Row) -> Spread | None:
     return step_time([seconds for outcome in row.trained for seconds in outcome.step_seconds])
 
@@ -114,26 +110,22 @@ def _status(row: Row) -> str | None:
     return ", ".join(parts) or None
 
 
-def _dirty(row: Row) -> bool | None:
-    return any(run.versions.dirty for run in row.runs) or None
-
-
 def _metric(
     key: str, title: str, unit: Unit, better: Literal["lower", "higher"], *, changes: Unit, detail: int = 0
 ) -> tuple[Column[Row], ...]:
     """Return the columns of a metric's mean and of its difference from the exact model, with spreads."""
-    score, more = _scores(_final(key)), _against(_final(key))
-    difference = f"{key}_difference"
+    score, more = _scores(_final(key)), lambda row: difference(row, _final(key))
+    difference_key = f"{key}_difference"
     return (
         *with_spread(key, title, unit, score, better, spread_key=f"{key}_deviation"),
         *with_spread(
-            difference,
+            difference_key,
             f"{title}, minus exact",
             changes,
             more,
             better,
             detail=detail,
-            spread_key=f"{difference}_deviation",
+            spread_key=f"{difference_key}_deviation",
             spread_unit=unit,
         ),
     )
@@ -161,7 +153,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("optimizer_bytes", "Optimizer", "bytes", _largest("optimizer_bytes"), "lower", detail=2),
     *with_spread("step_seconds", "Step", "seconds", _step, "lower", detail=1),
     Column("relative_speed", "Speed", "ratio", value_of(_speed), "higher", detail=1),
-    Column("dirty", "Uncommitted", "flag", _dirty, detail=3),
+    Column("dirty", "Uncommitted", "flag", lambda row: any(run.versions.dirty for run in row.runs) or None, detail=3),
     Column("status", "Status", "text", _status),
 )
 
