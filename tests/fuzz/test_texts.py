@@ -7,7 +7,7 @@ from actbench.codecs import encodings
 from actbench.errors import ActbenchError
 from actbench.experiments.recipes import parse_batch_range
 from actbench.units import parse_bytes
-from actbench.workloads import names, presets
+from actbench.workloads import names
 
 SPECS = [
     "fewbit:3,functions=gelu/silu,scale=2.5",
@@ -68,7 +68,7 @@ def test_ranges_of_batch_sizes(fuzz, sentences):
 @pytest.mark.usefixtures("empty_folder")
 def test_names_of_models(fuzz, sentences):
     words = [
-        *list(presets.presets())[:5],
+        *list(names.presets())[:5],
         "resnet50",
         "torchvision:",
         "hf:",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, spectral_norm
 
-from actbench.measuring.meters.ledger import Ledger
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.hooks import Hooks
 from actbench.nn.recomputed import RecomputedForward
@@ -197,7 +197,7 @@ def test_of_large_buffers_only_those_that_are_written_wait_for_backward(writes, 
 
 def live_bytes(block):
     x = torch.randn(16, WIDTH, requires_grad=True)
-    with Ledger() as ledger:
+    with StorageTracker() as ledger:
         ledger.add([x, *block.buffers()])
         before = ledger.live_bytes
         y = block(x)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.training.data import text
+from actbench.training.data import generated
 
 LENGTH, WIDTH, BATCH, STEPS = 48, 96, 16, 300
 
@@ -38,13 +38,13 @@ class LetterModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        letters = len(text.ALPHABET)
+        letters = len(generated.ALPHABET)
         self.pairs, self.places = nn.Embedding(letters**2, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.layers = nn.Sequential(Layer(), Layer())
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
 
     def forward(self, ids: Tensor) -> Tensor:
-        pairs = F.pad(ids, (1, 0))[:, :-1] * len(text.ALPHABET) + ids
+        pairs = F.pad(ids, (1, 0))[:, :-1] * len(generated.ALPHABET) + ids
         x = self.pairs(pairs) + self.places.weight[: ids.shape[1]]
         return self.head(self.norm(self.layers(x)))
 
@@ -55,7 +55,7 @@ class LetterModel(nn.Module):
 def train(make_optimizer: MakeOptimizer, seed: int, steps: int = STEPS) -> Iterator[tuple[LetterModel, float]]:
     """Yield the model and its loss before each step; the caller may stop."""
     torch.manual_seed(seed)
-    data, model = text.load(LENGTH).train.inputs, LetterModel()
+    data, model = generated.load_text(LENGTH).train.inputs, LetterModel()
     optimizer = make_optimizer(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     random = torch.Generator().manual_seed(seed)
@@ -90,6 +90,6 @@ def validation_loss() -> Callable[[MakeOptimizer, int], float]:
     def run(make_optimizer: MakeOptimizer, seed: int) -> float:
         *_, (model, _) = train(make_optimizer, seed)
         with torch.no_grad():
-            return float(model.loss(text.load(LENGTH).validation.inputs))
+            return float(model.loss(generated.load_text(LENGTH).validation.inputs))
 
     return run

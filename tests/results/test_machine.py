@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actbench.results import cgroup, machine
+from actbench.results import machine
 
 
 def test_the_machine_is_named_by_what_it_is_not_by_its_host():
@@ -88,8 +88,8 @@ def test_an_installed_package_inside_a_checkout_of_something_else_has_no_commit(
 
 @pytest.fixture
 def control_group(tmp_path, monkeypatch):
-    monkeypatch.setattr(cgroup, "_ROOT", tmp_path / "cgroup")
-    monkeypatch.setattr(cgroup, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_MEMBERSHIP", tmp_path / "membership")
 
     def write(membership, files):
         (tmp_path / "membership").write_text(membership)
@@ -102,9 +102,9 @@ def control_group(tmp_path, monkeypatch):
 
 
 def test_without_control_groups_nothing_is_limited(control_group):
-    assert (cgroup.memory_limit_bytes(), cgroup.memory_left_bytes(), cgroup.cores()) == (None, None, None)
+    assert (machine.memory_limit_bytes(), machine.memory_left_bytes(), machine.quota_cores()) == (None, None, None)
     control_group("0::/\n", {"memory.max": "max\n", "cpu.max": "max 100000\n"})
-    assert (cgroup.memory_limit_bytes(), cgroup.memory_left_bytes(), cgroup.cores()) == (None, None, None)
+    assert (machine.memory_limit_bytes(), machine.memory_left_bytes(), machine.quota_cores()) == (None, None, None)
 
 
 def test_version_2_limits_of_the_groups_above_count_too(control_group):
@@ -119,9 +119,9 @@ def test_version_2_limits_of_the_groups_above_count_too(control_group):
             "job/cpu.max": "150000 100000\n",
         },
     )
-    assert cgroup.memory_limit_bytes() == 1000
-    assert cgroup.memory_left_bytes() == 1000 - 700 + 150
-    assert cgroup.cores() == 2
+    assert machine.memory_limit_bytes() == 1000
+    assert machine.memory_left_bytes() == 1000 - 700 + 150
+    assert machine.quota_cores() == 2
 
 
 def test_version_1_limits_are_read_and_its_huge_number_is_none(control_group):
@@ -133,9 +133,9 @@ def test_version_1_limits_are_read_and_its_huge_number_is_none(control_group):
         "cpu/job/cpu.cfs_period_us": "100000\n",
     }
     control_group("9:memory:/job\n3:cpu:/job\n", files)
-    assert cgroup.memory_limit_bytes() == 1000
-    assert cgroup.memory_left_bytes() == 600
-    assert cgroup.cores() == 3
+    assert machine.memory_limit_bytes() == 1000
+    assert machine.memory_left_bytes() == 600
+    assert machine.quota_cores() == 3
 
 
 def test_the_machine_is_as_small_as_its_container(control_group):
@@ -184,14 +184,14 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch):
 
 
 def test_processes_that_were_ended_for_want_of_memory_are_counted(monkeypatch, tmp_path):
-    membership, root, machine = tmp_path / "membership", tmp_path / "cgroup", tmp_path / "vmstat"
-    for name, path in (("_MEMBERSHIP", membership), ("_ROOT", root), ("_MACHINE", machine)):
-        monkeypatch.setattr(cgroup, name, path)
-    assert cgroup.memory_kills() is None
-    machine.write_text("nr_free_pages 7\noom_kill 5\n")
-    assert cgroup.memory_kills() == 5
+    membership, root, vmstat = tmp_path / "membership", tmp_path / "cgroup", tmp_path / "vmstat"
+    for name, path in (("_MEMBERSHIP", membership), ("_CGROUPS", root), ("_VMSTAT", vmstat)):
+        monkeypatch.setattr(machine, name, path)
+    assert machine.memory_kills() is None
+    vmstat.write_text("nr_free_pages 7\noom_kill 5\n")
+    assert machine.memory_kills() == 5
 
     membership.write_text("0::/a/b\n")
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/memory.events").write_text("low 0\noom 3\noom_kill 2\n")
-    assert cgroup.memory_kills() == 2
+    assert machine.memory_kills() == 2

@@ -7,7 +7,7 @@ from torch import nn
 
 from actbench import schemes
 from actbench.errors import ConversionError, SpecError
-from actbench.measuring.meters.ledger import Ledger
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.setup import TrainingSetup
 from actbench.workloads import fake
 
@@ -29,7 +29,7 @@ def live_bytes(model):
     mode = fake.fake_mode()
     with fake.faked(model, mode), mode:
         x = torch.randn(64, 32)
-        ledger = Ledger(host_is_free=True)
+        ledger = StorageTracker(host_is_free=True)
         with ledger:
             ledger.add([x, *model.parameters(), *model.buffers()])
             before = ledger.live_bytes
@@ -75,7 +75,7 @@ def test_the_simulation_holds_what_is_fetched_ahead():
     converted = convert(model).module
     with fake.faked(converted, mode), mode:
         x = torch.randn(64, 32)
-        with Ledger(host_is_free=True) as ledger:
+        with StorageTracker(host_is_free=True) as ledger:
             ledger.add([x, *converted.parameters()])
             before = ledger.live_bytes
             converted(x).sum().backward()

@@ -21,43 +21,45 @@ from actbench.results.runs import TrainingCase
 from actbench.training import launch
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
-from actbench.training.processgroup import Team, joined
+from actbench.training.processgroup import ProcessGroup, joined
 
 
-def run(job: dict[str, Any], team: Team, folder: Path) -> dict[str, Any]:
-    team = replace(team, launch=replace(team.launch, strategy=job["strategy"]))
-    case = TrainingCase(**job["case"], processes=team.size, strategy=job["strategy"])
-    loop = TrainingLoop(case, team)
+def run(job: dict[str, Any], group: ProcessGroup, folder: Path) -> dict[str, Any]:
+    group = replace(group, launch=replace(group.launch, strategy=job["strategy"]))
+    case = TrainingCase(**job["case"], processes=group.size, strategy=job["strategy"])
+    loop = TrainingLoop(case, group)
     if "stop" in job:
         for _ in loop:
             if loop.done == job["stop"]:
                 break
         loop.save(CheckpointFolder(folder))
         torch.manual_seed(1234)  # whatever else happened in between
-        loop = TrainingLoop(case, team)
+        loop = TrainingLoop(case, group)
         loop.resume(CheckpointFolder(folder))
     list(loop)
     shares = [p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in loop._setup.module.parameters()]
-    weights = [loop._step.spread.whole(p.detach()).double().sum().item() for p in loop._setup.module.parameters()]
+    weights = [
+        loop._step.parallel.full_tensor(p.detach()).double().sum().item() for p in loop._setup.module.parameters()
+    ]
     found = loop.result().model_dump(mode="json")
-    return {**found, "shares": team.gathered(sum(shares)), "weights": team.gathered(weights)}
+    return {**found, "shares": group.all_gather(sum(shares)), "weights": group.all_gather(weights)}
 
 
-def tried(job: dict[str, Any], team: Team, folder: Path) -> dict[str, Any]:
+def tried(job: dict[str, Any], group: ProcessGroup, folder: Path) -> dict[str, Any]:
     try:
-        return run(job, team, folder)
+        return run(job, group, folder)
     except (ActbenchError, RuntimeError) as error:
         return bench.failure_of(error).model_dump(mode="json")
 
 
 def main(jobs: Path, results: Path) -> None:
     torch.set_num_threads(1)
-    with joined(launch.read(os.environ)) as team:
+    with joined(launch.read(os.environ)) as group:
         found = [
-            tried(job, team, results.with_name(f"checkpoint-{place}"))
+            tried(job, group, results.with_name(f"checkpoint-{place}"))
             for place, job in enumerate(json.loads(jobs.read_text()))
         ]
-        if team.leads:
+        if group.is_first:
             results.write_text(json.dumps(found))
         distributed.barrier()
 

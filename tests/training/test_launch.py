@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.training.launch import Launch, leads, read
+from actbench.training.launch import Launch, is_first, read
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 FSDP = {**SECOND, "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
@@ -17,9 +17,9 @@ def test_without_a_launcher_there_is_one_process() -> None:
 def test_torchrun_and_accelerate_give_copies() -> None:
     assert read(SECOND) == Launch(rank=1, size=4, local_rank=1, strategy="ddp")
     assert read({**SECOND, "ACCELERATE_USE_CPU": "True"}).cpu
-    assert not read(SECOND).leads
-    assert not leads(SECOND)
-    assert leads({})
+    assert not read(SECOND).is_first
+    assert not is_first(SECOND)
+    assert is_first({})
 
 
 @pytest.mark.parametrize("prefix", ["PMI_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_"])

@@ -10,9 +10,10 @@ from actbench.experiments.recipes.runs import load
 from actbench.training.comparison import run
 from actbench.training.launch import Launch
 from actbench.training.loop import seed_of
-from actbench.training.processgroup import ALONE, LostError, StoppedError, Team
+from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 
-FIRST, SECOND = Team(Launch(rank=0, size=2, strategy="ddp")), Team(Launch(rank=1, size=2, strategy="ddp"))
+FIRST = ProcessGroup(Launch(rank=0, size=2, strategy="ddp"))
+SECOND = ProcessGroup(Launch(rank=1, size=2, strategy="ddp"))
 
 
 def failing() -> None:
@@ -32,36 +33,36 @@ def other(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_one_process_is_a_team() -> None:
-    assert (ALONE.rank, ALONE.size, ALONE.leads) == (0, 1, True)
-    assert ALONE.gathered("a") == ["a"]
-    assert ALONE.told("a") == "a"
-    assert ALONE.mean(0.1) == 0.1
-    assert ALONE.agreed(lambda: 7) == 7
+    assert (SINGLE_PROCESS.rank, SINGLE_PROCESS.size, SINGLE_PROCESS.is_first) == (0, 1, True)
+    assert SINGLE_PROCESS.all_gather("a") == ["a"]
+    assert SINGLE_PROCESS.broadcast("a") == "a"
+    assert SINGLE_PROCESS.mean(0.1) == 0.1
+    assert SINGLE_PROCESS.all_succeed(lambda: 7) == 7
     with pytest.raises(UsageError, match="no such file"):
-        ALONE.agreed(failing)
+        SINGLE_PROCESS.all_succeed(failing)
     error = ValueError("x")
-    assert ALONE.ending(error) is error
-    assert ALONE.ending(None) is None
+    assert SINGLE_PROCESS.end_run(error) is error
+    assert SINGLE_PROCESS.end_run(None) is None
 
 
 def test_the_first_process_says_what_went_wrong_in_it(other: list[Any]) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        FIRST.agreed(failing)
+        FIRST.all_succeed(failing)
 
 
 def test_the_first_process_says_what_went_wrong_in_another(other: list[Any]) -> None:
     other.append("no such file there")
     with pytest.raises(MeasurementError, match="process 1: no such file there"):
-        FIRST.agreed(lambda: 7)
-    assert str(FIRST.ending(None)) == "process 1: no such file there"
+        FIRST.all_succeed(lambda: 7)
+    assert str(FIRST.end_run(None)) == "process 1: no such file there"
 
 
 def test_the_others_stop_and_say_nothing(other: list[Any]) -> None:
     other[:] = ["the first one's", "the first one's"]
     with pytest.raises(StoppedError):
-        SECOND.agreed(lambda: 7)
+        SECOND.all_succeed(lambda: 7)
     with pytest.raises(StoppedError):
-        SECOND.agreed(failing)
+        SECOND.all_succeed(failing)
 
 
 def test_a_process_that_is_gone_ends_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -70,11 +71,11 @@ def test_a_process_that_is_gone_ends_the_comparison(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(distributed, "all_gather_object", gone)
     with pytest.raises(LostError, match="closed by peer"):
-        FIRST.agreed(lambda: 7)
+        FIRST.all_succeed(lambda: 7)
     with pytest.raises(LostError, match="process 0 failed alone: out of memory"):
-        FIRST.ending(ValueError("out of memory"))
+        FIRST.end_run(ValueError("out of memory"))
     with pytest.raises(LostError):
-        run(load("digits"), tmp_path, command="", team=FIRST)
+        run(load("digits"), tmp_path, command="", group=FIRST)
     assert not list(tmp_path.rglob("*.jsonl"))
 
 

@@ -12,7 +12,7 @@ from actbench.errors import UsageError
 from actbench.results.runs import Trained, TrainingCase
 from actbench.training.launch import Launch
 from actbench.training.loop import TrainingLoop
-from actbench.training.processgroup import Team
+from actbench.training.processgroup import ProcessGroup
 
 pytestmark = pytest.mark.slow
 
@@ -145,15 +145,15 @@ def test_what_shards_cannot_do_is_refused(found: Found) -> None:
 
 
 def test_a_batch_that_cannot_be_shared_is_refused() -> None:
-    team = Team(Launch(rank=1, size=3, strategy="ddp"))
+    group = ProcessGroup(Launch(rank=1, size=3, strategy="ddp"))
 
     with pytest.raises(UsageError, match="multiple of 6"):
-        TrainingLoop(TrainingCase(**PARTS, processes=3, strategy="ddp"), team)
+        TrainingLoop(TrainingCase(**PARTS, processes=3, strategy="ddp"), group)
 
 
 def test_shares_make_up_the_batch_of_one_process() -> None:
     def batches(rank: int, size: int) -> tuple[torch.Tensor, list[int]]:
-        loop = TrainingLoop(TrainingCase(**{**DIGITS, "scheme": "exact"}), Team(Launch(rank=rank, size=size)))
+        loop = TrainingLoop(TrainingCase(**{**DIGITS, "scheme": "exact"}), ProcessGroup(Launch(rank=rank, size=size)))
         return loop._batch(1)["images"], [rows for _, rows in loop._feed.validation()]
 
     whole, judged = batches(0, 1)

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from actbench.results.records import Optimizer
-from actbench.workloads.optimizers import make_optimizer
+from actbench.workloads.base import make_optimizer
 
 
 @pytest.mark.parametrize(

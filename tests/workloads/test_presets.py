@@ -4,7 +4,7 @@ import pytest
 
 from actbench import workloads
 from actbench.results.records import Case
-from actbench.workloads.presets import find, presets
+from actbench.workloads.names import find_preset, presets
 
 HEAD = 768 * 2 + 2  # a linear classifier of two labels
 
@@ -39,9 +39,9 @@ def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, 
 def test_a_preset_is_found_by_every_name_of_it() -> None:
     vit = presets()["google/vit-base-patch16-224"]
 
-    assert find("vit-base-patch16-224") is vit
-    assert find("openai-community/gpt2") is presets()["gpt2"]
-    assert find("gpt5") is None
+    assert find_preset("vit-base-patch16-224") is vit
+    assert find_preset("openai-community/gpt2") is presets()["gpt2"]
+    assert find_preset("gpt5") is None
 
 
 def test_a_preset_that_is_like_another_changes_only_what_it_says() -> None:

@@ -1,4 +1,4 @@
-"""The command line: one file per group of verbs; each verb is a library call plus printing."""
+"""The command line: one file for a group of verbs; each verb is a library call plus printing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     kernels,
     listing,
     report,
-    streams,
     sweep,
     train,
 )
 from actbench.cli.app import app
+from actbench.cli.printing import explained_exits, tolerant
 from actbench.errors import ActbenchError, shortened
 from actbench.results.plain import plain
 
@@ -32,7 +32,7 @@ def main() -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
     _give_compilers_a_cache()
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao, which transformers imports, has it warn
-    with streams.tolerant() as out, streams.noticed():
+    with tolerant() as out, explained_exits():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
@@ -43,9 +43,9 @@ def main() -> None:
 
 
 def _give_compilers_a_cache() -> None:
-    """Let torch keep what it compiles in the user's cache; it makes a folder among temporary files as it is imported.
+    """Let torch keep what it compiles in the user's cache, where that can be written.
 
-    Where the cache cannot be written, torch's own choice stands.
+    By default torch makes a folder among temporary files as it is imported.
     """
     folder = platformdirs.user_cache_path("actbench") / "inductor"
     if not folder.is_absolute():

@@ -1,4 +1,4 @@
-"""The typer application and what options are made of; the only file that imports typer."""
+"""The typer application and how options are made; the only file that imports typer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _shortened() -> Iterator[None]:
 
 
 class _Verbs(typer.core.TyperGroup):
-    """The verbs; what a message about their flags repeats is shortened."""
+    """The verbs; messages about their flags are shortened."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the flags before the verb."""
@@ -61,7 +61,7 @@ echo = typer.echo
 
 
 def named(text: str) -> str:
-    """Return what names something, which is never nothing and can be written down."""
+    """Return a name, which must be neither empty nor unprintable."""
     if not text.strip():
         raise typer.BadParameter("it is empty; leave it out, or name something")
     if encodable(text) != text:
@@ -70,7 +70,7 @@ def named(text: str) -> str:
 
 
 def path_named(text: str | Path) -> Path:
-    """Return the path of a text; that of an empty one would be the current folder."""
+    """Return the path of a text, which must not be empty: that would be the current folder."""
     return Path(named(str(text)))
 
 
@@ -80,12 +80,12 @@ def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None
 
 
 def option(names: str, text: str, **details: Any) -> Any:
-    """Return an option for an ``Annotated`` type; its names stand apart by blanks."""
+    """Return an option for an ``Annotated`` type; names are separated by blanks."""
     return typer.Option(*names.split(), help=text, **details)
 
 
 def _checked(path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written, before any work is done for it."""
+    """Refuse a file that cannot be written, before any work is done."""
     if path is not None:
         from actbench.results.render.exports import check
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import LARGEST, app, option
 from actbench.cli.flags import ExportFlags, ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
-from actbench.cli.printing import asked, export, remark, show
+from actbench.cli.printing import call_task, export, remark, show
 from actbench.errors import UsageError
 from actbench.units import LONGEST_SECONDS, format_bytes, format_seconds, parse_bytes
 
@@ -61,7 +61,7 @@ def convert(
     request = TypeAdapter(ConversionRequest).dump_json(ConversionRequest(case, output, dry_run, force)).decode()
     with schemes_from(flags.scheme_flags), Tasks("actbench.conversion.workload", PRELOAD) as tasks:
         doing = f"converting {model!r}"
-        answer = asked(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
+        answer = call_task(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
     sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)

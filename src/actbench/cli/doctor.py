@@ -22,14 +22,7 @@ Verdict = Literal["ok", "optional", "missing"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: What was looked at.
-        verdict: ``missing`` when actbench cannot do its main job without it.
-        found: What was found.
-        advice: What to do about it; empty when there is nothing to do.
-    """
+    """One thing looked at; ``missing`` means that actbench cannot do its main job without it."""
 
     name: str
     verdict: Verdict
@@ -39,7 +32,8 @@ class Check:
 
 def examine() -> list[Check]:
     """Look at Python, the libraries, the devices, memory and disk."""
-    return [_python(), *_libraries(), _cuda(), _cupy(), _numba(), _processor(), _memory(), _disk()]
+    libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
+    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _processor(), _memory(), _disk()]
 
 
 def _python() -> Check:
@@ -47,10 +41,6 @@ def _python() -> Check:
     return Check(
         "Python", "ok" if good else "missing", platform.python_version(), "" if good else "install Python 3.11"
     )
-
-
-def _libraries() -> list[Check]:
-    return [_library(name) for name in ("torch", "torchvision", "transformers", "safetensors", "pandas")]
 
 
 def _library(name: str) -> Check:

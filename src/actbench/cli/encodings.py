@@ -193,7 +193,7 @@ def _print(target: Activation, found: fewbit.Table, relative: float) -> None:
 
 
 def plot(target: Activation, found: fewbit.Table) -> list[str]:
-    """Draw a derivative (dots) and its table (blocks) over the borders, as lines of text."""
+    """Draw a derivative (dots) and its table (blocks) as lines of text."""
     import numpy as np
 
     reach = 1.3 * max(1.0, *(abs(border) for border in found.borders))

@@ -1,4 +1,4 @@
-"""The flags that several verbs share, and from flags to the fields of a recipe."""
+"""The flags that several verbs share, and the recipe fields that they mean."""
 
 from __future__ import annotations
 
@@ -73,8 +73,7 @@ class SchemeFlags:
         """The schemes; the short forms compose into one, or are added to the one that is given.
 
         Raises:
-            UsageError: A short form stands beside several schemes, and it is not plain which one it should join; or
-                there are two short forms of one scheme.
+            UsageError: A short form stands beside several schemes, or there are two short forms of one scheme.
         """
         given = self.scheme or []
         if self.gelu_bits is not None and self.activation_bits is not None:
@@ -90,7 +89,7 @@ class SchemeFlags:
 
     @property
     def scheme_flags(self) -> str:
-        """The flags that :attr:`schemes` come from, as they are typed; empty where none was given."""
+        """The flags that :attr:`schemes` come from, as they are typed."""
         names = (field.name for field in fields(SchemeFlags) if getattr(self, field.name))
         return " and ".join("--" + name.replace("_", "-") for name in names)
 
@@ -200,14 +199,14 @@ class CaseFlags(ModelFlags):
 
     @property
     def workload(self) -> dict[str, Any]:
-        """The flags that say what is trained, by field of a recipe's ``[workload]``; those not given left out."""
+        """The given flags by field of a recipe's ``[workload]``."""
         from actbench.experiments.recipes.sections import WorkloadGrid
 
         return self.given(WorkloadGrid.model_fields)
 
     @property
     def measure(self) -> dict[str, Any]:
-        """The flags that say how to measure, by field of a recipe's ``[measure]``; those not given left out."""
+        """The given flags by field of a recipe's ``[measure]``."""
         meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
         flags = {
             "meters": meters,
@@ -242,11 +241,7 @@ class ExportFlags(TableFlags):
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Show each field of a parameter that is a dataclass of flags as a flag of its own, in its place.
-
-    Args:
-        verb: Takes everything by name.
-    """
+    """Show each field of a parameter that is a dataclass of flags as a flag; the verb takes everything by name."""
     hints = get_type_hints(verb, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters = [
@@ -278,7 +273,7 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
 
 @contextmanager
 def schemes_from(place: str) -> Iterator[None]:
-    """Say of a scheme that is refused in the block where it was written: a flag, or a recipe."""
+    """Name the place, a flag or a recipe, where a scheme that is refused in the block was written."""
     try:
         yield
     except SpecError as error:

@@ -94,7 +94,7 @@ def kernels(
 
 
 def _write(report: KernelReport, table: Table, text: str, output: Path) -> None:
-    """Write the report and its table into a folder, or to a named .json file and beside it."""
+    """Write the report and its table into a folder, or to a .json file and beside it."""
     folder, stem = (output.parent, output.stem) if output.suffix == ".json" else (output, _name(report))
     written = ExportFlags(export_markdown=folder / f"{stem}.md", export_json=folder / f"{stem}.json")
     export(written, [table], lambda: text)
@@ -102,6 +102,6 @@ def _write(report: KernelReport, table: Table, text: str, output: Path) -> None:
 
 
 def _name(report: KernelReport) -> str:
-    """Return the machine's name; that of a GPU does not tell what its processor does."""
+    """Return the machine's name, which that of a GPU must not be for a report of its processor."""
     on_cpu = report.machine.gpu is not None and all(result.device == "cpu" for result in report.results)
     return f"{report.machine.name}-cpu" if on_cpu else report.machine.name

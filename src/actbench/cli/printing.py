@@ -1,13 +1,15 @@
-"""Results on standard output, progress and remarks on standard error."""
+"""What commands write: results on standard output, progress and remarks on standard error."""
 
 from __future__ import annotations
 
+import io
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from actbench.cli.app import Exit
 from actbench.errors import UsageError, shortened
@@ -15,11 +17,117 @@ from actbench.results.plain import plain
 
 if TYPE_CHECKING:
     from actbench.cli.flags import TableFlags
-    from actbench.experiments.experiment import Comparison
+    from actbench.experiments.experiment import ExperimentResult
     from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.progress import Progress
     from actbench.results.render.exports import Text
     from actbench.results.tables import Table
+
+
+class Tolerant:
+    """A stream that remembers its first error of writing and drops what is written after it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        if self.error is None:
+            try:
+                return self._stream.write(text)
+            except OSError as error:
+                self._give_up(error)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts, or drop them."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Write what is buffered, or drop it."""
+        if self.error is None:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _give_up(self, error: OSError) -> None:
+        """Discard what is buffered, which Python would try to write again at its end."""
+        self.error = error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        with suppress(io.UnsupportedOperation, ValueError):  # a stream without a file
+            os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def tolerant() -> Iterator[Tolerant]:
+    """Replace standard output and error by tolerant streams, and give that of the output."""
+    streams = sys.stdout, sys.stderr
+    with ExitStack() as opened:
+        # A stream that whoever started the command closed is None.
+        written = [one or opened.enter_context(open(os.devnull, "w")) for one in streams]
+        for one in written:
+            opened.enter_context(_replacing(one))
+        out, err = map(Tolerant, written)
+        sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
+        try:
+            yield out
+        finally:
+            out.flush()
+            err.flush()
+            sys.stdout, sys.stderr = streams
+
+
+@contextmanager
+def _replacing(stream: TextIO) -> Iterator[None]:
+    """Let a stream write ``?`` for characters that its encoding lacks."""
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        if not stream.closed:
+            stream.reconfigure(errors=before)
+
+
+FAILED = 2
+
+
+@contextmanager
+def explained_exits() -> Iterator[None]:
+    """Make ``os._exit`` name its caller and leave with status 2 while a command runs.
+
+    A model's file, a loss or a callback may call it, and the command would end with status 0 and no word. Forked
+    processes end by it as ever.
+    """
+    own, process = os._exit, os.getpid()
+
+    def leave(status: int) -> Any:
+        if os.getpid() != process:
+            own(status)
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it may be closed
+                stream.flush()
+        with suppress(Exception):
+            print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
+        own(FAILED)
+
+    setattr(os, "_exit", leave)  # noqa: B010  (type checkers know that it is no ordinary function)
+    try:
+        yield
+    finally:
+        setattr(os, "_exit", own)  # noqa: B010
 
 
 def command_line() -> str:
@@ -28,14 +136,14 @@ def command_line() -> str:
 
 
 def remark(text: str) -> None:
-    """Say something that is no result."""
+    """Print something that is no result."""
     print(plain(shortened(text)), file=sys.stderr)
 
 
-def asked(
+def call_task(
     tasks: Tasks, function: str, text: str, *, doing: str, timeout_seconds: float, memory_bytes: int | None = None
 ) -> str:
-    """Call a function in a process of its own, return what it returns, and say what it printed."""
+    """Call a function in a process of its own, return what it returns, and remark what it printed."""
     try:
         return tasks.call(function, text, doing=doing, timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
     finally:
@@ -55,12 +163,10 @@ def show(*tables: Table) -> None:
 
 @contextmanager
 def progress_shown(interrupted: str, *, silent: bool = False, as_bar: bool = False) -> Iterator[Progress]:
-    """Show the progress that is told inside the block, and leave with status 130 where the user interrupts it.
+    """Show progress inside the block, and leave with status 130 and a remark where the user interrupts it.
 
-    Args:
-        interrupted: What is said then.
-        silent: Whether nothing is shown or said: another process does.
-        as_bar: See :func:`actbench.experiments.runner.progress.shown`.
+    With ``silent`` nothing is shown: another process does. ``as_bar`` is that of
+    :func:`actbench.experiments.runner.progress.shown`.
     """
     from actbench.experiments.runner.progress import Progress, shown
 
@@ -106,7 +212,7 @@ def export(
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
-    """Write the texts whose files were asked for, all of them or nothing."""
+    """Write the texts whose files were asked for, all or nothing."""
     from actbench.results.render import exports
 
     texts = [(path, text()) for path, text in asked if path is not None]
@@ -117,13 +223,10 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
         remark(f"written: {', '.join(str(path) for path, _ in texts)}")
 
 
-def finish(comparison: Comparison[Any], shown: Sequence[Table], verb: str = "measure") -> None:
-    """Print the tables of a comparison, say where it is kept, and leave with status 1 if any case failed.
+def finish(comparison: ExperimentResult[Any], shown: Sequence[Table], verb: str = "measure") -> None:
+    """Print the tables of a result, say where it is kept, and leave with status 1 if any case failed.
 
-    Args:
-        comparison: What came of a recipe.
-        shown: Its tables.
-        verb: What was done to its cases.
+    ``verb`` is what was done to its cases.
     """
     from actbench.results.records import Failure
 

@@ -17,7 +17,7 @@ ResultsArgument = Annotated[
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Look for no cycles among many rows, which have none: that takes a quarter of the time."""
+    """Look for no cycles among many rows, which have none: it takes a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -18,7 +18,7 @@ from actbench.cli.flags import (
     expanded,
     schemes_from,
 )
-from actbench.cli.printing import asked, command_line, export, finish, progress_shown, show
+from actbench.cli.printing import call_task, command_line, export, finish, progress_shown, show
 from actbench.errors import UsageError
 from actbench.results.records import SCHEMA_VERSION
 
@@ -123,7 +123,7 @@ def _compare(
     jobs: int | None = None,
     retry_failed: bool = False,
 ) -> None:
-    """Run a recipe with its progress on standard error, and print and export what came of it."""
+    """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
     from actbench.results.machine import machine
     from actbench.results.render.formats import json_lines
@@ -147,7 +147,7 @@ def _compare(
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool) -> Recipe:
-    """Return the recipe that a target names, with the flags in place of what it says."""
+    """Return the recipe that a target names, with the flags applied."""
     from actbench.experiments import recipes
     from actbench.experiments.recipes import runs
 
@@ -171,12 +171,8 @@ def _recipe_of(model: str, flags: CaseFlags) -> Recipe:
 def _list_saved(recipe: Recipe, exports: ExportFlags, *, exact: bool, timeout: float) -> None:
     """List what each case of a recipe saves, and write what was asked for.
 
-    Args:
-        recipe: Whose cases.
-        exports: Files to write: Markdown and HTML have the tables as they are shown, CSV has all rows in one table, and
-            JSON the records of :mod:`actbench.results.ledger` with their cases.
-        exact: Whether the cases of the exact model are listed.
-        timeout: Seconds that all of them may take together, in a process of their own.
+    Markdown and HTML have the tables as they are shown, CSV has all rows in one table, and JSON the ledgers with their
+    cases. ``exact`` tells whether the exact model is listed; all cases share one process and ``timeout``.
 
     Raises:
         ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
@@ -204,7 +200,7 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
     with Tasks(BENCH, PRELOAD) as tasks:
-        answer = asked(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
+        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
     return TypeAdapter(list[Ledger]).validate_json(answer)
 
 

@@ -12,10 +12,10 @@ from actbench.cli.printing import command_line, export, finish, progress_shown
 from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
-    from actbench.experiments.experiment import Comparison
+    from actbench.experiments.experiment import ExperimentResult
     from actbench.experiments.recipes import runs
     from actbench.results.runs import TrainingRun
-    from actbench.training.processgroup import Team
+    from actbench.training.processgroup import ProcessGroup
 
 _MOST_SECONDS_TO_TELL = 10.0  # for the first of several processes to start and say what is wrong
 
@@ -82,11 +82,11 @@ def train(
         _check_pictures(export_curves or [])  # before an hour of training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
 
-    def compared(recipe: runs.TrainingRecipe, team: Team) -> Comparison[TrainingRun]:
+    def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> ExperimentResult[TrainingRun]:
         from actbench.training import comparison
 
         goes_on = "; what ended is stored, and the same command goes on from the last checkpoint"
-        with progress_shown(goes_on, silent=not team.leads, as_bar=True) as progress:
+        with progress_shown(goes_on, silent=not group.is_first, as_bar=True) as progress:
             return comparison.run(
                 recipe,
                 output or Path("results"),
@@ -94,25 +94,26 @@ def train(
                 force=force,
                 checkpoint_seconds=checkpoint_seconds,
                 progress=progress,
-                team=team,
+                group=group,
             )
 
     with schemes_from("--scheme" if scheme else recipe):
-        title, comparison = _together(chosen, compared)
+        title, comparison = _run_together(chosen, compared)
     _show(comparison, title, exports, export_curves or [])
 
 
-def _together(
-    chosen: Callable[[], runs.TrainingRecipe], compared: Callable[[runs.TrainingRecipe, Team], Comparison[TrainingRun]]
-) -> tuple[str, Comparison[TrainingRun]]:
-    """Run a comparison with the other processes, if there are any; of these the first one returns from it."""
+def _run_together(
+    chosen: Callable[[], runs.TrainingRecipe],
+    compared: Callable[[runs.TrainingRecipe, ProcessGroup], ExperimentResult[TrainingRun]],
+) -> tuple[str, ExperimentResult[TrainingRun]]:
+    """Run a comparison with the other processes, if there are any; only the first one returns from it."""
     from actbench.errors import UsageError
     from actbench.training import launch
 
     try:
         place = launch.read(os.environ)
     except UsageError:
-        if launch.leads(os.environ):
+        if launch.is_first(os.environ):
             raise
         time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None
@@ -120,13 +121,13 @@ def _together(
     from actbench.training.processgroup import StoppedError, joined
 
     try:
-        with joined(place) as team:
-            recipe = early or team.agreed(chosen)
-            comparison = compared(recipe, team)
+        with joined(place) as group:
+            recipe = early or group.all_succeed(chosen)
+            comparison = compared(recipe, group)
     except StoppedError:
         time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None
-    if not place.leads:
+    if not place.is_first:
         raise Exit(0)
     return recipe.title, comparison
 
@@ -140,13 +141,13 @@ def _check_pictures(curves: list[Path]) -> None:
         charts.check([path.suffix.removeprefix(".") for path in curves])
 
 
-def _show(comparison: Comparison[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
+def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
     """Print and export curves and table, say where they are kept, and leave with status 1 if any run failed."""
     from rich.console import Console
 
     from actbench.results.render import charts, exports
+    from actbench.results.render.charts import curves_of
     from actbench.results.render.formats import json_lines
-    from actbench.results.tables.curves import curves_of
     from actbench.results.tables.training import accuracy_table
 
     table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)

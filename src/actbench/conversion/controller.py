@@ -1,9 +1,8 @@
-"""A scheme around a model for the length of a with-block, which leaves nothing of itself."""
+"""A scheme on a model for the length of a with-block."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor, nn
@@ -22,9 +21,8 @@ _TAKEN = frozenset({"gact", "checkpoint"})
 class Controller:
     """Packs what a model saves for backward in one's own training loop, until it is closed.
 
-    The model is converted when the controller is made, and is as it was when the controller is closed or its with-block
-    is left, by an exception too: no forward, hook or mark of the scheme is on it, and what one did to the model
-    meanwhile stays. Tensors that a loss of before still holds are freed with its graph, as ever. ::
+    The model is converted when the controller is made. When the controller is closed or its with-block is left, by an
+    exception too, no forward, hook or mark of the scheme is on the model; what one did to the model meanwhile stays. ::
 
         with actbench.Controller(model, "gact:L2") as controller:
             for batch in batches:
@@ -33,13 +31,13 @@ class Controller:
                 optimizer.zero_grad()
                 controller.iterate(lambda: loss_of(model, batch[:8]))
 
-    Without :meth:`iterate` the bits are shared out in the forward pass, as in a converted model: by the loss that the
-    model returns, or a random combination of what it returns.
+    Without :meth:`iterate` bits are allocated in the forward pass, as in a converted model: by the loss that the model
+    returns, or a random combination of what it returns.
 
     Args:
         model: The model, not converted; its parameters, flags and ``state_dict`` keys stay as they are throughout.
-        scheme: ``gact`` at any level, alone or with ``checkpoint``: schemes that stand around forwards and replace no
-            module. Layers that were replaced could be trained on, wrapped or copied meanwhile, and not be put back.
+        scheme: ``gact`` at any level, alone or with ``checkpoint``: schemes that only wrap forwards. Replaced layers
+            could be trained on, wrapped or copied meanwhile, and not be put back.
 
     Raises:
         SpecError: The specification is wrong.
@@ -50,22 +48,21 @@ class Controller:
         scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
         _refuse(scheme)
         self._model: nn.Module | None = convert(model, scheme)
-        self._bound = _bound_on(model)
+        self._bound = [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
         self._entered = False
         hooked = HookedForward.of(model)
         self._own_probing = None if hooked is None or hooked.probing is None else hooked.probing.restarted()
 
     def iterate(self, loss_of: Callable[[], Tensor]) -> None:
-        """Count a training step, and share the bits out by one's own loss where it is time.
+        """Count a training step, and allocate bits by one's own loss where it is time.
 
-        That is at the first call, and every ``adapt_interval`` calls from then on; the forward pass does not do it any
-        more. A level of fixed bits has nothing to share out. Gradients, running statistics and random numbers stay as
-        they are.
+        That is at the first call and every ``adapt_interval`` calls; from the first on the forward pass allocates no
+        bits. A level of fixed bits has none to allocate. Gradients, running statistics and random numbers stay as they
+        are.
 
         Args:
-            loss_of: Runs the model on a few samples and returns the loss, a scalar with its graph; no backward pass
-                and no step of an optimizer. It is called once where it is time, else not at all. It calls the model
-                itself, not a ``DistributedDataParallel`` around it.
+            loss_of: Runs the model, not a ``DistributedDataParallel`` around it, on a few samples and returns the loss,
+                a scalar with its graph; no backward pass and no optimizer step. Called once where it is time, else not.
 
         Raises:
             UsageError: The controller is closed, or ``loss_of`` returns something else.
@@ -79,7 +76,7 @@ class Controller:
             self._own_probing.allocate(hooked.hooks, model, lambda: _scalar(loss_of()))
 
     def close(self) -> None:
-        """Take the scheme off the model; a closed controller has nothing to take off.
+        """Take the scheme off the model; on a closed controller this does nothing.
 
         Raises:
             ConversionError: Another forward was bound in front of one of the scheme's since. All the others are off
@@ -105,11 +102,7 @@ class Controller:
         return self._model
 
     def __enter__(self) -> Self:
-        """Return the controller.
-
-        Raises:
-            UsageError: It is closed, or its with-block was entered before.
-        """
+        """Return the controller; a UsageError if it is closed, or was entered before."""
         self._open_model()
         if self._entered:
             raise UsageError(
@@ -118,9 +111,7 @@ class Controller:
         self._entered = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -131,11 +122,6 @@ def _refuse(scheme: Scheme) -> None:
             f"a Controller cannot take {scheme.spec!r} off a model again: it takes gact, alone or with checkpoint; "
             "use actbench.convert(model, scheme) for the others"
         )
-
-
-def _bound_on(model: nn.Module) -> list[ReboundForward]:
-    """Return the forwards that stand on the modules of a model, of each module the one in front first."""
-    return [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
 
 
 def _scalar(loss: Tensor) -> Tensor:

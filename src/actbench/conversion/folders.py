@@ -1,6 +1,6 @@
-"""Folders of converted models: weights as transformers or safetensors write them, and ``actbench.json`` beside them.
+"""Folders of converted models: weights as transformers or safetensors write them, and ``actbench.json``.
 
-Weights are read from safetensors only and nothing is ever unpickled; no code that a folder names or holds is run.
+Weights are read from safetensors only, nothing is unpickled, and no code that a folder names or holds is run.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def save_converted(
     Args:
         model: A model that :func:`actbench.convert` returned, real and not fake.
         folder: The folder to make.
-        built_from: The model specification, such as ``resnet50``, or the whole case, from which the unconverted
-            model was built; needed to build a torchvision model, or one of actbench's own, again.
+        built_from: The model specification, such as ``resnet50``, or the whole case, from which the unconverted model
+            was built; needed to build a torchvision model, or one of actbench's own, again.
         weights_origin: Where its weights came from, for the record.
         force: Replace a folder that holds a converted model.
 
@@ -118,7 +118,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
 
 
 def is_replaceable(folder: Path, *, force: bool) -> bool:
-    """Return whether a folder may be replaced: only when that is asked for and it holds a converted model."""
+    """Return whether a folder holds a converted model that may be replaced."""
     return force and os.path.isfile(folder / savedmodel.FILE_NAME)
 
 
@@ -146,11 +146,7 @@ def _described(
 
 
 def _dtype(model: nn.Module) -> str | None:
-    """Return the type of a model's parameters, or None where there are several.
-
-    Raises:
-        ConversionError: The type is none that actbench builds models in.
-    """
+    """Return the type of a model's parameters, or None where there are several."""
     found = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()} or {"float32"}
     if len(found) > 1:
         return None
@@ -181,7 +177,7 @@ def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
 
 
 def _workload(folder: Path, case: Case, saved: SavedModel) -> Workload:
-    """Find the model of a folder; a class that is not built here to be trained can be loaded all the same."""
+    """Find the model of a folder; the error for a class that is not built here says how to load it."""
     try:
         return workloads.from_folder(folder, case)
     except ModelError as error:
@@ -202,7 +198,7 @@ def _built(case: Case, saved: SavedModel, workload: Workload) -> nn.Module:
 
 
 def _spec_of(folder: Path, saved: SavedModel) -> str:
-    """Return the specification of a torchvision model or of actbench's own; a Python file, say, is not built."""
+    """Return the specification of a torchvision model or of actbench's own; nothing else is built."""
     spec = saved.model or ""
     name = spec.removeprefix("torchvision:")
     if saved.kind == "torchvision" and re.fullmatch(r"\w+", name):
@@ -216,7 +212,7 @@ def _spec_of(folder: Path, saved: SavedModel) -> str:
 
 
 def _take(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give parameters and buffers the values of tensors by their names, in the types that these have."""
+    """Give parameters and buffers the values and types of tensors, by name."""
     for name, own in model.state_dict(keep_vars=True).items():
         saved = tensors.get(name)
         if saved is not None and saved.shape == own.shape and saved.dtype != own.dtype:
@@ -224,11 +220,7 @@ def _take(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into a model, which must have all of them and no others; tied ones stand under one name.
-
-    Raises:
-        ModelError: Names or shapes differ.
-    """
+    """Copy tensors into a model, which must have all of them and no others; tied ones stand under one name."""
     state = model.state_dict(keep_vars=True)
     filled = {id(tensor) for name, tensor in state.items() if name in tensors}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]

@@ -1,4 +1,4 @@
-"""Converting a model for one's own training loop, and the mark that a converted model carries."""
+"""Converting a model for one's own training loop, the mark that a converted model carries, and taking changes back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,14 +25,7 @@ _EXAMPLE = "example"
 
 
 class Conversion(Data):
-    """What was done to a model: the mark that :func:`convert` leaves on it.
-
-    Attributes:
-        scheme: Specification of the scheme.
-        version: Version of actbench that converted it.
-        sites: What changed.
-        unreached: What a reader might expect to have changed and did not.
-    """
+    """What was done to a model: the mark that :func:`convert` leaves on it."""
 
     scheme: str
     version: str
@@ -91,28 +85,24 @@ def _converted(
     refuse_converted(model, scheme)
     setup = TrainingSetup(model, loss=_example_loss(loss))
     if example_batch is None:
-        with _unchanged_on_error(model):
+        with noting(model):
             return mark(apply_to_model(scheme, setup), scheme)
-    before = trace(setup, lambda: {_EXAMPLE: _shaped_like(example_batch)})
-    with _unchanged_on_error(model):
+    before = trace(setup, lambda: {_EXAMPLE: shaped_like(example_batch)})
+    with noting(model):
         converted = apply_to_model(scheme, setup)
-        after = trace(converted, lambda: {_EXAMPLE: _shaped_like(example_batch)})
+        after = trace(converted, lambda: {_EXAMPLE: shaped_like(example_batch)})
         sites, unreached = inspect(before, after, converted)
         return mark(TrainingSetup(converted.module, sites=sites, unreached=unreached), scheme)
 
 
 def conversion_of(model: nn.Module) -> Conversion | None:
-    """Return what was done to a model, or to a model inside it, by :func:`convert`; None for an unconverted one."""
+    """Return the mark that :func:`convert` left on a model or on a module inside it; None for an unconverted one."""
     marks = (vars(module).get(_MARK) for module in model.modules())
     return next((found for found in marks if found is not None), None)
 
 
 def mark(setup: TrainingSetup, scheme: Scheme) -> nn.Module:
-    """Leave the mark on a converted model and return it.
-
-    Raises:
-        ConversionError: Nothing was converted.
-    """
+    """Leave the mark on a converted model and return it; a ConversionError if nothing was converted."""
     if not setup.sites:
         if scheme.spec == "exact":
             raise ConversionError("'exact' is the unconverted model: leave the conversion out")
@@ -145,7 +135,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
     """Apply a scheme to a setup of which only the model will be kept.
 
     Raises:
-        ConversionError: The scheme changes the optimizer, the loss or autocast, which a model cannot carry.
+        ConversionError: The scheme changes the optimizer, the loss or autocast.
     """
     applied = scheme.apply(setup)
     changed = [
@@ -164,22 +154,6 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
             "carry, such as smaq,on=activations, and make the optimizer with actbench.optim.packed"
         )
     return applied
-
-
-@contextmanager
-def _unchanged_on_error(model: nn.Module) -> Iterator[None]:
-    """Give every module of a model its attributes, children and hooks back if anything is raised."""
-    kept = [(vars(module), dict(vars(module))) for module in model.modules()]
-    tables = [
-        (value, dict(value)) for _, attributes in kept for value in attributes.values() if isinstance(value, dict)
-    ]
-    try:
-        yield
-    except BaseException:
-        for now, then in kept + tables:
-            now.clear()
-            now.update(then)
-        raise
 
 
 def _example_loss(loss: Callable[[nn.Module, Any], Tensor] | None) -> Callable[[nn.Module, Batch], Tensor]:
@@ -210,8 +184,8 @@ def _call(model: nn.Module, example: Any) -> Any:
     return model(example)
 
 
-def _shaped_like(example: Any) -> Any:
-    """Return an example batch with tensors of the same shapes on the CPU, fake where a fake tensor mode is active."""
+def shaped_like(example: Any) -> Any:
+    """Return an example batch with empty CPU tensors of the same layout, fake where a fake tensor mode is active."""
     if isinstance(example, Mapping):
         example = dict(example)  # a tokenizer's mapping is no dict
     return tree_map(
@@ -222,3 +196,103 @@ def _shaped_like(example: Any) -> Any:
         ),
         example,
     )
+
+
+_ABSENT = object()
+
+
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """An entry of a module's attributes, or of a dict among them such as its children, before and after."""
+
+    owner: str
+    table: dict[str, Any]
+    key: str
+    before: Any
+    after: Any
+
+    def is_in_place(self) -> bool:
+        return self.table.get(self.key, _ABSENT) is self.after
+
+    def is_covered(self) -> bool:
+        """Return whether another forward was bound, as far as one can see, in front of the one this put there."""
+        return self.key == "forward" and self.key in self.table and not self.is_in_place()
+
+    def put(self, value: Any) -> None:
+        if value is _ABSENT:
+            self.table.pop(self.key, None)
+        else:
+            self.table[self.key] = value
+
+
+class Changes:
+    """The entries that a with-block of :func:`noting` changed in the modules of a model."""
+
+    def __init__(self) -> None:
+        self._changes: list[_Change] = []
+
+    def undo(self) -> None:
+        """Put back what was there before, for good; restored layers get the train/eval flag of their stand-ins.
+
+        What others changed since stays, unless it stands in front of a forward of the conversion.
+
+        Raises:
+            ConversionError: Another forward was bound in front of one since; all else is undone then.
+        """
+        covered = [change for change in self._changes if change.is_covered()]
+        for change in self._changes:
+            if change.is_in_place():
+                _hand_over_flag(change)
+                change.put(change.before)
+        self._changes = covered
+        if covered:
+            raise ConversionError(
+                f"the scheme cannot be taken off {covered[0].owner}: another forward was bound in front of its own "
+                "since; take that one off first, and close the callback again"
+            )
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Put back what was there before, for the length of the with-block."""
+        tables = {id(change.table): change.table for change in self._changes}.values()
+        found = [(table, dict(table)) for table in tables]
+        for change in self._changes:
+            _hand_over_flag(change)
+            change.put(change.before)
+        try:
+            yield
+        finally:
+            for table, now in found:  # as a whole, so that hooks keep their order
+                table.clear()
+                table.update(now)
+
+    def _compare(self, before: dict[int, tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
+        for owner, table, then in before.values():
+            self._changes += [
+                _Change(owner, table, key, then.get(key, _ABSENT), table.get(key, _ABSENT))
+                for key in {**then, **table}
+                if then.get(key, _ABSENT) is not table.get(key, _ABSENT)
+            ]
+
+
+@contextmanager
+def noting(model: nn.Module) -> Iterator[Changes]:
+    """Note what a with-block changes in the modules of a model, and take it back if the block raises."""
+    before = {}
+    for module in model.modules():
+        for table in (vars(module), *(value for value in vars(module).values() if isinstance(value, dict))):
+            before[id(table)] = (type(module).__name__, table, dict(table))
+    changes = Changes()
+    try:
+        yield changes
+    except BaseException:
+        for _, table, then in before.values():
+            table.clear()
+            table.update(then)
+        raise
+    changes._compare(before)
+
+
+def _hand_over_flag(change: _Change) -> None:
+    if isinstance(change.before, nn.Module) and isinstance(change.after, nn.Module):
+        change.before.train(change.after.training)

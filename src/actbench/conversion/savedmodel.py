@@ -1,4 +1,4 @@
-"""``actbench.json``, what a folder of a converted model says of itself, and writing a folder as a whole."""
+"""``actbench.json``, which describes a folder of a converted model, and writing a folder as a whole."""
 
 from __future__ import annotations
 
@@ -23,15 +23,11 @@ from actbench.units import PositiveInt, format_bytes
 def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
     """Give a new folder to write into, which becomes ``folder`` when the block ends without an exception.
 
-    The new folder is a hidden sibling, so that the last step is a rename within one file system. After an exception,
-    an interrupt included, it is gone and ``folder`` is as it was.
-
-    Args:
-        folder: The folder to make; missing parents are made too.
-        replaceable: Whether what stands at ``folder`` may be replaced.
+    The new folder is a hidden sibling, so that the last step is a rename within one file system. After an exception it
+    is removed and ``folder`` is as it was. Missing parents are made.
 
     Raises:
-        StoreError: ``folder`` is taken, or it or its parents cannot be written.
+        StoreError: ``folder`` is taken, and not replaceable, or it or its parents cannot be written.
     """
     folder = folder.resolve()
     stage = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
@@ -48,7 +44,7 @@ def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
 
 
 def refuse_taken(folder: Path, *, replaceable: bool) -> None:
-    """Raise a StoreError unless a folder is free: absent, empty, or holding what may be replaced."""
+    """Raise a StoreError unless a folder is absent, empty, or may be replaced."""
     if not os.path.exists(folder):
         check_makeable(folder)
         return
@@ -61,7 +57,7 @@ def refuse_taken(folder: Path, *, replaceable: bool) -> None:
 
 
 def refuse_full_disk(folder: Path, needed_bytes: int) -> None:
-    """Raise a StoreError if the disk on which a folder would be made has less free than is needed."""
+    """Raise a StoreError if the disk of a folder has less free than is needed."""
     existing = folder.resolve()
     while not existing.exists():
         existing = existing.parent
@@ -106,13 +102,12 @@ class SavedModel(Data):
     """How to build a model again and what to apply to it.
 
     Attributes:
-        kind: What writes and reads the rest of the folder: ``save_pretrained`` and ``from_pretrained`` of
-            transformers, a torchvision model by its name, a network of actbench's own by its specification, or a
-            module that the reader has to bring.
+        kind: What writes and reads the weights: ``save_pretrained`` and ``from_pretrained`` of transformers, a
+            torchvision model by its name, a network of actbench's own by its specification, or a module that the reader
+            has to bring.
         architecture: Name of the model's class.
         model: The model specification it was built from, where there was one.
         dtype: The type of its parameters; None for several types, which are those of the tensors in the folder.
-        scheme: Specification of the scheme that was applied.
         weights_origin: Where the weights came from before they were saved.
     """
 

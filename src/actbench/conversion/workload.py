@@ -1,4 +1,4 @@
-"""``actbench convert`` as one call, and as the task of a process: a case in, its sites and a model folder out."""
+"""``actbench convert`` as one call, and as the task of a process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ from actbench.setup import Batch, TrainingSetup
 
 
 def convert_workload(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
-    """Build the model of a case, convert it by the case's scheme and write it.
-
-    Args:
-        case: Model, scheme, weights policy, and the batch for which bytes are told.
-        output: Folder to write, or None for a dry run, which loads no weights.
-        force: Replace a folder that holds a converted model.
+    """Build the model of a case, convert it and write it; without ``output`` no weights are loaded.
 
     Raises:
         UsageError: The model or the scheme does not exist.

@@ -1,4 +1,4 @@
-"""What experiments of every kind have in common: their files, what is left to do of a plan, a record of each outcome.
+"""What experiments of every kind share: their files, what is left to do of a plan, a record of each outcome.
 
 Cases are measured by :mod:`actbench.experiments.sweep`, and models trained by :mod:`actbench.training.comparison`.
 """
@@ -33,7 +33,7 @@ BESIDE = (".md", ".csv")
 
 @dataclass(frozen=True)
 class Summary:
-    """How many cases of a plan were measured (or trained), failed, and were done before."""
+    """How many cases of a plan were measured or trained, failed, and were done before."""
 
     measured: int = 0
     failed: int = 0
@@ -41,14 +41,10 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison(Generic[RecordT]):
-    """What came of a recipe on this machine.
+class ExperimentResult(Generic[RecordT]):
+    """What came of a recipe on this machine: a record for each of its cases, earlier experiments included.
 
-    Attributes:
-        records: One for each case of the recipe, in its order, those of earlier experiments included.
-        summary: What was done in this one.
-        path: The results file, or None when none was kept.
-        notice: What a user must know of how the results file was read, or None.
+    ``path`` is the results file, if one is kept; ``notice`` is what a user must know of how it was read.
     """
 
     records: tuple[RecordT, ...]
@@ -57,33 +53,24 @@ class Comparison(Generic[RecordT]):
     notice: str | None = None
 
 
-class Kept(Protocol[AnyRecord]):
-    """Where records are kept: a :class:`~actbench.results.store.Store`, or what a test gives in its place."""
+class RecordSink(Protocol[AnyRecord]):
+    """Where records go: a :class:`~actbench.results.store.Store`, or what a test gives in its place."""
 
     def done(self, case: Data) -> bool:
-        """Whether the case needs no measuring.
-
-        A failed case is done as well: its failure is a result, and only ``force`` and ``retry_failed`` try it again.
-        """
-        ...
+        """Whether the case needs no measuring; a failure is done, too, unless ``retry_failed`` is given."""
 
     def failed(self, case: Data) -> bool:
         """Whether the case is done and failed."""
-        ...
 
     def append(self, record: AnyRecord) -> None:
-        """Keep a record for good."""
-        ...
+        """Store a record for good."""
 
 
 @dataclass(frozen=True)
 class Kind(Generic[RecordT]):
-    """A kind of experiment.
+    """A kind of experiment: class of its records, suffix of its files, and a function from records and title to tables.
 
-    Attributes:
-        record: Class of its records.
-        suffix: What the names of its results files end with.
-        tables: From records and a title to tables; the first stands as CSV beside the file, all as Markdown.
+    The first table stands as CSV beside the results file, all of them as Markdown.
     """
 
     record: type[RecordT]
@@ -97,21 +84,15 @@ class Kind(Generic[RecordT]):
         return dict(zip(BESIDE, rendered, strict=True))
 
     def write_beside(self, file: Path, records: Sequence[RecordT], title: str) -> None:
-        """Write the tables beside a results file.
-
-        Raises:
-            StoreError: One cannot be written.
-        """
+        """Write the tables beside a results file."""
         exports.export({file.with_suffix(suffix): text for suffix, text in self.texts(records, title).items()})
 
     @contextmanager
     def opened(self, recipe: str, output: Path | None) -> Iterator[Store[RecordT]]:
         """Hold the results file of a recipe on this machine.
 
-        Args:
-            recipe: Its name.
-            output: A folder, in which ``RECIPE/MACHINE`` with this kind's suffix is the file; a ``.jsonl`` file; or
-                None for one that is gone afterwards.
+        ``output`` is a folder, in which ``RECIPE/MACHINE`` with this kind's suffix is the file; a ``.jsonl`` file; or
+        None for a temporary one.
 
         Raises:
             UsageError: ``output`` is named like another kind of file.
@@ -131,27 +112,18 @@ class Kind(Generic[RecordT]):
 
     def finished(
         self, store: Store[RecordT], plan: Sequence[Planned[Any]], summary: Summary, title: str, output: Path | None
-    ) -> Comparison[RecordT]:
-        """Return what came of a plan, and write the tables beside its results file, where that is kept."""
+    ) -> ExperimentResult[RecordT]:
+        """Return what came of a plan, and write the tables beside its results file unless that is temporary."""
         cases = dict.fromkeys(entry.case for entry in plan)
         records = tuple(record for case in cases if (record := store.find(case)) is not None)
         if output is None:
-            return Comparison(records, summary, None, store.notice)
+            return ExperimentResult(records, summary, None, store.notice)
         self.write_beside(store.path, records, title)
-        return Comparison(records, summary, store.path, store.notice)
+        return ExperimentResult(records, summary, store.path, store.notice)
 
 
 def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequence[Planned[CaseT]]) -> None:
-    """Refuse a recipe in which one scheme is written in two ways.
-
-    Args:
-        recipe: Its name.
-        written: The cases as its author wrote them.
-        plan: The same in the one form that records have.
-
-    Raises:
-        RecipeError: It is.
-    """
+    """Raise a RecipeError where two cases that an author wrote differently have one canonical form."""
     first: dict[CaseT, str] = {}
     for entry, author in zip(plan, written, strict=True):
         if entry.case in first:
@@ -162,23 +134,14 @@ def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequenc
 
 def pending(
     plan: Sequence[Planned[CaseT]],
-    store: Kept[Any],
+    store: RecordSink[Any],
     progress: Progress,
     *,
     jobs: int = 1,
     force: bool = False,
     retry_failed: bool = False,
 ) -> list[CaseT]:
-    """Return the cases of a plan that are to be run; one that stands twice is run once.
-
-    Args:
-        plan: The cases.
-        store: Holds those that are done.
-        progress: Told of all.
-        jobs: How many run at a time.
-        force: Whether to run what is done as well.
-        retry_failed: Whether to run again what is done and failed.
-    """
+    """Return the cases of a plan that are to be run, each once; ``progress`` is told of all."""
     cases = dict.fromkeys(entry.case for entry in plan)
     todo = [case for case in cases if force or not store.done(case) or (retry_failed and store.failed(case))]
     chosen = set(todo)
@@ -193,22 +156,13 @@ def keep(
     outcomes: Iterable[tuple[CaseT, Any]],
     kind: type[RecordT],
     plan: Sequence[Planned[CaseT]],
-    store: Kept[RecordT],
+    store: RecordSink[RecordT],
     progress: Progress,
     *,
     recipe: str,
     origin: Mapping[str, Any],
 ) -> Summary:
-    """Store a record of each outcome as soon as it comes.
-
-    Args:
-        outcomes: Cases of the plan with what came of them.
-        kind: Class of the records.
-        plan: All cases.
-        store: Where records go.
-        progress: Told when a record is stored.
-        recipe: Name of the recipe, for the records.
-        origin: What :func:`~actbench.results.machine.provenance` says, for the records.
+    """Store a record of each outcome as soon as it comes; ``origin`` holds the provenance fields of records.
 
     Raises:
         StoreError: A record cannot be stored.

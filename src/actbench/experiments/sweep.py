@@ -1,4 +1,4 @@
-"""A whole comparison as one call: check the recipe, run what is not done yet, and render the tables."""
+"""A whole comparison as one call: check the recipe, run what is not done yet, write the tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actbench import schemes, workloads
-from actbench.experiments.experiment import Comparison, Kind, check_distinct
+from actbench.experiments.experiment import ExperimentResult, Kind, check_distinct
 from actbench.experiments.recipes import Recipe, load, names
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
@@ -22,7 +22,7 @@ MEASURED = Kind(MeasuredRecord, ".jsonl", report_tables)
 
 
 def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
-    """Return the cases of a recipe with every scheme and model name checked and written in its one canonical form.
+    """Return the cases of a recipe with every scheme and model name checked and in canonical form.
 
     Raises:
         SpecError: A scheme does not exist or a value of it is wrong.
@@ -46,7 +46,7 @@ def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
 
 
 def _workload_of(case: Case) -> Case:
-    """Return a case that stands for all that have its workload: the model and how it is fed, whatever the amounts."""
+    """Return a case that stands for all that have its model, fed in the same way."""
     return case.model_copy(update={"scheme": "exact", "batch_size": 1, "seed": 0, "find_largest_batch": False})
 
 
@@ -60,19 +60,11 @@ def run(
     force: bool = False,
     retry_failed: bool = False,
     progress: Progress | None = None,
-) -> Comparison[MeasuredRecord]:
+) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
-    Args:
-        recipe: What to compare.
-        output: A folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
-            or None to keep no file.
-        command: What a user types to have the same, for the records.
-        jobs: How many simulated cases run at a time.
-        timeout_seconds: Time that one case may work; None is without end.
-        force: Measure again what the file holds.
-        retry_failed: Measure again what failed.
-        progress: Told what happens.
+    ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
+    or None to keep no file. The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
         UsageError: The recipe names something that does not exist.
@@ -95,11 +87,7 @@ def run(
 
 
 def render_again(folder: Path) -> list[Path]:
-    """Write the tables beside every results file below a folder anew, and return the files.
-
-    Raises:
-        StoreError: A file cannot be read or written, or the folder holds none.
-    """
+    """Write the tables beside every results file below a folder anew, and return the files."""
     files = store.files_in([folder])
     for file in files:
         title = load(file.parent.name).title if file.parent.name in names() else file.parent.name
@@ -108,6 +96,6 @@ def render_again(folder: Path) -> list[Path]:
 
 
 def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:
-    """Return a case as records have it: the scheme in its one spelling, the simulated device named."""
+    """Return a case as records have it: the scheme in its canonical form, the simulated device named."""
     profile = entry.case.device_profile or (profiles.DEFAULT if entry.case.meter == "simulated" else None)
     return replace(entry, case=entry.case.model_copy(update={"scheme": spec, "device_profile": profile}))

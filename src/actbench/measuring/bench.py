@@ -1,12 +1,14 @@
-"""Measuring one case: the only place where workload, scheme and meter meet."""
+"""Measuring one case, where workload, scheme and meter meet."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
+from torch import Tensor
 
 from actbench import schemes, workloads
 from actbench.errors import (
@@ -23,7 +25,6 @@ from actbench.errors import (
 )
 from actbench.foreign import boundary, place_of
 from actbench.measuring import inspection, meters, search
-from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import LargestBatch, Measurement
@@ -34,10 +35,7 @@ Found = TypeVar("Found")
 
 
 class Session:
-    """One case being measured, in the process in which it is made.
-
-    Args:
-        case: What to build, what to apply and how to measure it.
+    """One case being measured, in this process.
 
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` says what that means for its record.
@@ -78,14 +76,7 @@ class Session:
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         reading, optimizer = self._reading(search_result)
         return Measurement(
-            weights_bytes=reading.weights_bytes,
-            gradients_bytes=reading.gradients_bytes,
-            optimizer_bytes=reading.optimizer_bytes,
-            activation_bytes=reading.activation_bytes,
-            peak_bytes=reading.peak_bytes,
-            reserved_bytes=reading.reserved_bytes,
-            process_bytes=reading.process_bytes,
-            loss=reading.loss,
+            **vars(reading),
             **quality,
             largest_batch=None if search_result is None else search_result.batch_size,
             largest_batch_search=search_result,
@@ -99,11 +90,7 @@ class Session:
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
-        """Run one round of timed steps; the first round is preceded by the case's warm-up.
-
-        Returns:
-            Seconds of each step, or None when the meter has no clock.
-        """
+        """Run a round of timed steps, the first after a warm-up; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
         if self._step is None:
@@ -135,7 +122,7 @@ class Session:
             raise OutOfMemoryError(message, error.peak_bytes) from error
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
-        """Return what the modules of a setup keep, or None, with a warning, for a real model that needs values."""
+        """Return what the modules of a setup save, or None, with a warning, for a real model that needs values."""
         try:
             with self.meter.operators():
                 return inspection.trace(setup, self._batch)
@@ -154,14 +141,14 @@ class Session:
             self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # it may do something at the largest
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
-        """Return the gradient on the case's batch in the last of some passes."""
+        """Return the gradient of the last of some passes over the case's batch."""
         with self.meter.active():
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
 
     def _judged_gradient(self) -> Gradients:
-        """Return the gradient of a step in the steady state: bits are shared out, weights are what a step leaves."""
+        """Return the gradient of a step in the steady state: bits are allocated, weights are what a step leaves."""
         torch.manual_seed(self.case.seed)
         with self.meter.active(), self.scheme.as_after_a_step(self.setup):
             return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
@@ -171,7 +158,7 @@ class Session:
             return dict(self.scheme.diagnostics(self.setup, self._batch(), self.case.seed))
 
     def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return fields of the measurement about the gradient, and warnings where they are unknown."""
+        """Return fields of the measurement about the gradient, and warnings."""
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
@@ -200,7 +187,7 @@ class Session:
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
-    """Return what a function computes, or None where there is not enough memory for it."""
+    """Return what a function computes, or None where memory runs out."""
     try:
         return compute()
     except Exception as error:
@@ -232,7 +219,7 @@ def measure(case: Case) -> Measurement:
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
-    Nothing is computed and no weights are loaded; the lengths of time and the memory limit of the case mean nothing.
+    Nothing is computed and no weights are loaded; timing and memory limit of the case are ignored.
 
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` says what that means.
@@ -249,7 +236,7 @@ def itemize(case: Case) -> Ledger:
 
 
 def itemize_all(text: str) -> str:
-    """Do :func:`itemize` as a task of a process of its own: from a list of cases to that of their ledgers, in JSON."""
+    """Do :func:`itemize` as a task of a process: from a list of cases to their ledgers, in JSON."""
     ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
     return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()
 
@@ -263,7 +250,7 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the record of an error: its reason, its message and, where known, the peak that would have been needed."""
+    """Return the record of an error, with the peak that would have been needed where it is known."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
     if is_out_of_memory(error):
         reason = "out-of-memory"
@@ -271,3 +258,42 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
         message += place_of(error.__cause__)
     return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
+
+
+Gradients = Mapping[Tensor, Tensor]
+
+
+def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
+    """Run forward and backward once and take the gradients of all parameters off them.
+
+    The default generators are seeded first, so that two setups on one batch draw the same dropout masks.
+    """
+    torch.manual_seed(seed)
+    step = TrainStep(setup, batch)
+    try:
+        step.backward(step.forward())
+        return step.gradients()
+    finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
+        step.optimizer.zero_grad(set_to_none=True)
+        setup.module.zero_grad(set_to_none=True)
+
+
+def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float, float]:
+    """Compare two gradients over all parameters as one long vector.
+
+    Returns:
+        ``|found - exact| / |exact|`` and the cosine between the two; NaN where the exact gradient is zero.
+    """
+    error = dot = found_square = exact_square = 0.0
+    for parameter, reference in exact.items():
+        mine = found.get(parameter)
+        a = torch.zeros_like(reference).double() if mine is None else mine.double()
+        b = reference.double()
+        error += float((a - b).square().sum())
+        dot += float((a * b).sum())
+        found_square += float(a.square().sum())
+        exact_square += float(b.square().sum())
+    if exact_square == 0.0:
+        return math.nan, math.nan
+    norms = math.sqrt(found_square * exact_square)
+    return math.sqrt(error / exact_square), dot / norms if norms else math.nan

@@ -16,24 +16,16 @@ _PATIENCE = 2
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one step at one batch size.
-
-    Attributes:
-        fits: Whether the step stayed within the memory limit.
-        peak_bytes: Its peak; of a step that does not fit, the peak it would need, or None where that is unknown.
-    """
+    """Whether the step at one batch size fits, and the peak that it needs, where that is known."""
 
     fits: bool
     peak_bytes: int | None = None
 
 
 def predict(first: tuple[int, int], second: tuple[int, int], memory_limit_bytes: int) -> int | None:
-    """Return the largest batch whose peak stays within the limit on the line through two ``(batch, peak_bytes)``.
+    """Return the largest batch within the limit on the line through two ``(batch, peak_bytes)``; None if it falls.
 
     A training step's peak is close to ``weights + batch * per_sample``, so two readings place the answer.
-
-    Returns:
-        The batch, or None when the line does not rise and so never meets the limit.
     """
     (batch, peak), (other_batch, other_peak) = first, second
     run, rise = other_batch - batch, other_peak - peak
@@ -52,9 +44,9 @@ def largest(
 ) -> LargestBatch:
     """Find the largest batch that fits, and prove it by a trial there and one at the next batch up.
 
-    The first trial is the prediction, or 1 where nothing is known. Peaks that are known are continued as a line;
-    without them, or when the line misleads, steps that double and then halve close in on the edge. Were ``fits`` not
-    monotone (real allocators are noisy), the result still fits and its successor still does not.
+    The first trial is the prediction, or 1 where nothing is known. Known peaks are continued as a line; without them,
+    or when the line misleads, steps that double and then halve close in on the edge. Were ``fits`` not monotone (real
+    allocators are noisy), the result still fits and its successor still does not.
 
     Args:
         fits: Tries a batch; called at most once for each.
@@ -62,9 +54,6 @@ def largest(
         predicted: Where the edge is believed to be.
         known: Trials made before, which are not repeated and not counted.
         largest_tried: Where to stop; a result there has ``next_outcome="not-tried"``.
-
-    Returns:
-        The batch, 0 when not even one sample fits, with the peaks on both sides and the number of trials.
     """
     search = _Search(fits, memory_limit_bytes, dict(known or {}), largest_tried)
     if predicted is not None or not known:
@@ -75,12 +64,7 @@ def largest(
 
 
 class _Search:
-    """The interval that still holds the edge, and the trials that it was narrowed with.
-
-    Attributes:
-        fitting: Largest batch known to fit; 0, the empty batch, always does.
-        failing: Smallest batch above it known not to; one more than ``largest_tried`` before any is known.
-    """
+    """The interval that holds the edge, from the largest batch known to fit to the smallest known not to."""
 
     def __init__(
         self, fits: Callable[[int], Trial], limit_bytes: int, trials: dict[int, Trial], largest_tried: int
@@ -97,12 +81,12 @@ class _Search:
         self.failing = min(above, default=max(largest_tried, self.fitting) + 1)
 
     def begin_at(self, batch: int) -> None:
-        """Try a batch, if it still tells something."""
+        """Try a batch inside the interval."""
         if self.fitting < batch < self.failing:
             self._try(batch)
 
     def advance(self) -> None:
-        """Make one trial inside the interval, which shrinks it."""
+        """Make one trial, which shrinks the interval."""
         width = self.failing - self.fitting
         guess = self._line() if self._lines < _PATIENCE else None
         if guess is None or not self.fitting <= guess < self.failing:
@@ -114,7 +98,7 @@ class _Search:
         self._lines = 0 if halved else self._lines + 1
 
     def result(self, predicted: int | None) -> LargestBatch:
-        """Return what was found; the interval must have closed."""
+        """Return what was found once the interval has closed."""
         at, above = self._trials.get(self.fitting), self._trials.get(self.failing)
         over_limit = above is not None and (above.peak_bytes or 0) > self._limit_bytes
         return LargestBatch(
@@ -142,7 +126,7 @@ class _Search:
         return self.fitting + stride if self._upwards else self.failing - stride
 
     def _line(self) -> int | None:
-        """Return where the peaks known nearest to the limit meet it, if any two do."""
+        """Return where the line through the peaks nearest to the limit meets it, if there are any two."""
         trials = ((batch, trial.fits, trial.peak_bytes) for batch, trial in self._trials.items())
         # An allocator that refused a step may report how far it came: that is not the peak the step would need.
         peaks = [(b, peak) for b, fits, peak in trials if peak is not None and fits == (peak <= self._limit_bytes)]

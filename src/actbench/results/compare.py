@@ -31,13 +31,10 @@ QUANTITIES: dict[str, Column[Entry]] = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on one quantity.
+    """A bound on one quantity of :data:`QUANTITIES`, as ``text`` was written.
 
-    Attributes:
-        text: As it was written.
-        quantity: Key of :data:`QUANTITIES`.
-        kind: ``worse``: the share by which it may get worse; ``>`` or ``<``: a value that it may not pass.
-        amount: The share, or the value in base units.
+    ``amount`` is the share by which the quantity may get worse (kind ``worse``), or a value in base units that it may
+    not pass (``>`` and ``<``).
     """
 
     text: str
@@ -46,12 +43,7 @@ class Limit:
     amount: float
 
     def broken_by(self, before: float | None, after: float) -> bool | None:
-        """Whether a change breaks the limit; None when there is nothing before it to compare with.
-
-        Args:
-            before: The value of the first file, or None.
-            after: The value of the second.
-        """
+        """Whether a change breaks the limit; None when there is no earlier value to compare with."""
         if self.kind != "worse":
             return after > self.amount if self.kind == ">" else after < self.amount
         if before is None:
@@ -68,7 +60,7 @@ def parse_limit(text: str) -> Limit:
     """Read ``peak:5%`` (more than 5 % worse fails), ``largest_batch:0%``, ``peak:>8GiB`` or ``throughput:<90``.
 
     Raises:
-        UsageError: The text does not follow this grammar; the message shows what is allowed.
+        UsageError: The text does not follow this grammar.
     """
     quantity, colon, bound = (part.strip() for part in text.partition(":"))
     if not colon or quantity not in QUANTITIES:
@@ -101,7 +93,7 @@ _NOT_HERE = "not in this file"
 
 @dataclass(frozen=True)
 class Pair:
-    """One case in two files; None where a file does not hold it."""
+    """One case in two files; None where a file lacks it."""
 
     before: Entry | None
     after: Entry | None
@@ -116,12 +108,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What became of the cases of two files.
-
-    Attributes:
-        table: One row for each case of either file.
-        violations: One sentence for each limit that a case breaks; empty when all hold.
-    """
+    """A table with a row for each case of either file, and a sentence for each limit that a case breaks."""
 
     table: Table
     violations: tuple[str, ...]
@@ -130,9 +117,7 @@ class Comparison:
 def compare(
     before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], limits: Sequence[Limit] = ()
 ) -> Comparison:
-    """Compare two sets of records case by case; the machines may differ, which the notes then say.
-
-    Where a set is of several machines, each is compared with itself, and a column names it.
+    """Compare two sets of records case by case; of several machines, each is compared with itself.
 
     A case that was measured before and fails now breaks every limit, and so does a limit that no case could be held to:
     a check of nothing must not pass.
@@ -205,12 +190,12 @@ def _violations(limit: Limit, pairs: Sequence[Pair], several: bool) -> Iterator[
         broken = limit.broken_by(earlier, value) if value is not None else None
         checked += broken is not None
         if broken:
-            yield f"{place}: {_told(column, earlier)} before, {_told(column, value)} now"
+            yield f"{place}: {_shown(column, earlier)} before, {_shown(column, value)} now"
     if not checked:
         yield f"{limit.text}: no case of the two files could be checked"
 
 
-def _told(column: Column[Entry], value: float | None) -> str:
+def _shown(column: Column[Entry], value: float | None) -> str:
     return write(value, column.unit) if value is not None else "unknown"
 
 

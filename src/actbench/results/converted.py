@@ -14,14 +14,7 @@ from actbench.units import format_bytes
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """A conversion to be done.
-
-    Attributes:
-        case: What is converted: model, scheme, weights policy, and the batch for which bytes are told.
-        output: Folder to write; None names one after model and scheme.
-        dry_run: Whether nothing is written.
-        force: Whether a folder that holds a converted model is replaced.
-    """
+    """What to convert; without ``output`` the folder is named after model and scheme."""
 
     case: Case
     output: Path | None
@@ -34,16 +27,11 @@ class ConversionReport:
     """What a conversion changed and what it is worth.
 
     Attributes:
-        case: What was converted; bytes are for its batch.
         sites: What changed, with the bytes each keeps for backward before and after.
-        unreached: What a reader might expect to have changed and did not, with the reason.
-        bytes_before: What the exact model keeps for backward in one step, all of it.
-        bytes_after: The same of the converted model.
+        bytes_before: What the exact model keeps for backward in one step of the case's batch.
+        bytes_after: What the converted model keeps.
         folder: Where the model was written, or None for a dry run.
-        weights_origin: Where the weights come from.
-        built: What the model and task came to; None where the function that builds it does not say.
-        warnings: What a user must know of how the model was found.
-        seconds: How long it all took.
+        built: What model and task came to; None where a function of the user's own does not say.
     """
 
     case: Case
@@ -77,12 +65,8 @@ UNREACHED: tuple[Column[Unreached], ...] = (
 def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_bytes: int | None = None) -> Table:
     """Return what was converted, with the bytes it keeps for backward before and after, and totals.
 
-    A site that the step never ran keeps nothing either way: it is shown and not counted.
-
-    Args:
-        sites: What was converted.
-        title: Of the table.
-        saved_bytes: What the whole model keeps less. Where the sites lose more, a note says that others keep the rest.
+    Sites that never ran are shown and not counted. ``saved_bytes`` is what the whole model keeps less: where the sites
+    lose more, a note says that other layers keep the rest.
     """
     ran = [site for site in sites if site.calls != 0]
     notes = []
@@ -100,13 +84,13 @@ def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_byt
     return fill(title, SITES, [*sites, total], notes)
 
 
-def unreached_table(unreached: Sequence[Unreached], title: str = "Not converted") -> Table:
-    """Return the places that a reader might expect to be converted and that were not, with the reasons."""
-    return fill(title, UNREACHED, unreached)
+def unreached_table(unreached: Sequence[Unreached]) -> Table:
+    """Return the places that a reader might expect to be converted, with the reasons why they are not."""
+    return fill("Not converted", UNREACHED, unreached)
 
 
 def _total(sites: Sequence[Site]) -> Site:
-    """Return the sum of sites; what a site holds is not added again for a site inside it."""
+    """Return the sum of the outermost sites."""
     outer = [site for site in sites if not any(_inside(site, other) for other in sites)]
     before = [site.bytes_before for site in outer if site.bytes_before is not None]
     after = [site.bytes_after for site in outer if site.bytes_after is not None]

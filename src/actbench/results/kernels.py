@@ -21,21 +21,16 @@ Seconds = tuple[float, ...]
 
 
 class KernelResult(Data):
-    """One operator at one type, number of bits and size.
+    """One operator at one type, number of bits and size; seconds are those of each run.
 
     Attributes:
-        operator: What was measured, such as ``stepwise_encode``, or ``layer:gelu`` for forward and backward.
-        bits: Bits of a code, where there are codes.
-        rows: Rows of the tensor.
-        columns: Columns of the tensor.
+        operator: Such as ``stepwise_encode``, or ``layer:gelu`` for forward and backward.
         moved_bytes: What the operator reads and writes, by count.
         floor_bytes: What it would, if each tensor were read or written once.
         copied_bytes: What the copy reads and writes.
-        seconds: Of each run.
-        copy_seconds: Of each run of ``copy_`` between two existing tensors of this type and size.
+        copy_seconds: Of ``copy_`` between two existing tensors of this type and size, interleaved.
         exact: What the operator stands in for, such as ``nn.GELU``.
-        exact_seconds: Of each run of that, interleaved with the others.
-        compiled_seconds: The same under ``torch.compile``.
+        compiled_seconds: Of the exact operator under ``torch.compile``.
     """
 
     operator: str
@@ -65,13 +60,7 @@ class KernelResult(Data):
 
 
 class KernelReport(Data):
-    """A whole run: what ``--export-json`` writes.
-
-    Attributes:
-        device: Name of the processor or GPU that computed.
-        threads: Threads of the processor that torch used.
-        notes: What could not be measured, and why.
-    """
+    """A whole run, as ``--export-json`` writes it; ``notes`` say what could not be measured."""
 
     schema_version: SchemaVersion = SCHEMA_VERSION
     device: str

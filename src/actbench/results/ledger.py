@@ -1,7 +1,4 @@
-"""The list of everything that a training step keeps for its backward pass: the shape of ``measure --ledger`` in JSON.
-
-Nothing in this file, or in what it imports, imports torch. All amounts are in bytes.
-"""
+"""Every tensor that a training step saves for backward: the shape of ``measure --ledger`` in JSON, in bytes."""
 
 from __future__ import annotations
 
@@ -18,26 +15,25 @@ OUTSIDE = "<outside>"
 """The module of what the loss function keeps after the model has returned."""
 
 
-def called(module: str) -> str:
-    """Return what people are told of the path of a module."""
+def display_path(module: str) -> str:
+    """Return how people are shown the path of a module."""
     return {"": "(the model)", OUTSIDE: "(outside)"}.get(module, module)
 
 
 class SavedTensor(Data):
-    """One argument that one operator keeps for backward.
+    """One argument that one operator saves for backward.
 
     Attributes:
         module: Path of the module that ran the operator; empty for the model itself, :data:`OUTSIDE` for none.
-        operator: The node of autograd's graph, such as ``ConvolutionBackward0``; for what is held outside of the graph
-            the operator that made it.
-        argument: What the node calls it; several, where a scheme keeps one tensor in several parts.
-        shape: Of the tensor, as it was before a scheme packed it.
-        dtype: Its type, likewise.
-        bits: Bits in which an element is kept, by the bytes of the parts: what belongs to a group is in it.
+        operator: The node of autograd's graph, such as ``ConvolutionBackward0``; outside of the graph the operator that
+            made the tensor.
+        argument: What the node calls it; several, where a scheme packs one tensor in several parts.
+        shape: Before a scheme packed the tensor; likewise ``dtype``.
+        bits: Bits of an element, by the bytes of all parts.
         kept_bytes: Bytes of its storages that no earlier entry holds; 0 where all are counted already or not here.
-        packed: Whether a scheme keeps something else in its place.
+        packed: Whether a scheme saves something else in its place.
         shared_with: Module, operator and argument of the other entries that hold one of its storages.
-        reason: Why it is not counted, or why a scheme left it alone; None where there is nothing to say.
+        reason: Why it is not counted, or why a scheme left it alone.
     """
 
     module: str
@@ -55,9 +51,7 @@ class SavedTensor(Data):
 class Ledger(Data):
     """Every saved tensor of a step, in the order in which the model runs.
 
-    Attributes:
-        entries: One for each argument of an operator.
-        recomputed: How many tensors a recomputed part of the model would have saved and does not.
+    ``recomputed`` counts the tensors that a recomputed part of the model would have saved and does not.
     """
 
     entries: tuple[SavedTensor, ...]
@@ -65,7 +59,7 @@ class Ledger(Data):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes kept by the whole step, each storage counted once."""
+        """Bytes saved by the whole step, each storage counted once."""
         return sum(entry.kept_bytes for entry in self.entries)
 
 
@@ -79,14 +73,7 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class _Sum:
-    """What one operator keeps.
-
-    Attributes:
-        operator: Its name.
-        tensors: How many it saves, those that others hold too among them.
-        kept_bytes: Bytes that are counted at it.
-        share: Of all bytes.
-    """
+    """What one operator saves: how many tensors, the bytes counted at it, and their share of all."""
 
     operator: str
     tensors: int
@@ -102,7 +89,7 @@ def _shared(saved: SavedTensor) -> str | None:
 
 
 TENSORS: tuple[Column[SavedTensor], ...] = (
-    Column("module", "Module", "text", lambda saved: called(saved.module)),
+    Column("module", "Module", "text", lambda saved: display_path(saved.module)),
     Column("operator", "Operator", "text", lambda saved: saved.operator),
     Column("argument", "Argument", "text", lambda saved: saved.argument, detail=2),
     Column("shape", "Shape", "text", lambda saved: "x".join(map(str, saved.shape)) or "scalar", detail=1),
@@ -121,21 +108,21 @@ OPERATORS: tuple[Column[_Sum], ...] = (
 
 
 def ledger_table(ledger: Ledger, title: str = "Saved tensors") -> Table:
-    """Return one row for each saved tensor, in the order in which the model runs, with a summary below."""
+    """Return one row for each saved tensor, with a summary below."""
     return fill(title, TENSORS, ledger.entries, _notes(ledger))
 
 
-def operators_table(ledger: Ledger, title: str = "Kept by operator") -> Table:
-    """Return one row for each operator, the one that keeps the most first, and the total."""
+def operators_table(ledger: Ledger) -> Table:
+    """Return one row for each operator, the one that saves the most first, and the total."""
     entries, total = ledger.entries, ledger.total_bytes
     names = dict.fromkeys(entry.operator for entry in entries)
     sums = [_sum(name, [entry for entry in entries if entry.operator == name], total) for name in names]
     sums.sort(key=lambda each: -each.kept_bytes)
-    return fill(title, OPERATORS, [*sums, _sum(f"total of {len(sums)}", entries, total)])
+    return fill("Kept by operator", OPERATORS, [*sums, _sum(f"total of {len(sums)}", entries, total)])
 
 
 def lines_table(lines: Sequence[LedgerLine], title: str = "Saved tensors") -> Table:
-    """Return the saved tensors of several cases in one table, each row with what its case is."""
+    """Return the saved tensors of several cases in one table."""
     return fill(title, (*(_of_case(name) for name in _CASE), *map(_of_tensor, TENSORS)), lines)
 
 

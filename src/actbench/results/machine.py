@@ -1,13 +1,19 @@
-"""Where cases are measured and with what versions, found out without importing torch or starting CUDA."""
+"""Where cases are measured and with what versions, found out without importing torch or starting CUDA.
+
+A container often allows less memory and fewer cores than the machine has, which Linux control groups tell (versions 1
+and 2).
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,19 +22,97 @@ from typing import Any
 import psutil
 import pynvml
 
-from actbench.results import cgroup
 from actbench.results.records import Machine, Versions
+
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+_VMSTAT = Path("/proc/vmstat")
+
+
+def memory_limit_bytes() -> int | None:
+    """Return the smallest memory limit of the groups this process is in, or None where there is none."""
+    limits = [
+        *(_number(folder / "memory.max") for folder in _folders("")),
+        *(_number(folder / "memory.limit_in_bytes") for folder in _folders("memory")),
+    ]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_left_bytes() -> int | None:
+    """Return how much of the memory limit is left, file cache counted as free, or None where there is no limit."""
+    files = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _folders("")]
+    files += [
+        (folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        for folder in _folders("memory")
+    ]
+    left = []
+    for folder, limit_file, usage_file, cache_key in files:
+        limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+        if limit is not None and usage is not None:
+            left.append(limit - usage + (_statistic(folder / "memory.stat", cache_key) or 0))
+    return max(0, min(left)) if left else None
+
+
+def memory_kills() -> int | None:
+    """Return how many processes the kernel has ended for want of memory in this process's group, or on the machine."""
+    files = [folder / "memory.events" for folder in _folders("")]
+    files += [folder / "memory.oom_control" for folder in _folders("memory")]
+    counts = (_statistic(file, "oom_kill") for file in (*files, _VMSTAT))
+    return next((count for count in counts if count is not None), None)
+
+
+def quota_cores() -> int | None:
+    """Return the processor quota in whole cores, rounded up, or None where there is none."""
+    quotas = [_quota(folder / "cpu.max") for folder in _folders("")]
+    for folder in _folders("cpu"):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        quotas.append(quota / period if quota is not None and quota > 0 and period else None)
+    return min((math.ceil(quota) for quota in quotas if quota is not None), default=None)
+
+
+def _folders(controller: str) -> Iterator[Path]:
+    """Yield the folder of this process's group and those above it; the empty controller is version 2."""
+    if not _MEMBERSHIP.exists():
+        return
+    for line in _MEMBERSHIP.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root = _CGROUPS / controllers
+            group = root / path.lstrip("/")
+            while group != root.parent and root in (group, *group.parents):
+                yield group
+                group = group.parent
+
+
+def _number(path: Path) -> int | None:
+    """Read a number; None where the file is missing or says that there is no limit."""
+    try:
+        amount = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return amount if amount < 2**60 else None  # version 1 writes "no limit" as a huge number
+
+
+def _quota(path: Path) -> float | None:
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _statistic(path: Path, key: str) -> int | None:
+    """Read the number behind a key; None where the file or the key is missing."""
+    try:
+        pairs = dict(line.split() for line in path.read_text().splitlines())
+        return int(pairs[key])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU that is visible.
-
-    Attributes:
-        name: As the driver calls it.
-        memory_bytes: Its memory.
-        driver: Version of the driver.
-    """
+    """The first GPU that is visible."""
 
     name: str
     memory_bytes: int
@@ -69,7 +153,7 @@ def _text(value: str | bytes) -> str:
 
 
 _virtual_memory: Any = psutil.virtual_memory
-_ROOT = Path(__file__).parents[3]  # of the checkout, where there is one
+_CHECKOUT = Path(__file__).parents[3]  # of the checkout, where there is one
 _CODE = ("src", "kernels", "pyproject.toml")
 
 
@@ -91,7 +175,7 @@ def machine() -> Machine:
 def versions() -> Versions:
     """Return the versions of what measures, and the commit of the checkout that actbench is imported from, if any."""
     torch, cuda = _torch_versions()
-    commit, dirty = _checkout(_ROOT)
+    commit, dirty = _checkout(_CHECKOUT)
     return Versions(
         actbench=_version("actbench") or "unknown",
         python=platform.python_version(),
@@ -107,36 +191,32 @@ def versions() -> Versions:
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Return what records of every kind say of where they come from, by field.
-
-    Args:
-        command: What a user types to have the same.
-    """
+    """Return the provenance fields of records; ``command`` is what the user types to have the same."""
     return {"machine": machine(), "versions": versions(), "command": command}
 
 
 def now() -> str:
-    """Return the time, as records have it."""
+    """Return the time as records have it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def available_memory_bytes() -> int:
-    """Return the host memory that a process may still take without pushing another one out."""
+    """Return the host memory that a process may still take without swapping."""
     available = int(_virtual_memory().available)
-    left = cgroup.memory_left_bytes()
+    left = memory_left_bytes()
     return available if left is None else min(available, left)
 
 
 def memory_bytes() -> int:
-    """Return the host memory that all processes together may use: the machine's, or what its container allows."""
+    """Return the host memory of the machine, or what its container allows."""
     total = int(_virtual_memory().total)
-    limit = cgroup.memory_limit_bytes()
+    limit = memory_limit_bytes()
     return total if limit is None else min(total, limit)
 
 
 def _cores() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup.cores()
+    quota = quota_cores()
     return usable if quota is None else max(1, min(usable, quota))
 
 
@@ -175,10 +255,7 @@ def _torch_versions() -> tuple[str | None, str | None]:
 
 
 def _checkout(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of a checkout and whether its code differs from it; nothing where ``root`` is none.
-
-    What a sweep writes, results and tables, does not make a checkout dirty.
-    """
+    """Return the commit of a checkout and whether its code differs from it; results and tables do not count."""
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return None, None
     commit = _git(root, "rev-parse", "HEAD")

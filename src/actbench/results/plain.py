@@ -1,4 +1,4 @@
-"""Text that others wrote, made fit to be shown: nothing in it steers a terminal, reorders a line or hides."""
+"""Text that others wrote, made safe to show: nothing in it steers a terminal, reorders a line or hides."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _FORMULA = tuple("=+-@\t\n＝＋－＠")  # what spreadsheets take for the begin
 
 
 def plain(text: str) -> str:
-    r"""Return a text with every character that is no visible one written as an escape, such as ``\x1b``.
+    r"""Return a text with every invisible character written as an escape, such as ``\x1b``; tabs and newlines stay.
 
-    Tabs stay, and so do line ends, each as a newline. What comes out is left as it is when it comes in again. Every
-    text from a file, a model or a machine goes through here once, where it leaves actbench:
+    Idempotent. Every text from a file, a model or a machine goes through here once, where it leaves actbench:
     :func:`~actbench.results.render.formats.cells` for tables, ``remark`` and the progress of runs for standard error,
     the entry point for errors. JSON has texts as they are.
     """
@@ -26,13 +25,13 @@ def plain(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return a plain text as one line of Markdown that shows it and makes no tag, link, code or cell of it."""
+    """Return a plain text as one line of Markdown without tags, links, code or cells."""
     line = " ".join(plain(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _LINKS.sub(r"\\", _MARKS.sub(r"\\\g<0>", line))
 
 
 def csv_cell(text: str) -> str:
-    """Return a plain text behind a quote mark where a spreadsheet would run it as a formula; numbers stay numbers."""
+    """Return a plain text, behind a quote mark where a spreadsheet would run it as a formula; numbers stay numbers."""
     cell = plain(text)
     return f"'{cell}" if cell.startswith(_FORMULA) and not _is_number(cell) else cell
 

@@ -36,20 +36,17 @@ class TrainingCase(Data):
     """One training run, fully resolved: what is trained, on what, how, with which scheme and seed.
 
     Attributes:
-        data: Name of the data set.
         epochs: Passes over the training set; None where ``steps`` says how long the run is.
         learning_rate: The largest of the schedule.
-        momentum: Of SGD.
         schedule: How the learning rate falls: not at all, by half a cosine to zero, or by ``gamma`` at each milestone.
         milestones: Shares of the run.
         warmup_steps: Steps in which the learning rate rises from zero.
         evaluate_every: Steps between evaluations; None for one an epoch, and 20 at most. One more ends the run.
-        dtype: Type of the weights and pictures; None for the types that the model comes with, where it brings some.
-        tokenizer: Folder or name on the hub of what makes tokens of written sentences; None for the model's own.
-        max_grad_norm: Length to which the gradient of all parameters together is cut; None for none.
-        gradient_accumulation: Parts that a batch is cut into, whose gradients are added up before a step.
+        dtype: Type of weights and pictures; None for the types that the model comes with, where it brings some.
+        tokenizer: Folder or name on the hub of a tokenizer for written sentences; None for the model's own.
+        max_grad_norm: Length to which the gradient of all parameters together is clipped.
+        gradient_accumulation: Parts of a batch whose gradients are added up before a step.
         processes: How many train together; each has its share of every batch.
-        strategy: How the model is spread over them.
         seed: Of weights, order of the data, dropout and sketches.
     """
 
@@ -90,7 +87,7 @@ class TrainingCase(Data):
 
     @property
     def name(self) -> str:
-        """What people are told of it."""
+        """How people are shown it."""
         return f"{self.model} on {self.data}, {self.scheme}, seed {self.seed}"
 
     def key(self) -> str:
@@ -105,8 +102,8 @@ class Evaluation(Data):
 
     Attributes:
         accuracy: A share of 1; None where labels are no classes.
-        f1: Of class 1, where the data set is scored by it.
-        correlation: Mean of Pearson's and Spearman's with the labels, where the data set is scored by it.
+        f1: Of class 1, where it is the metric.
+        correlation: Mean of Pearson's and Spearman's with the labels, where it is the metric.
     """
 
     step: NonNegativeInt
@@ -120,20 +117,17 @@ class Trained(Data):
     """What came of a run that reached its end, or whose loss was no longer a finite number.
 
     Attributes:
-        metric: What the data set is scored by.
         steps: How many the whole run has.
         losses: Training loss of each step, over all processes.
         step_seconds: Wall time of each training step, reading its loss included, evaluations left out.
         evaluations: In the order of their steps; the last is that of the finished model.
-        diverged_at: The step, from 1, whose loss was no finite number; None where all were.
-        weights_bytes: Parameters and buffers, of the first process where there are several.
-        optimizer_bytes: Optimizer state, likewise.
-        activation_bytes: Live after forward minus before, of one more step behind the last evaluation; with gradients
+        diverged_at: The step, from 1, whose loss was no finite number.
+        weights_bytes: Parameters and buffers, of the first process; likewise ``optimizer_bytes``.
+        activation_bytes: Live after forward minus before, of one more step after the last evaluation; with gradients
             accumulated, of one part of its batch. Of several processes the largest.
         peak_bytes: Peak allocated in that step, everything included; likewise.
-        rank_activation_bytes: Those of each process, by rank; empty for one process.
-        rank_peak_bytes: Peaks, in the same way.
-        sites: Places of the model that the scheme changed.
+        rank_activation_bytes: Those of each process, by rank; empty for one process. Likewise ``rank_peak_bytes``.
+        sites: How many places of the model the scheme changed.
         built: What was trained; None in older records, and where a function of the user's own does not say.
         resumed_at: Steps after which a later process went on from a checkpoint.
     """

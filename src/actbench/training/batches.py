@@ -17,7 +17,7 @@ from actbench.results.runs import TrainingCase
 from actbench.setup import Batch
 from actbench.training import data
 from actbench.training.data import DataSet, Kind, Samples
-from actbench.training.processgroup import Team
+from actbench.training.processgroup import ProcessGroup
 from actbench.workloads.base import Workload
 
 _MODELS: dict[Kind, str] = {
@@ -33,17 +33,8 @@ _TASKS: tuple[Task, ...] = ("image-classification", "causal-lm", "sequence-class
 class Feed:
     """Batches of a data set for a model; which samples a step sees depends on seed and step alone.
 
-    Of several processes each has its share of a batch, which together is the batch of one process.
-
-    Attributes:
-        data: The samples.
-        inputs: What the model calls its inputs.
-        shape: Shape of one input.
-        dtype: Type of pictures.
-        batch_size: Samples of a training step, over all processes.
-        seed: Of the order of the samples and of what changes them.
-        rank: Of this process, from 0.
-        ranks: How many processes there are.
+    Each of ``ranks`` processes has its share of a batch of ``batch_size``. ``inputs`` is what the model calls its
+    inputs, ``shape`` that of one input, and ``dtype`` the type of pictures.
     """
 
     data: DataSet
@@ -57,11 +48,11 @@ class Feed:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of the training set; the samples that are left over are others in each epoch."""
+        """Whole batches of the training set; the samples left over are others in each epoch."""
         return len(self.data.train) // self.batch_size
 
     def chosen(self, step: int) -> Tensor:
-        """Return which samples of the training set this process's share of a step's batch holds, int64 (rows,)."""
+        """Return the samples of this process's share of a step's batch, int64 (rows,)."""
         return self._mine(self._of_all(step))
 
     def batch(self, step: int) -> Batch:
@@ -76,8 +67,8 @@ class Feed:
     def validation(self) -> Iterator[tuple[Batch, int]]:
         """Yield this process's share of the validation set in order, and how many rows of each batch count.
 
-        All processes are given as many batches: one that has no rows left is given one that does not count, because
-        under FSDP2 a forward pass takes all of them.
+        All processes get as many batches, because under FSDP2 a forward pass takes all of them: one that has no rows
+        left gets one that does not count.
         """
         held_back = self.data.validation
         for start in range(0, len(held_back), self.batch_size):
@@ -109,22 +100,13 @@ class Feed:
 
 
 def _generator(purpose: str, seed: int, place: int) -> torch.Generator:
-    """Return a generator of its own for a place of a run.
-
-    Its seed is a hash, because torch's CPU generator looks at the low 32 bits of a seed only.
-    """
+    """Return a generator for a place of a run; torch's CPU generator reads the low 32 bits of a seed only."""
     digest = hashlib.sha256(f"{purpose} {seed} {place}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:4]))
 
 
-def feed(case: TrainingCase, workload: Workload, task: Task | None, team: Team) -> Feed:
-    """Load a run's data set for its model.
-
-    Args:
-        case: The run.
-        workload: Its model.
-        task: What the model was built for; None where nobody says.
-        team: The processes that share the batches.
+def feed(case: TrainingCase, workload: Workload, task: Task | None, group: ProcessGroup) -> Feed:
+    """Load a run's data set for its model, which was built for ``task`` (None where nobody says).
 
     Raises:
         UsageError: The data set is unknown or missing, or it and the model do not go together.
@@ -138,15 +120,11 @@ def feed(case: TrainingCase, workload: Workload, task: Task | None, team: Team) 
     found = data.load(case, shape[0] if inputs == "input_ids" else 0)
     _check_shape(case, found, shape)
     _check_size(case, found)
-    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, team.rank, team.size)
+    return Feed(found, inputs, shape, example[inputs].dtype, case.batch_size, case.seed, group.rank, group.size)
 
 
 def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> None:
-    """Check that a model tells as many classes apart as the data has.
-
-    Raises:
-        UsageError: It has too few.
-    """
+    """Raise a UsageError if a model has fewer classes than the data."""
     found, needed = scores.shape[-1], feed.data.classes
     if found < needed:
         key = "num_labels" if hasattr(module, "config") else "num_classes"
@@ -157,11 +135,7 @@ def check_scores(feed: Feed, spec: str, module: nn.Module, scores: Tensor) -> No
 
 
 def check_vocabulary(feed: Feed, spec: str, module: nn.Module) -> None:
-    """Check that a model knows every token of the data.
-
-    Raises:
-        UsageError: It does not.
-    """
+    """Raise a UsageError if a model has fewer tokens than the data."""
     embeddings = getattr(module, "get_input_embeddings", None)
     if feed.data.vocabulary is None or embeddings is None:
         return
@@ -210,5 +184,5 @@ def total_steps(case: TrainingCase, feed: Feed) -> int:
 
 
 def evaluation_interval(case: TrainingCase, feed: Feed, steps: int) -> int:
-    """Return how many steps lie between evaluations: an epoch unless given, and more where that made over 20."""
+    """Return the steps between evaluations: an epoch unless given, and more where that made over 20."""
     return case.evaluate_every or max(feed.steps_per_epoch, math.ceil(steps / 20))

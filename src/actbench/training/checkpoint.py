@@ -1,8 +1,7 @@
-"""Checkpoints of a training run, and all that the next step depends on.
+"""Checkpoints of a training run: all that the next step depends on.
 
-Tensors are in safetensors, the rest in JSON, written as a whole or not at all. ``checkpoint.json`` names the file of
-the tensors. It is put in place last, by a rename, so that a process that is killed at any moment leaves the checkpoint
-before or the one after.
+Tensors are in safetensors, the rest in JSON. ``checkpoint.json`` names the file of the tensors and is put in place
+last, by a rename, so that a process that is killed leaves the checkpoint before or the one after.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from actbench.errors import StoreError
 from actbench.nn.forwardwrapper import adapt, adapted_states
 from actbench.results.records import Data
 from actbench.results.runs import Evaluation, TrainingCase
-from actbench.training.parallel import Spread
-from actbench.training.processgroup import Team
-from actbench.training.step import LearningStep
+from actbench.training.processgroup import ProcessGroup
+from actbench.training.step import LearningStep, Parallel
 
 _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
@@ -60,11 +58,7 @@ def take_apart(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
 
 
 def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the tree that :func:`take_apart` wrote.
-
-    Raises:
-        KeyError: A tensor is missing.
-    """
+    """Return the tree that :func:`take_apart` wrote; a KeyError if a tensor is missing."""
     if isinstance(written, list):
         return [put_together(item, tensors) for item in written]
     if not isinstance(written, dict):
@@ -79,12 +73,9 @@ def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class State:
-    """Everything that the next step depends on: trees as JSON has them, and all their tensors by name.
+    """All that the next step depends on: trees as JSON has them, and their tensors by name.
 
-    Attributes:
-        optimizer: The optimizer's tree.
-        scaler: That of what scales the loss.
-        adapted: That of the scheme, of each process by rank.
+    ``adapted`` holds the tree of the scheme of each process, by rank.
     """
 
     optimizer: Any
@@ -93,11 +84,11 @@ class State:
     tensors: dict[str, Tensor]
 
 
-def state_of(step: LearningStep, team: Team) -> State:
-    """Return the state of a run, whole, however it is spread over processes; all of them must ask for it.
+def state_of(step: LearningStep, group: ProcessGroup) -> State:
+    """Return the whole state of a run, however it is spread over processes; all of them must call this.
 
-    Of the model these are parameters and buffers, those that its ``state_dict`` leaves out too, and what its scheme
-    has adapted. Random numbers, those of sketches included, come of torch's generators.
+    It holds parameters and buffers, those that ``state_dict`` leaves out too, what the scheme has adapted, and the
+    state of torch's generators, from which seeds of sketches come too.
 
     Raises:
         StoreError: The state of the optimizer or of the scheme holds more than tensors and plain values.
@@ -106,34 +97,34 @@ def state_of(step: LearningStep, team: Team) -> State:
     tensors = {f"model.{name}": tensor for name, tensor in _named(module).items()}
     optimizer = take_apart(step.optimizer.state_dict(), tensors, "optimizer")
     own: dict[str, Tensor] = {}
-    adapted = take_apart(adapted_states(module), own, f"rank{team.rank}.adapted")
-    own[f"rank{team.rank}.random.cpu"] = torch.get_rng_state()
+    adapted = take_apart(adapted_states(module), own, f"rank{group.rank}.adapted")
+    own[f"rank{group.rank}.random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        own[f"rank{team.rank}.random.cuda"] = torch.cuda.get_rng_state()
-    kept = _kept(tensors, step.spread, team.leads)
+        own[f"rank{group.rank}.random.cuda"] = torch.cuda.get_rng_state()
+    kept = _kept(tensors, step.parallel, group.is_first)
     trees = []
-    for tree, part in team.gathered((adapted, _kept(own, step.spread, True))):
+    for tree, part in group.all_gather((adapted, _kept(own, step.parallel, True))):
         trees.append(tree)
         kept.update(part)
     return State(optimizer, step.scaler.state_dict(), tuple(trees), kept)
 
 
-def restore(checkpoint: Checkpoint, step: LearningStep, team: Team) -> None:
-    """Bring a freshly built model, its optimizer and torch's generators to where a checkpoint was written.
+def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> None:
+    """Bring a new model, its optimizer and torch's generators to where a checkpoint was written.
 
     Raises:
         StoreError: The checkpoint does not fit the model.
     """
     tensors, progress, module = checkpoint.tensors, checkpoint.progress, step.setup.module
-    own = f"rank{team.rank}.random"
+    own = f"rank{group.rank}.random"
     try:
         with torch.no_grad():
             for name, tensor in _named(module).items():
-                tensor.copy_(step.spread.like(tensor, tensors[f"model.{name}"]))
+                tensor.copy_(step.parallel.local_like(tensor, tensors[f"model.{name}"]))
         step.optimizer.load_state_dict(put_together(progress.optimizer, tensors))
-        _share_out(step.optimizer, step.spread)
+        _share_out(step.optimizer, step.parallel)
         step.scaler.load_state_dict(progress.scaler)
-        adapt(module, put_together(progress.adapted[team.rank], tensors))
+        adapt(module, put_together(progress.adapted[group.rank], tensors))
         torch.set_rng_state(tensors[f"{own}.cpu"])
         if f"{own}.cuda" in tensors:
             torch.cuda.set_rng_state(tensors[f"{own}.cuda"])
@@ -141,19 +132,19 @@ def restore(checkpoint: Checkpoint, step: LearningStep, team: Team) -> None:
         raise StoreError(f"the checkpoint does not fit the model: {error}; run again with --force") from error
 
 
-def _share_out(optimizer: torch.optim.Optimizer, spread: Spread) -> None:
-    """Let each process keep its share of the optimizer state where it keeps a share of the parameters."""
+def _share_out(optimizer: torch.optim.Optimizer, parallel: Parallel) -> None:
+    """Shard the optimizer state like the parameters."""
     for parameter, kept in optimizer.state.items():
         for name, value in kept.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
-                kept[name] = spread.like(parameter, value)
+                kept[name] = parallel.local_like(parameter, value)
 
 
-def _kept(tensors: dict[str, Tensor], spread: Spread, wanted: bool) -> dict[str, Tensor]:
-    """Return copies in host memory, or none where all the others need of this process is its share."""
+def _kept(tensors: dict[str, Tensor], parallel: Parallel, wanted: bool) -> dict[str, Tensor]:
+    """Return copies in host memory, or none where others only need this process's shares."""
     kept = {}
     for name, tensor in tensors.items():
-        found = spread.whole(tensor.detach())
+        found = parallel.full_tensor(tensor.detach())
         if wanted:  # cloned, because safetensors refuses tensors that share a storage
             kept[name] = found.cpu().contiguous().clone()
     return kept
@@ -172,11 +163,9 @@ class Progress(Data):
 
     Attributes:
         tensors: Name of the file of the tensors, beside this one.
-        case: The run.
         torch: Version that wrote it.
         threads: Threads of the processor that it used: sums may differ in their last bits with others.
-        optimizer: What the optimizer's ``state_dict`` says, tensors by their names.
-        scaler: What scales the loss.
+        optimizer: Its ``state_dict``, tensors by their names.
         adapted: What the scheme has learned in each process; see :mod:`actbench.nn.forwardwrapper`.
     """
 
@@ -204,17 +193,13 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The checkpoint of one run.
-
-    Args:
-        path: The folder; made by the first checkpoint.
-    """
+    """The folder of a run's checkpoint; made by the first one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Write a checkpoint in place of the one before.
+        """Replace the checkpoint.
 
         Raises:
             StoreError: It cannot be written; the one before is still there.
@@ -236,11 +221,7 @@ class CheckpointFolder:
             raise StoreError(f"{self.path}: the checkpoint cannot be written: {error}; make room there") from error
 
     def read(self, case: TrainingCase) -> Checkpoint | None:
-        """Return the checkpoint of a run, or None when there is none.
-
-        Raises:
-            StoreError: It is broken, or of another run.
-        """
+        """Return the checkpoint of a run, or None; a StoreError if it is broken, or of another run."""
         file = self.path / FILE_NAME
         if not file.exists():
             return None
@@ -257,7 +238,7 @@ class CheckpointFolder:
             ) from None
 
     def remove(self) -> None:
-        """Remove the checkpoint, if there is one, and the folder around it when it held no other."""
+        """Remove the checkpoint, and the folder around it if it held no other."""
         if self.path.is_dir():
             shutil.rmtree(self.path)
             if not any(self.path.parent.iterdir()):

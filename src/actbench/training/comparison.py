@@ -12,7 +12,7 @@ from typing import Any
 
 from actbench import schemes
 from actbench.errors import StoreError
-from actbench.experiments.experiment import Comparison, Kind, Summary, check_distinct, keep, pending
+from actbench.experiments.experiment import ExperimentResult, Kind, Summary, check_distinct, keep, pending
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
@@ -26,7 +26,7 @@ from actbench.results.store import RUNS_SUFFIX
 from actbench.results.tables.training import accuracy_table
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
-from actbench.training.processgroup import ALONE, LostError, StoppedError, Team
+from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 
 CHECKPOINT_SECONDS = 30.0
 
@@ -34,26 +34,22 @@ CHECKPOINT_SECONDS = 30.0
 TRAINED = Kind(TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),))
 
 
-def plan(recipe: runs.TrainingRecipe, team: Team = ALONE) -> tuple[Planned[TrainingCase], ...]:
-    """Return the runs of a recipe, every name in it checked and the schemes in their one canonical form.
-
-    Args:
-        recipe: What to compare.
-        team: The processes that each run is trained by.
+def plan(recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS) -> tuple[Planned[TrainingCase], ...]:
+    """Return the runs of a recipe, every name checked and the schemes in canonical form.
 
     Raises:
         UsageError: A model, data set or scheme does not exist, or they do not go together.
         MeasurementError: The device is not there.
     """
-    together = {"processes": team.size, "strategy": team.launch.strategy}
-    written = recipe.runs(team.device)
+    together = {"processes": group.size, "strategy": group.launch.strategy}
+    written = recipe.runs(group.device)
     if any(run.case.device == "cuda" for run in written):
         cuda.check("--device", "cpu")
     planned = tuple(replace(run, case=_canonical(run.case, together)) for run in written)
     check_distinct(recipe.name, written, planned)
     for case in dict.fromkeys(run.case.model_copy(update={"scheme": "exact", "seed": 0}) for run in planned):
         with boundary(f"model {case.model!r} cannot be trained"):
-            TrainingLoop(case, team).check()
+            TrainingLoop(case, group).check()
     return planned
 
 
@@ -65,23 +61,23 @@ def run(
     force: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     progress: Progress | None = None,
-    team: Team = ALONE,
-) -> Comparison[TrainingRun]:
-    """Train the runs of a recipe that the file does not hold yet, one behind the other in this process.
+    group: ProcessGroup = SINGLE_PROCESS,
+) -> ExperimentResult[TrainingRun]:
+    """Train the runs of a recipe that the file does not hold yet, one after the other in this process.
 
     A run that was stopped goes on from its last checkpoint, and its curve is bit for bit that of one that was not. A
     run that fails becomes a record with the reason, and the others go on.
 
     Args:
         recipe: What to compare.
-        output: A folder, in which ``RECIPE/MACHINE.runs.jsonl`` is written with its table beside it; a ``.jsonl``
-            file; or None to keep nothing.
+        output: A folder, in which ``RECIPE/MACHINE.runs.jsonl`` is written with its table beside it; a ``.jsonl`` file;
+            or None to keep nothing.
         command: What a user types to have the same, for the records.
         force: Train again what the file holds, from the beginning.
         checkpoint_seconds: Time between checkpoints.
         progress: Told what happens.
-        team: The processes that each run is trained by, all of which call this; the first one alone reads and writes
-            files, and returns what they hold.
+        group: The processes that train each run, all of which call this; the first alone reads and writes files, and
+            returns what they hold.
 
     Raises:
         UsageError: The recipe names something that does not exist.
@@ -89,15 +85,17 @@ def run(
     """
     progress = progress or Progress()
     with ExitStack() as stack:
-        planned = team.agreed(lambda: plan(recipe, team))  # first: a recipe that is refused leaves no file behind
+        planned = group.all_succeed(
+            lambda: plan(recipe, group)
+        )  # first: a recipe that is refused leaves no file behind
         opened = TRAINED.opened(recipe.name, output)
-        store = team.agreed(lambda: stack.enter_context(opened) if team.leads else None)
-        todo = team.told([] if store is None else pending(planned, store, progress, force=force))
-        path = team.told(Path() if store is None else store.path)
-        outcomes = _Training(path, force, checkpoint_seconds, progress, team).outcomes(todo)
+        store = group.all_succeed(lambda: stack.enter_context(opened) if group.is_first else None)
+        todo = group.broadcast([] if store is None else pending(planned, store, progress, force=force))
+        path = group.broadcast(Path() if store is None else store.path)
+        outcomes = _Training(path, force, checkpoint_seconds, progress, group).outcomes(todo)
         if store is None:
             deque(outcomes, maxlen=0)  # the first process stores what all of them train
-            return Comparison((), Summary(), None)
+            return ExperimentResult((), Summary(), None)
         origin = provenance(command)
         summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
         return TRAINED.finished(store, planned, summary, recipe.title, output)
@@ -109,21 +107,21 @@ class _Training:
     force: bool
     checkpoint_seconds: float
     progress: Progress
-    team: Team
+    group: ProcessGroup
 
     def outcomes(self, cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained | Failure]]:
-        """Train one case behind the other; the checkpoints of one are gone when the next begins."""
+        """Train one case after the other; the checkpoints of one are removed before the next."""
         for case in cases:
             folder = CheckpointFolder(self.path.with_suffix(".checkpoints") / case.key())
-            if self.team.leads and self.force:
+            if self.group.is_first and self.force:
                 folder.remove()
             yield case, self._outcome(case, folder)
-            if self.team.leads:
+            if self.group.is_first:
                 folder.remove()
 
     def _outcome(self, case: TrainingCase, folder: CheckpointFolder) -> Trained | Failure:
         try:
-            loop = self.team.agreed(lambda: _made(case, self.team))
+            loop = self.group.all_succeed(lambda: _made(case, self.group))
         except LostError:
             raise
         except Exception as error:
@@ -138,7 +136,7 @@ class _Training:
             raise  # no fault of the run: the disk is full, a checkpoint is broken, or another process is gone
         except Exception as error:
             failure = error
-        failure = self.team.ending(failure)
+        failure = self.group.end_run(failure)
         return result if failure is None else bench.failure_of(failure)
 
     def _train(self, loop: TrainingLoop, folder: CheckpointFolder) -> None:
@@ -147,14 +145,14 @@ class _Training:
         for loss in loop:
             self.progress.stepped(loop.done, loss)
             due = time.monotonic() - saved >= self.checkpoint_seconds and not loop.finished
-            if self.team.told(due):
+            if self.group.broadcast(due):
                 loop.save(folder)
                 saved = time.monotonic()
 
 
-def _made(case: TrainingCase, team: Team) -> TrainingLoop:
+def _made(case: TrainingCase, group: ProcessGroup) -> TrainingLoop:
     with boundary(f"model {case.model!r} cannot be built with {case.scheme}"):
-        return TrainingLoop(case, team)
+        return TrainingLoop(case, group)
 
 
 def _canonical(case: TrainingCase, together: dict[str, Any]) -> TrainingCase:

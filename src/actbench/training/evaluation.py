@@ -1,4 +1,4 @@
-"""What a finished model is scored by, and what it said of all samples."""
+"""The metrics of a finished model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ from torch.nn import functional as F
 
 from actbench.results.runs import Evaluation, Metric
 from actbench.setup import Batch
-from actbench.training.processgroup import Team
+from actbench.training.processgroup import ProcessGroup
 
 
 def f1(predicted: Tensor, labels: Tensor) -> float:
-    """Return the harmonic mean of precision and recall of class 1; 0 where neither holds that class.
-
-    Args:
-        predicted: Classes (n,), int64.
-        labels: Classes (n,), int64.
-    """
+    """Return the harmonic mean of precision and recall of class 1, for classes (n,) int64; 0 without that class."""
     hits = int(((predicted == 1) & (labels == 1)).sum())
     claimed = int((predicted == 1).sum()) + int((labels == 1).sum())
     return 2 * hits / claimed if claimed else 0.0
@@ -30,12 +25,7 @@ def f1(predicted: Tensor, labels: Tensor) -> float:
 def correlation(predicted: Tensor, labels: Tensor) -> float:
     """Return the mean of Pearson's and Spearman's correlation, as STS-B is scored (Wang et al. 2018, arXiv 1804.07461).
 
-    Args:
-        predicted: Numbers (n,), floating point.
-        labels: Numbers (n,), floating point.
-
-    Returns:
-        From -1 to 1; NaN where one of them has the same value throughout.
+    Both arguments are (n,), floating point. The result is NaN where one of them is constant.
     """
     return (_pearson(predicted, labels) + _pearson(_ranks(predicted), _ranks(labels))) / 2
 
@@ -45,7 +35,7 @@ def _pearson(x: Tensor, y: Tensor) -> float:
 
 
 def _ranks(x: Tensor) -> Tensor:
-    """Return ranks from 1; equal values share the mean of theirs."""
+    """Return ranks from 1; equal values share their mean."""
     _, places, counts = torch.unique(x, return_inverse=True, return_counts=True)
     ranks: Tensor = counts.cumsum(0) - (counts - 1) / 2
     return ranks[places]
@@ -53,12 +43,7 @@ def _ranks(x: Tensor) -> Tensor:
 
 @dataclass
 class Tally:
-    """What a model said of the samples that one process has looked at.
-
-    Attributes:
-        metric: Decides what is kept of them.
-        predicted: For metrics that need all of them at once, what it said of each.
-    """
+    """What a model predicted of the samples of one process; single predictions are kept for metrics that need them."""
 
     metric: Metric
     loss: float = 0.0
@@ -68,7 +53,7 @@ class Tally:
     labels: list[Tensor] = field(default_factory=list)
 
     def add(self, scores: Tensor, labels: Tensor) -> None:
-        """Take in some samples.
+        """Add some samples.
 
         Args:
             scores: Of classes ``(n, classes)``, of the next token ``(n, length, tokens)``, or numbers ``(n, 1)``.
@@ -101,25 +86,19 @@ def scores_of(module: nn.Module, batch: Batch) -> Tensor:
 
 
 def evaluated(
-    module: nn.Module, batches: Iterable[tuple[Batch, int]], step: int, metric: Metric, team: Team
+    module: nn.Module, batches: Iterable[tuple[Batch, int]], step: int, metric: Metric, group: ProcessGroup
 ) -> Evaluation:
-    """Return how good a model is on all samples; for language, on all tokens but each first.
+    """Return how good a model is after ``step`` steps, on all samples; for language, on all tokens but each first.
 
-    The model is put back into training mode; its gradients and the training's random numbers are left alone.
-
-    Args:
-        module: The model.
-        batches: This process's share of the samples, and how many rows of each batch count.
-        step: Steps that the model has taken.
-        metric: What it is scored by, beside loss and accuracy.
-        team: Whose shares make up the whole.
+    ``batches`` are this process's share, with how many rows of each count. Training mode, gradients and the training's
+    random numbers are left as they were.
     """
     mine = Tally(metric)
     with evaluating(module):
         for batch, rows in batches:
             scores = scores_of(module, batch)
             mine.add(scores[:rows], batch["labels"][:rows])
-    return _judged(team.gathered(mine), step, metric)
+    return _judged(group.all_gather(mine), step, metric)
 
 
 def _judged(tallies: list[Tally], step: int, metric: Metric) -> Evaluation:
@@ -136,7 +115,7 @@ def _judged(tallies: list[Tally], step: int, metric: Metric) -> Evaluation:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put every module into evaluation mode and back, without gradients; random numbers drawn inside do not count."""
+    """Put every module into evaluation mode, without gradients; random numbers drawn inside do not count."""
     modes = {child: child.training for child in module.modules()}
     devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
     module.eval()

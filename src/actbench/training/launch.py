@@ -1,7 +1,6 @@
 """How this process was started: alone, or as one of several by ``accelerate launch``, ``torchrun`` or ``mpirun``.
 
-Launchers say it in the environment. What Accelerate's own options add there is either followed or refused: training
-otherwise than asked would not be noticed.
+Launchers say it in the environment. Accelerate's own options there are followed or refused, never ignored.
 """
 
 from __future__ import annotations
@@ -32,13 +31,11 @@ class Launch:
     """The place of this process among those that train together.
 
     Attributes:
-        rank: From 0, over all machines.
-        size: How many processes there are.
+        rank: From 0, over all machines; of ``size`` processes.
         local_rank: From 0, on this machine; the GPU of this process.
-        strategy: How the model is spread over them.
         blocks: Names of the classes of modules whose parameters FSDP2 gathers together; none for the known blocks.
-        reshard: Whether FSDP2 gives gathered parameters back between forward and backward.
-        cpu: Whether GPUs are to be left alone.
+        reshard: Whether FSDP2 frees gathered parameters between forward and backward.
+        cpu: Whether GPUs are not used.
     """
 
     rank: int = 0
@@ -50,16 +47,13 @@ class Launch:
     cpu: bool = False
 
     @property
-    def leads(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process is the one that prints and writes."""
         return self.rank == 0
 
 
 def read(environment: Mapping[str, str]) -> Launch:
-    """Return how this process was started.
-
-    Args:
-        environment: Its environment variables.
+    """Return how this process was started, by its environment variables.
 
     Raises:
         UsageError: The launcher was asked for something that training runs do not do.
@@ -85,8 +79,8 @@ def read(environment: Mapping[str, str]) -> Launch:
     )
 
 
-def leads(environment: Mapping[str, str]) -> bool:
-    """Return whether this process is the one that speaks for all, as far as the environment says."""
+def is_first(environment: Mapping[str, str]) -> bool:
+    """Return whether this process speaks for all, as far as the environment says."""
     return _place(environment).rank == 0
 
 

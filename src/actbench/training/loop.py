@@ -1,4 +1,4 @@
-"""One training run as an iterator of steps, which a checkpoint may stop between any two of."""
+"""One training run as an iterator of steps, which a checkpoint may stop between any two."""
 
 from __future__ import annotations
 
@@ -16,38 +16,34 @@ from actbench.measuring import meters
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.records import Case
 from actbench.results.runs import Evaluation, Trained, TrainingCase
-from actbench.setup import Batch
+from actbench.setup import Batch, MakeOptimizer
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
 from actbench.training.evaluation import evaluated, evaluating, scores_of
-from actbench.training.parallel import Spread, spread
-from actbench.training.processgroup import ALONE, Team
-from actbench.training.step import LearningStep, check_acts, make_optimizer, rate_factor
+from actbench.training.processgroup import SINGLE_PROCESS, ProcessGroup
+from actbench.training.step import LearningStep, Parallel, check_acts, parallelize, rate_factor
+from actbench.workloads.base import make_optimizer
 
 
 class TrainingLoop:
-    """A run of a case: the model with its scheme applied, and what it has learned so far.
+    """A run of a case: the model with its scheme applied, and its progress.
 
     All schemes of one seed start from the same weights, see the same batches in the same order and draw the same
-    dropout masks; a scheme's own state is made anew.
-
-    Args:
-        case: The run.
-        team: The processes that train it together; building it waits for none of them, all else does.
+    dropout masks; a scheme's own state is made anew. Building it waits for no other process of the group.
 
     Raises:
         ActbenchError: The model, data or scheme cannot be had here, or do not go together.
     """
 
-    def __init__(self, case: TrainingCase, team: Team = ALONE) -> None:
-        self.case, self.team = case, team
+    def __init__(self, case: TrainingCase, group: ProcessGroup = SINGLE_PROCESS) -> None:
+        self.case, self.group = case, group
         scheme = schemes.build(case.scheme)
         described = _model_case(case)
         self._meter = meters.open_meter(described)
         self._workload = workloads.load(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
-        self._feed = feed(case, self._workload, exact.built.task if exact.built else None, team)
-        exact = self._meter.adopt(replace(exact, make_optimizer=make_optimizer(case)))
+        self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
+        exact = self._meter.adopt(replace(exact, make_optimizer=_make_optimizer(case)))
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
         self.steps = total_steps(case, self._feed)
@@ -59,15 +55,15 @@ class TrainingLoop:
         self._resumed_at: list[int] = []
         unknown = check_acts(self._setup, self._meter, self._batch(0)) if self._setup.parts else ()
         self._warnings = (*self._workload.warnings, *self._setup.warnings, *unknown)
-        torch.manual_seed(seed_of(case.seed, team.rank))  # after the scheme, on which dropout must not depend
+        torch.manual_seed(seed_of(case.seed, group.rank))  # after the scheme, on which dropout must not depend
 
     @functools.cached_property
-    def _spread(self) -> Spread:
-        return spread(self._setup, self.team)
+    def _parallel(self) -> Parallel:
+        return parallelize(self._setup, self.group)
 
     @functools.cached_property
     def _step(self) -> LearningStep:
-        return LearningStep(self._spread, self.case, self._batch(0), self._feed.chosen(0))
+        return LearningStep(self._parallel, self.case, self._batch(0), self._feed.chosen(0))
 
     @property
     def done(self) -> int:
@@ -76,15 +72,11 @@ class TrainingLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether the run reached its end, or its loss is no finite number any more."""
+        """Whether the run reached its end, or its loss is no finite number."""
         return self.done >= self.steps or self._diverged_at is not None
 
     def check(self) -> None:
-        """Check that the model knows the tokens of the data and tells its classes apart.
-
-        Raises:
-            UsageError: It does not.
-        """
+        """Raise a UsageError if the model lacks tokens or classes of the data."""
         module, spec = self._setup.module, self.case.model
         check_vocabulary(self._feed, spec, module)
         with evaluating(module):
@@ -96,12 +88,8 @@ class TrainingLoop:
             yield self._advance()
 
     def save(self, folder: CheckpointFolder) -> None:
-        """Write a checkpoint of the moment between two steps.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
-        state = state_of(self._step, self.team)
+        """Write a checkpoint between two steps; a StoreError if it cannot be written."""
+        state = state_of(self._step, self.group)
         progress = Progress(
             tensors=f"step-{self.done:08d}.safetensors",
             case=self.case,
@@ -116,19 +104,15 @@ class TrainingLoop:
             scaler=state.scaler,
             adapted=state.adapted,
         )
-        self.team.agreed(lambda: folder.write(progress, state.tensors) if self.team.leads else None)
+        self.group.all_succeed(lambda: folder.write(progress, state.tensors) if self.group.is_first else None)
 
     def resume(self, folder: CheckpointFolder) -> None:
-        """Go on from a checkpoint where there is one.
-
-        Raises:
-            StoreError: It is broken or of another run.
-        """
-        found = self.team.agreed(lambda: folder.read(self.case) if self.team.leads else None)
-        checkpoint = self.team.told(found)
+        """Go on from a checkpoint, if there is one; a StoreError if it is broken or of another run."""
+        found = self.group.all_succeed(lambda: folder.read(self.case) if self.group.is_first else None)
+        checkpoint = self.group.broadcast(found)
         if checkpoint is None:
             return
-        restore(checkpoint, self._step, self.team)
+        restore(checkpoint, self._step, self.group)
         progress = checkpoint.progress
         self._losses, self._seconds = list(progress.losses), list(progress.step_seconds)
         self._evaluations, self._diverged_at = list(progress.evaluations), progress.diverged_at
@@ -140,15 +124,11 @@ class TrainingLoop:
             self._warnings += (f"{now}, {then}: the last bits of the curve may differ",)
 
     def result(self) -> Trained:
-        """Return what came of the finished run; takes two more steps to read the bytes of one.
-
-        Raises:
-            OutOfMemoryError: The step does not fit where its memory is read.
-        """
+        """Return what came of the finished run; takes two more steps to read the bytes of one."""
         evaluations = tuple(self._evaluations)  # before the weights are moved on
         self._show(0)
         reading = self._reading()
-        ranks = self.team.gathered((reading.activation_bytes, reading.peak_bytes))
+        ranks = self.group.all_gather((reading.activation_bytes, reading.peak_bytes))
         activation_bytes, peak_bytes = zip(*ranks, strict=True)
         return Trained(
             metric=self._feed.data.metric,
@@ -161,8 +141,8 @@ class TrainingLoop:
             optimizer_bytes=reading.optimizer_bytes,
             activation_bytes=max(activation_bytes),
             peak_bytes=max(peak_bytes),
-            rank_activation_bytes=activation_bytes if self.team.size > 1 else (),
-            rank_peak_bytes=peak_bytes if self.team.size > 1 else (),
+            rank_activation_bytes=activation_bytes if self.group.size > 1 else (),
+            rank_peak_bytes=peak_bytes if self.group.size > 1 else (),
             sites=len(self._setup.sites),
             resumed_at=tuple(self._resumed_at),
             weights_origin=self._workload.weights_origin,
@@ -180,7 +160,7 @@ class TrainingLoop:
         with waiting():
             mine = step().item()  # waits for the device, so that the time is the step's
         self._seconds.append(time.perf_counter() - started)
-        loss = self.team.mean(mine)
+        loss = self.group.mean(mine)
         self._losses.append(loss)
         if not math.isfinite(loss):
             self._diverged_at = self.done
@@ -192,8 +172,8 @@ class TrainingLoop:
         self._step.batch, self._step.chosen = self._batch(step), self._feed.chosen(step)
 
     def _reading(self) -> meters.MemoryReading:
-        """Read the bytes of a step, those included in which gradients are averaged."""
-        if self.team.launch.strategy != "ddp":
+        """Read the bytes of a step, those in which gradients are averaged included."""
+        if self.group.launch.strategy != "ddp":
             return self._meter.memory(self._step)
         self._step()  # torch lays the gradients out anew behind the first step, and then no more
         reading = self._meter.memory(self._step)
@@ -203,21 +183,26 @@ class TrainingLoop:
         return replace(reading, peak_bytes=reading.peak_bytes + (reading.gradients_bytes or 0))
 
     def _evaluate(self) -> None:
-        self._spread.agree()
+        self._parallel.broadcast_buffers()
         batches = ((self._meter.place(batch), rows) for batch, rows in self._feed.validation())
         metric = self._feed.data.metric
-        self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.team))
-        self._spread.part()
+        self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.group))
+        self._parallel.reshard()
 
     def _batch(self, step: int) -> Batch:
         return self._meter.place(self._feed.batch(step))
 
 
 def seed_of(seed: int, rank: int) -> int:
-    """Return what torch is seeded with in a process: the run's seed in the first, others in the others."""
+    """Return torch's seed in a process: the run's seed in the first."""
     if not rank:
         return seed
     return int.from_bytes(hashlib.sha256(f"rank {seed} {rank}".encode()).digest()[:4])
+
+
+def _make_optimizer(case: TrainingCase) -> MakeOptimizer:
+    momentum = {"momentum": case.momentum} if case.optimizer == "sgd" else {}
+    return make_optimizer(case.optimizer, lr=case.learning_rate, weight_decay=case.weight_decay, **momentum)
 
 
 def _model_case(case: TrainingCase) -> Case:

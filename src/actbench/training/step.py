@@ -1,47 +1,158 @@
-"""One step of a training run, its optimizer, and whether each part of a scheme acts in it."""
+"""One step of a training run on a model that is spread over processes.
+
+The model is a copy in each process (DDP), or each has shares of its parameters (FSDP2). The module of a setup, to which
+schemes have been applied before, keeps the names of its parameters.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, distributed, nn
 from torch._guards import active_fake_mode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from actbench.errors import ModelError, UntraceableError, UsageError
 from actbench.foreign import boundary
 from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
+from actbench.nn.hooked import HookedForward
+from actbench.nn.recomputed import blocks
+from actbench.nn.saved import SavedTensors
+from actbench.nn.saved.packer import own_tensors
 from actbench.nn.saved.samplegradients import samples
 from actbench.results.runs import TrainingCase
-from actbench.setup import Batch, HoldsGradients, MakeOptimizer, TrainingSetup, TrainStep
-from actbench.training.parallel import Spread
+from actbench.setup import Batch, HoldsGradients, TrainingSetup, TrainStep
+from actbench.training.processgroup import ProcessGroup
 
 
-def make_optimizer(case: TrainingCase) -> MakeOptimizer:
-    """Return the function that makes a run's optimizer for the parameters of a model that are trained."""
+class Parallel:
+    """A setup in one process; its loss runs the model as it is spread over the processes."""
 
-    def make(module: nn.Module) -> optim.Optimizer:
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        rate, decay = case.learning_rate, case.weight_decay
-        match case.optimizer:
-            case "adamw":
-                return optim.AdamW(trained, lr=rate, weight_decay=decay)
-            case "adam":
-                return optim.Adam(trained, lr=rate, weight_decay=decay)
-            case "sgd":
-                return optim.SGD(trained, lr=rate, weight_decay=decay, momentum=case.momentum)
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup = setup
 
-    return make
+    def average_gradients(self, wanted: bool) -> None:
+        """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
+
+    def broadcast_buffers(self) -> None:
+        """Give all processes the buffers of the first."""
+
+    def reshard(self) -> None:
+        """Free the shares of the others, which a pass without a backward one leaves gathered."""
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor, of which this process may hold a share, as a whole; all processes must call this."""
+        return tensor
+
+    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
+        """Return what this process holds of ``given``, a whole tensor, if it is held as ``tensor`` is."""
+        return given
+
+
+class _Distributed(Parallel):
+    """A setup in several processes, each with a share of the batches and so with running statistics of its own."""
+
+    def broadcast_buffers(self) -> None:
+        for buffer in self.setup.module.buffers():
+            distributed.broadcast(buffer, src=0)
+
+
+class _Sharded(_Distributed):
+    """A setup, changed in place, whose parameters are gathered block by block where they are used (FSDP2).
+
+    Raises:
+        UsageError: The scheme runs backward passes of its own.
+    """
+
+    def __init__(self, setup: TrainingSetup, group: ProcessGroup) -> None:
+        super().__init__(setup)
+        module, launch = setup.module, group.launch
+        bound = HookedForward.of(module)
+        if bound is not None and bound.probing is not None:
+            raise UsageError(
+                "gact finds out how many bits each tensor needs by backward passes of its own, which FSDP2 does not "
+                "gather the parameters for: give it auto_prec=false, as gact:L1 does, or train with DDP"
+            )
+        units = [block for _, block in blocks(module, launch.blocks) if block is not module]
+        device = next(module.parameters()).device.type
+        mesh = init_device_mesh(device, (group.size,))
+        for unit in units:
+            fully_shard(unit, mesh=mesh, reshard_after_forward=launch.reshard)
+        self._root = fully_shard(module, mesh=mesh)
+        if device == "cpu":  # gloo adds up, and averages nothing
+            for part in self._parts():
+                part.set_force_sum_reduction_for_comms(True)
+        if bound is not None:
+            _leave_gathered(bound.hooks.packer, units)
+
+    def average_gradients(self, wanted: bool) -> None:
+        self._root.set_requires_gradient_sync(wanted)
+
+    def reshard(self) -> None:
+        for part in self._parts():
+            part.reshard()
+
+    def full_tensor(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
+        if not isinstance(tensor, DTensor):
+            return given
+        return distribute_tensor(given.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+    def _parts(self) -> list[FSDPModule]:
+        return [part for part in self.setup.module.modules() if isinstance(part, FSDPModule)]
+
+
+def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
+    """Let ``packer`` leave out the parameters that FSDP2 has gathered for a unit.
+
+    When the model begins to run, hooks know only the parameters that are there already.
+    """
+
+    def leave(unit: nn.Module, _: Any) -> None:
+        packer.exclude.add(own_tensors(unit))
+
+    for unit in units:
+        unit.register_forward_pre_hook(leave)
+
+
+class _Replicated(_Distributed):
+    """A setup of which every process has a copy; gradients are averaged while the backward pass runs (DDP)."""
+
+    def __init__(self, setup: TrainingSetup) -> None:
+        loss = setup.loss
+        assert loss is not None
+        # Gradients lie where they are averaged, so that there is one copy of them.
+        self._parallel = parallel = DistributedDataParallel(setup.module, gradient_as_bucket_view=True)
+        super().__init__(replace(setup, loss=lambda _, batch: loss(parallel, batch)))
+
+    def average_gradients(self, wanted: bool) -> None:
+        self._parallel.require_backward_grad_sync = wanted
+
+
+def parallelize(setup: TrainingSetup, group: ProcessGroup) -> Parallel:
+    """Spread a model, whose weights are the same in every process, in place."""
+    match group.launch.strategy:
+        case "single":
+            return Parallel(setup)
+        case "ddp":
+            return _Replicated(setup)
+        case "fsdp2":
+            return _Sharded(setup, group)
 
 
 def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
-    """Return what the learning rate of a step, from 0, is multiplied by.
-
-    A function of the step alone, so that a resumed run has nothing to restore.
-    """
+    """Return what multiplies the learning rate of a step: of the step alone, so that resuming restores nothing."""
     if step < case.warmup_steps:
         return (step + 1) / (case.warmup_steps + 1)
     done = step / steps
@@ -56,19 +167,14 @@ def rate_factor(case: TrainingCase, step: int, steps: int) -> float:
 
 
 def check_acts(setup: TrainingSetup, meter: Meter, batch: Batch) -> tuple[str, ...]:
-    """Run one forward pass of a run on fake tensors, and refuse a scheme of which a part does nothing in it.
-
-    Args:
-        setup: The model with the scheme applied.
-        meter: Of the device that the run is on.
-        batch: The first of the run.
+    """Run one forward pass on fake tensors, and refuse a scheme of which a part does nothing in it.
 
     Returns:
-        A warning where nobody can tell, since the model does not run on fake tensors.
+        A warning where that is unknown, since the model does not run on fake tensors.
 
     Raises:
         ConversionError: Nothing that a part converted runs.
-        IdleError: It runs, and changes nothing of what the step keeps.
+        IdleError: It runs, and changes nothing of what the step saves.
     """
     try:
         with meter.operators(), boundary("it cannot be run on fake tensors", UntraceableError):
@@ -86,30 +192,21 @@ def _fake(value: Any) -> Any:
 
 
 class LearningStep(TrainStep):
-    """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and cut.
+    """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and clipped.
 
-    Args:
-        spread: What is trained.
-        case: Says into how many parts a batch is cut, how long the gradient may be, and in which type it is found.
-        batch: This process's share of the first batch.
-        chosen: Which samples of the data set these are, int64 (rows,).
+    ``chosen`` are the samples of the data set in ``batch``, int64 (rows,); the two change together. The scaler
+    multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose gradients are no
+    numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
 
     Raises:
-        UsageError: The scheme holds gradients in a form of its own, and the case asks to cut or to scale them.
-
-    Attributes:
-        spread: As given.
-        chosen: To be changed with ``batch``.
-        rates: The learning rate of each of the optimizer's groups, before any schedule.
-        scaler: Multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose
-            gradients are no numbers (Micikevicius et al. 2018, arXiv 1710.03740); elsewhere it does nothing.
+        UsageError: The scheme holds gradients in a form of its own, and the case asks to clip or to scale them.
     """
 
-    def __init__(self, spread: Spread, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
-        super().__init__(spread.setup, batch)
+    def __init__(self, parallel: Parallel, case: TrainingCase, batch: Batch, chosen: Tensor) -> None:
+        super().__init__(parallel.setup, batch)
         self.chosen = chosen
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
-        self.spread, self._parts, self._longest = spread, case.gradient_accumulation, case.max_grad_norm
+        self.parallel, self._parts, self._longest = parallel, case.gradient_accumulation, case.max_grad_norm
         self._losses: list[Tensor] = []
         _check(case, self.optimizer)
         self.scaler = torch.amp.GradScaler(case.device, enabled=case.autocast == "float16")
@@ -120,13 +217,13 @@ class LearningStep(TrainStep):
         return self._next()
 
     def backward(self, loss: Tensor) -> None:
-        """Find the gradient of the first part, and run the other parts, each forward and backward."""
+        """Run the backward pass of the first part, and both passes of the others."""
         self._add(loss)
         while len(self._losses) < self._parts:
             self._add(self._next())
 
     def update(self) -> None:
-        """Cut the gradient, step the optimizer and free the gradients."""
+        """Clip the gradient, step the optimizer and free the gradients."""
         if self._longest is not None:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(self.setup.module.parameters(), self._longest)
@@ -144,7 +241,7 @@ class LearningStep(TrainStep):
         part, rows = len(self._losses), len(self.chosen) // self._parts
         mine = slice(part * rows, (part + 1) * rows)
         batch = {name: value[mine] for name, value in self.batch.items()} if self._parts > 1 else self.batch
-        self.spread.average(part == self._parts - 1)
+        self.parallel.average_gradients(part == self._parts - 1)
         with samples(self.chosen[mine]):
             loss = self.setup.forward(batch)
         self._losses.append(loss.detach())

@@ -1,5 +1,6 @@
-"""Models to train: how each is found, built, fed and scored. Neither torchvision nor transformers is imported until
-a model of theirs is asked for.
+"""Models to train: how each is found, built, fed and scored.
+
+Neither torchvision nor transformers is imported until a model of theirs is asked for.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import NamedTuple
 from actbench.errors import ModelError
 from actbench.foreign import boundary
 from actbench.results.records import Case, Task
-from actbench.workloads import names, presets
+from actbench.workloads import names
 from actbench.workloads.base import Workload
 from actbench.workloads.graphs import NETWORKS, GraphWorkload
 
 
 class Available(NamedTuple):
-    """A model that can be named without further ado."""
+    """A model that has a name of its own."""
 
     spec: str
     source: str
@@ -25,11 +26,7 @@ class Available(NamedTuple):
 
 
 def load(case: Case) -> Workload:
-    """Find the model of a case.
-
-    Raises:
-        ModelError: The model is unknown, broken, or does not do the task; the message says what to do.
-    """
+    """Find the model of a case; a ModelError if it is unknown, broken, or does not do the task."""
     with boundary(f"model {case.model!r} cannot be read", ModelError):
         return _load(case)
 
@@ -56,11 +53,7 @@ def _load(case: Case) -> Workload:
 
 
 def from_folder(folder: Path, case: Case) -> Workload:
-    """Find the model in a folder, whatever the folder is called; no other kind of model can come of it.
-
-    Raises:
-        ModelError: The folder holds no model, or a broken one.
-    """
+    """Find the model in a folder, whatever the folder is called; a ModelError if it holds none, or a broken one."""
     from actbench.workloads.huggingface import HuggingFaceWorkload
 
     with boundary(f"{folder} cannot be read", ModelError):
@@ -71,7 +64,7 @@ def available() -> list[Available]:
     """Return the shipped presets and torchvision's classification models."""
     from actbench.workloads import torchvision
 
-    shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in presets.presets().values()]
+    shipped = [Available(preset.name, "preset", preset.task, preset.note) for preset in names.presets().values()]
     shipped += [Available(name, "preset", "image-classification", "for pictures of 32 px") for name in names.SMALL_NETS]
     shipped += [Available(name, "preset", "node-classification", network.note) for name, network in NETWORKS.items()]
     return shipped + [

@@ -1,4 +1,4 @@
-"""Which class of transformers a model is, and what it is trained for: what its config names, unless asked otherwise."""
+"""Which class of transformers a model is, and its task: what its config names, unless asked otherwise."""
 
 from __future__ import annotations
 
@@ -47,13 +47,7 @@ _LONGEST_NAME = 80  # characters of a name out of a file that a message repeats
 
 
 class Choice(NamedTuple):
-    """What a model is built as.
-
-    Attributes:
-        task: Never ``auto``.
-        cls: A class of transformers, or of code that the user trusts.
-        warnings: What the user must know of the choice.
-    """
+    """What a model is built as: a task, never ``auto``, a class, and what the user must know of the choice."""
 
     task: Task
     cls: Any
@@ -63,11 +57,7 @@ class Choice(NamedTuple):
 def choose(config: Any, requested: Task, source: Source, *, trusted: bool) -> Choice:
     """Return what to build: by the requested task, the preset's, the class that the config names, or its kind.
 
-    Args:
-        config: The config object.
-        requested: A task, or ``auto``.
-        source: Where the config comes from.
-        trusted: Whether code of the model's folder may be run.
+    ``trusted`` tells whether code of the model's folder may be run.
 
     Raises:
         ModelError: The model does not do the task, or the config names no class that can be built and fed.
@@ -88,7 +78,7 @@ def choose(config: Any, requested: Task, source: Source, *, trusted: bool) -> Ch
 
 
 def own_code(source: Source, name: str) -> Any:
-    """Return a class that the model's folder brings along and whose code the user trusts, or None.
+    """Return a class from the code of the model's folder, which the user trusts, or None.
 
     Raises:
         ModelError: The code cannot be loaded.
@@ -101,7 +91,7 @@ def own_code(source: Source, name: str) -> Any:
 
 
 def tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
-    """Return the tasks that transformers has classes for with this config, each with the classes."""
+    """Return the tasks that transformers has classes for with this config, with the classes."""
     found: dict[Task, tuple[Any, ...]] = {}
     for task, name in AUTO_CLASSES.items():
         mapping = getattr(transformers, name)._model_mapping
@@ -112,29 +102,20 @@ def tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
 
 
 def fed_tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
-    """Return those of the tasks of a config for which batches can be made here, each with its classes."""
+    """Return those of the tasks of a config for which batches can be made, with the classes."""
     return {task: classes for task, classes in tasks(config).items() if _is_fed(task, classes[0], config)}
 
 
 def check_fed(choice: Choice, config: Any, spec: str) -> None:
-    """Refuse a class for which no batch can be made here.
-
-    Raises:
-        ModelError: It is one, with what to do.
-    """
+    """Raise a ModelError for a class for which no batch can be made."""
     if not _is_fed(choice.task, choice.cls, config):
         raise ModelError(f"model {spec!r} is a {choice.cls.__name__}, {_unfed(config)}")
 
 
 def check_inputs(choice: Choice, names: set[str], config: Any, spec: str, *, asked: bool) -> tuple[str, ...]:
-    """Refuse a class whose forward pass does not take, or wants more than, the inputs of its task.
+    """Refuse a class whose forward pass does not take, or wants more than, the inputs ``names`` of its task.
 
-    Args:
-        choice: What is built.
-        names: Of the inputs in its batches.
-        config: Its config.
-        spec: The model specification, for messages.
-        asked: Whether the user named the task, and so which parts of the model are to run.
+    ``asked`` tells whether the user named the task, and so which parts of the model are to run.
 
     Returns:
         A warning where the model could see or hear and is given text alone.
@@ -168,7 +149,7 @@ def _of_task(config: Any, task: Task, source: Source, trusted: bool) -> Choice:
 
 
 def _own_task(source: Source) -> Task | None:
-    """Return the task of the class that the folder's code has: of several the one that the config names."""
+    """Return the task of the class in the folder's code: of several the one that the config names."""
     own = source.config.get("auto_map", {})
     able: list[Task] = [task for task, auto_class in AUTO_CLASSES.items() if auto_class in own]
     names = source.config.get("architectures") or ()
@@ -177,7 +158,7 @@ def _own_task(source: Source) -> Task | None:
 
 
 def _named(name: str, config: Any, source: Source) -> Choice:
-    """Return the class of this name, of those that transformers has for the config and those only."""
+    """Return the class of this name, if transformers has it for the config."""
     for task, classes in tasks(config).items():
         for cls in classes:
             if cls.__name__ == name and (task != "image-text-to-text" or _sees(cls)):
@@ -198,7 +179,7 @@ def _named(name: str, config: Any, source: Source) -> Choice:
 
 
 def _library_class(name: str) -> Any:
-    """Return the model class that transformers exports under a name out of a file, or None for anything else."""
+    """Return the model class that transformers exports under an untrusted name, or None."""
     if name.startswith("_") or name not in dir(transformers):
         return None
     try:
@@ -209,7 +190,7 @@ def _library_class(name: str) -> Any:
 
 
 def _guessed(config: Any, source: Source) -> Choice:
-    """Return what a config that names no class is most often for, with a warning that says so."""
+    """Return what a config that names no class is most often for, with a warning."""
     able = fed_tasks(config)
     if not able:
         raise ModelError(f"model {source.spec!r}: a {config.model_type} model does none of {', '.join(AUTO_CLASSES)}")

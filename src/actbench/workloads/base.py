@@ -1,14 +1,18 @@
-"""A model with its batches and its loss, and random inputs, made without a look at a value."""
+"""What workloads share: a model with its batches and its loss, random inputs, and optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn, optim
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from actbench.setup import Batch, TrainingSetup
+from actbench.errors import ModelError
+from actbench.results.records import OPTIMIZER, Optimizer
+from actbench.setup import Batch, MakeOptimizer, TrainingSetup
 
 
 class Workload(Protocol):
@@ -16,8 +20,8 @@ class Workload(Protocol):
 
     Attributes:
         spec: The model specification that was asked for.
-        weights_origin: Where the weights come from: ``random``, ``pretrained:NAME``, ``folder:PATH``, ``function``,
-            or ``not loaded (shapes only)``; known after :meth:`setup`.
+        weights_origin: ``random``, ``pretrained:NAME``, ``folder:PATH``, ``function``, or ``not loaded (shapes only)``;
+            known after :meth:`setup`.
         warnings: What a user must know of how the model was found; known after :meth:`setup`.
     """
 
@@ -28,18 +32,14 @@ class Workload(Protocol):
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
 
-        Args:
-            materialize: False when only shapes are wanted: parameters may then be on the meta device.
-            seed: Seeds the random initialisation.
+        Where ``materialize`` is False only shapes are wanted: parameters may be on the meta device.
 
         Raises:
             ModelError: The model cannot be found, read or built.
         """
-        ...
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make a batch on the CPU, or of fake tensors when a fake tensor mode is active."""
-        ...
 
 
 IGNORED_LABEL = -100  # what cross_entropy leaves out by default
@@ -47,16 +47,12 @@ MASKED_SHARE = 0.15  # share of tokens that BERT's masked language modelling pre
 
 
 def generator(seed: int) -> torch.Generator:
-    """Return a CPU generator of its own, so that batches neither read nor move torch's global one."""
+    """Return a CPU generator of its own, so that batches do not touch torch's global one."""
     return torch.Generator().manual_seed(seed)
 
 
 def tokens(batch_size: int, length: int, vocabulary: int, excluded: Iterable[int], random: torch.Generator) -> Tensor:
-    """Draw token ids uniformly from a vocabulary without the excluded ids (padding, end of sequence).
-
-    Returns:
-        Ids ``(batch_size, length)`` int64.
-    """
+    """Draw token ids ``(batch_size, length)`` int64 uniformly from a vocabulary without the excluded ids."""
     left_out = sorted({index for index in excluded if 0 <= index < vocabulary})
     ids = torch.randint(vocabulary - len(left_out), (batch_size, length), generator=random)
     for index in left_out:  # ascending, so each step makes room for one more id
@@ -77,7 +73,7 @@ def classes(batch_size: int, count: int, random: torch.Generator) -> Tensor:
 
 
 def class_labels(config: Any, batch_size: int, random: torch.Generator) -> Tensor:
-    """Draw class ids, or floats where the config says regression (one label) or several labels at once."""
+    """Draw class ids, or floats for regression (one label) and for several labels at once."""
     if config.problem_type == "multi_label_classification":
         return torch.rand(batch_size, config.num_labels, generator=random).round()
     if config.num_labels == 1 or config.problem_type == "regression":
@@ -90,3 +86,95 @@ def images(
 ) -> Tensor:
     """Draw images ``(batch_size, channels, height, width)`` from a standard normal, as normalised pictures are."""
     return torch.randn(batch_size, channels, *size, generator=random).to(dtype)
+
+
+# Rates that fine-tuning runs commonly use; no byte and no second depends on them.
+ADAM_RATE = 2e-5
+SGD_RATE = 1e-2
+_OPTIMIZERS: dict[Optimizer, tuple[Callable[..., optim.Optimizer], dict[str, float]]] = {
+    "adamw": (optim.AdamW, {"lr": ADAM_RATE}),
+    "adam": (optim.Adam, {"lr": ADAM_RATE}),
+    "sgd": (optim.SGD, {"lr": SGD_RATE}),
+    "sgd-momentum": (optim.SGD, {"lr": SGD_RATE, "momentum": 0.9}),
+}
+
+
+def make_optimizer(name: Optimizer | None, **options: float) -> MakeOptimizer:
+    """Return the function that makes the named optimizer (AdamW for None) for the trained parameters of a model."""
+    kind, usual = _OPTIMIZERS[name or OPTIMIZER]
+
+    def make(module: nn.Module) -> optim.Optimizer:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return kind(trained, **{**usual, **options})
+
+    return make
+
+
+def optimizer_as_given(
+    optimizer: optim.Optimizer, module: nn.Module, twins: Mapping[Tensor, Tensor], spec: str
+) -> MakeOptimizer:
+    """Return what gives an optimizer that was made already, each time in its first state.
+
+    Args:
+        optimizer: Of parameters of the model; they are replaced by their twins, in place.
+        module: The model, with the twins as its parameters.
+        twins: What each parameter has become: itself, or its fake form.
+        spec: The model specification, for messages.
+
+    Raises:
+        ModelError: It holds parameters that are not of the model.
+    """
+    for group in optimizer.param_groups:
+        group["params"][:] = [twins.get(parameter, parameter) for parameter in group["params"]]
+    check_optimizer(optimizer, module, spec)
+    for parameter in [parameter for parameter in optimizer.state if parameter in twins]:
+        optimizer.state[twins[parameter]] = optimizer.state.pop(parameter)
+    leaves, tree = tree_flatten(optimizer.state_dict() if optimizer.state else {})
+    begun = [_again(leaf) for leaf in leaves]
+
+    def give(module: nn.Module) -> optim.Optimizer:
+        optimizer.state.clear()
+        if begun:  # such as Adagrad's, which is there from the beginning; it follows the model's device
+            optimizer.load_state_dict(tree_unflatten([again() for again in begun], tree))
+        return optimizer
+
+    return give
+
+
+def _again(leaf: Any) -> Callable[[], Any]:
+    """Return what copies a part of a state; counters stay numbers that can be read on fake tensors too."""
+    if not isinstance(leaf, Tensor):
+        return lambda: leaf
+    if leaf.dim() or isinstance(leaf, FakeTensor):
+        return leaf.clone
+    number, dtype = leaf.item(), leaf.dtype
+    return lambda: torch.tensor(number, dtype=dtype)
+
+
+def optimizer_by(make: Callable[[nn.Module], Any], run: Callable[[Callable[[], Any]], Any], spec: str) -> MakeOptimizer:
+    """Return what calls the user's function from the model to its optimizer, by ``run``, and checks the result."""
+
+    def checked(module: nn.Module) -> optim.Optimizer:
+        found = run(lambda: make(module))
+        if not isinstance(found, optim.Optimizer):
+            raise ModelError(
+                f"{spec}: the fourth value, a function from the model to its optimizer, returned "
+                f"{type(found).__name__}; it must return a torch.optim.Optimizer"
+            )
+        check_optimizer(found, module, spec)
+        return found
+
+    return checked
+
+
+def check_optimizer(optimizer: optim.Optimizer, module: nn.Module, spec: str) -> None:
+    """Raise a ModelError if an optimizer holds parameters that are not of the model."""
+    own = set(module.parameters())
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = [parameter for parameter in held if parameter not in own]
+    if foreign:
+        raise ModelError(
+            f"{spec}: the {type(optimizer).__name__} that it returns holds {len(foreign)} of {len(held)} parameters "
+            f"that are not of the model, the first of shape {tuple(foreign[0].shape)}; make it of model.parameters() "
+            "when nothing of the model is replaced any more"
+        )

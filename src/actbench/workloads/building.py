@@ -1,7 +1,7 @@
-"""Building a model without its memory: what is large in it is fake, what is small is real.
+"""Building a model without its memory: large tensors in it are fake, small ones are real.
 
-A model's author may look at small tensors while building (``torch.linspace(0, rate, depth)[i].item()``, tables of
-anchors), and nobody's machine minds them; the memory is in the large ones, whose values no byte depends on.
+A model's author may read small tensors while building (``torch.linspace(0, rate, depth)[i].item()``, tables of
+anchors); the memory is in the large ones, whose values no byte depends on.
 """
 
 from __future__ import annotations
@@ -26,39 +26,34 @@ class EmptyOnMeta(TorchFunctionMode):
     """Put what ``torch.empty`` makes on the meta device, and nothing else.
 
     Layers make their weights by ``torch.empty`` and then initialise them, so a model built under this mode costs
-    neither memory nor time. Under ``torch.device("meta")`` constructors that compute with small tensors fail
-    (RegNet reads its widths out of a ``linspace``) and computed buffers lose their values; here both work.
+    neither memory nor time. Under ``torch.device("meta")`` constructors that compute with small tensors fail (RegNet
+    reads its widths out of a ``linspace``) and computed buffers lose their values; here both work.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``, on the meta device if it is ``torch.empty``."""
         if func is torch.empty:
             return func(*args, **{**(kwargs or {}), "device": "meta"})
         return func(*args, **(kwargs or {}))
 
 
 def float_type(case: Case) -> torch.dtype:
-    """Return the type that a case asks for, or what actbench builds models in where it asks for none."""
+    """Return the type that a case asks for, or else the default."""
     dtype: torch.dtype = getattr(torch, case.dtype or DTYPE)
     return dtype
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator inside the block and leave it as it was afterwards."""
+    """Seed torch's CPU generator inside the block and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
 def construct(make: Callable[[], nn.Module], *, materialize: bool, seed: int) -> nn.Module:
-    """Build a module by ``make``, in training mode.
+    """Build a module, seeded, in training mode.
 
-    Args:
-        make: Calls the constructor of the model.
-        materialize: False leaves the large parameters on the meta device, uninitialised; ties between parameters
-            hold all the same.
-        seed: Seeds the random initialisation.
+    Without ``materialize`` the large parameters are on the meta device, uninitialised; ties hold all the same.
     """
     if not materialize:
         with EmptyOnMeta():
@@ -74,14 +69,13 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Let operators make tensors above :data:`LARGEST_REAL_BYTES`, or off the CPU, as fake ones.
+    """Make tensors above :data:`LARGEST_REAL_BYTES`, or off the CPU, fake; to be entered inside of a fake tensor mode.
 
-    To be entered inside of a fake tensor mode. An operator that is given a fake tensor runs on fake tensors; another
-    one is tried on fake tensors, for the size of what it makes, and run for real if that is small.
+    An operator that is given a fake tensor runs on fake tensors; another one is tried on fake tensors, for the size of
+    what it makes, and run for real if that is small.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``, on fake tensors or for real."""
         kwargs = kwargs or {}
         leaves, tree = tree_flatten((args, kwargs))
         if any(map(_is_fake, leaves)):
@@ -102,12 +96,9 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class RealDataBecomesFake(TorchFunctionMode):
-    """Let a fake tensor be given a real one as its ``data``, an array of numpy's say, by making that one fake.
+    """Make a real tensor fake that is given to a fake one as its ``data``, an array of numpy's say.
 
-    What is set is no operator: torch would put real memory behind a tensor that stays fake.
-
-    Args:
-        mode: Of the fake tensors.
+    Setting data is no operator: torch would put real memory behind a tensor that stays fake.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -115,7 +106,6 @@ class RealDataBecomesFake(TorchFunctionMode):
         self._mode = mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``, on a fake tensor if it sets the data of one."""
         if func == _SET_DATA and isinstance(args[0], FakeTensor) and not isinstance(args[1], FakeTensor):
             args = args[0], self._mode.from_tensor(args[1])
         return func(*args, **(kwargs or {}))
@@ -125,7 +115,7 @@ class RealDataBecomesFake(TorchFunctionMode):
 def without_memory(mode: FakeTensorMode) -> Iterator[None]:
     """Make large tensors fake ones of ``mode`` inside the block, and let models be built as if they were real.
 
-    Threads other than this one allocate as ever, so transformers is asked to load in this one.
+    Other threads allocate as ever, so transformers is asked to load in this one.
     """
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
@@ -138,12 +128,12 @@ def without_memory(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _is_fake(value: Any) -> bool:
-    """Whether a value is fake, or a storage without bytes: what torch.load reads under a fake tensor mode."""
+    """Whether a value is fake, or a storage without bytes, as torch.load reads under a fake tensor mode."""
     return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
 
 
 def _allocates(func: Any, leaves: list[Any]) -> bool:
-    """Whether an operator makes a tensor with bytes of its own; one over a storage, of a mapped file say, has none."""
+    """Whether an operator makes a tensor with bytes of its own, not over a storage such as that of a mapped file."""
     return not (func.is_view or func._schema.is_mutable or any(isinstance(leaf, UntypedStorage) for leaf in leaves))
 
 
@@ -154,22 +144,18 @@ def _shape_of(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES
-
-
 def _has_no_place(tensor: Tensor) -> bool:
-    """Whether a tensor stays fake; those on the meta device take no memory, but for the empty ones torch.load fills."""
+    """Whether a tensor stays fake; on the meta device only the empty ones that torch.load fills."""
     match tensor.device.type:
         case "cpu":
-            return _is_large(tensor)
+            return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES
         case "meta":
             return tensor.numel() == 0
     return True
 
 
 def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tensor], None]:
-    """Let ``module.to`` change fake parameters: torch swaps them, and refuses to where its fake mode refers to them."""
+    """Let ``module.to`` change fake parameters, which torch refuses to swap."""
 
     def swapped(parameter: Tensor, applied: Tensor) -> None:
         if isinstance(parameter, FakeTensor) and isinstance(applied, FakeTensor):
@@ -182,7 +168,7 @@ def _swap_fake(swap: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor, Tens
 
 
 def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let ``trunc_normal_`` leave fake tensors alone, as it does those on the meta device: it draws until all fit."""
+    """Let ``trunc_normal_``, which draws until all values fit, leave fake tensors alone."""
 
     def filled(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else fill(tensor, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Models of fake tensors: shapes, types and bytes without values, on the CPU, with no memory behind them."""
+"""Models of fake tensors: shapes, types and bytes without values or memory, on the CPU."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from actbench.errors import ModelError, UntraceableError
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a new fake tensor mode that takes the few real tensors a model makes of its own as fake ones.
+    """Return a new fake tensor mode that takes real tensors that a model makes as fake ones.
 
-    Tensors are fake *CPU* tensors on every machine: fake CUDA tensors run a forward pass but no backward one where
-    there is no driver.
+    Tensors are fake *CPU* tensors on every machine: fake CUDA tensors have no backward pass where there is no driver.
     """
     return FakeTensorMode(allow_non_fake_inputs=True)
 
@@ -66,14 +65,10 @@ _REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it wi
 
 @contextmanager
 def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[None]:
-    """Say in one way that a model cannot run without values, and refuse products that no real step would compute.
-
-    Args:
-        model: What runs inside.
-        remedy: What the user can do.
+    """Explain that a model cannot run without values, and refuse products that no real step would compute.
 
     Raises:
-        UntraceableError: What ran inside needs the values of tensors, or an operator that has no fake form.
+        UntraceableError: ``model`` needs the values of tensors, or an operator that has no fake form; with ``remedy``.
         ModelError: A product of tensors of two types.
     """
     try:
@@ -92,17 +87,9 @@ def mode_of(module: nn.Module) -> FakeTensorMode | None:
 
 
 def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Make every parameter and buffer of a module a fake CPU tensor of ``mode``, in place and for good.
+    """Make every parameter and buffer of a module a fake CPU tensor of ``mode``, in place, and return the module.
 
-    Shapes, strides, types and ``requires_grad`` are kept, and what was one object in two places stays one object. A
-    fake CPU tensor of ``mode`` stays itself.
-
-    Args:
-        module: A model, on any device.
-        mode: The mode that the new tensors belong to.
-
-    Returns:
-        The same module.
+    Shapes, strides, types and ``requires_grad`` are kept, and ties too. A fake CPU tensor of ``mode`` stays itself.
     """
     twins: dict[int, tuple[Tensor, Tensor]] = {}
     for table in _tables(module):
@@ -114,10 +101,10 @@ def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 @contextmanager
 def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[nn.Module]:
-    """Make a module fake, as :func:`to_fake` does, and give it its very own tensors back at the end.
+    """Make a module fake, as :func:`to_fake` does, and give it its own tensors back at the end.
 
-    The tensors come back after an exception too, and no gradient or buffer update of the fake time reaches them. What
-    a forward pass left in other attributes of a module is taken away again where it is fake.
+    They come back after an exception too, and no gradient or buffer update of the fake time reaches them. Fake tensors
+    that a forward pass left in other attributes of a module are removed.
     """
     tables = _tables(module)
     kept = [dict(table) for table in tables]

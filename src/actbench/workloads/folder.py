@@ -1,7 +1,6 @@
 """Model folders as ``save_pretrained`` writes them, and where published weights are.
 
-Folders are not trusted: config.json and safetensors are read, and
-nothing else.
+Folders are not trusted: config.json and safetensors are read, and nothing else.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ WEIGHTS = ("config.json", "model.safetensors", "model.safetensors.index.json", "
 
 
 def without_values(weights: WeightsChoice) -> str:
-    """Return the origin to record for a model that was built for its shapes only."""
+    """Return the origin to record for the weights of a model that was built for its shapes."""
     return "random" if weights == "random" else "not loaded (shapes only)"
 
 
 def is_repository(name: str) -> bool:
-    """Return whether the hub may have a repository of a name, by its own rules."""
+    """Return whether a name may be a repository by the hub's own rules."""
     from huggingface_hub import errors, utils
 
     try:
@@ -53,9 +52,9 @@ def offline() -> bool:
 
 @functools.cache
 def reachable(url: str) -> bool:
-    """Return whether anything answers at an address within :data:`PROBE_SECONDS`, asked once per process.
+    """Return whether an address answers within :data:`PROBE_SECONDS`, asked once per process.
 
-    The question runs in a thread of its own because looking up a name cannot be given a time limit.
+    A thread of its own asks, because looking up a name cannot be given a time limit.
     """
     answered = threading.Event()
 
@@ -77,12 +76,7 @@ def reachable(url: str) -> bool:
 
 
 def cached(repositories: tuple[str, ...], *, weights: bool) -> Path | None:
-    """Return the cached snapshot of the first repository that has what is asked, or None.
-
-    Args:
-        repositories: Names of one model on the hub, the best first.
-        weights: Whether weights are wanted besides ``config.json``.
-    """
+    """Return the cached snapshot of the first repository that has ``config.json``, or weights if wanted, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     wanted = ("model.safetensors", "model.safetensors.index.json") if weights else CONFIG
@@ -95,7 +89,7 @@ def cached(repositories: tuple[str, ...], *, weights: bool) -> Path | None:
 
 
 def download(repository: str, *, weights: bool, code: bool = False) -> Path:
-    """Download ``config.json``, and weights if wanted, into the cache and return the snapshot's folder.
+    """Download ``config.json``, and weights and code if wanted, and return the snapshot's folder.
 
     Raises:
         ModelError: The hub is switched off, does not answer in time, or does not have the model.
@@ -126,7 +120,7 @@ def download(repository: str, *, weights: bool, code: bool = False) -> Path:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep huggingface_hub from logging and drawing bars: stdout and stderr belong to the command that runs."""
+    """Keep huggingface_hub from logging and drawing bars."""
     from huggingface_hub.utils.logging import get_verbosity, set_verbosity
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -168,7 +162,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a folder; none when it holds no weights at all.
+    """Return the safetensors files of a folder; none when it holds no weights.
 
     Raises:
         ModelError: The weights are pickles, or the index is broken or names files outside the folder.
@@ -187,11 +181,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def read_tensors(files: tuple[Path, ...]) -> dict[str, Tensor]:
-    """Read all tensors of some safetensors files.
-
-    Raises:
-        ModelError: A file is missing, truncated or broken.
-    """
+    """Read all tensors of safetensors files; a ModelError if one is missing, truncated or broken."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

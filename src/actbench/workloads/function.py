@@ -1,24 +1,135 @@
+"""What a function in a Python file of the user's own builds."""
+
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn, optim
 from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils._pytree import tree_map
 
-from actbench.errors import ModelError, UntraceableError
+from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
 from actbench.paths import from_home
 from actbench.results.records import Case
 from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
-from actbench.workloads import optimizers
+from actbench.workloads import base
+from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import seeded, without_memory
 from actbench.workloads.fake import fake_mode, to_fake
-from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import full_rows
-from actbench.workloads.userfile import UserFile
+
+T = TypeVar("T")
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+class UserFile:
+    """A Python file of the user's own, run as ``python file.py`` would run it; ``spec`` is for messages.
+
+    Raises:
+        ModelError: It does not exist or does not run.
+    """
+
+    def __init__(self, path: Path, spec: str) -> None:
+        self.path, self.spec = path, spec
+        if not os.path.isfile(path):
+            raise ModelError(f"model {spec!r}: there is no file {path}")
+        module_spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert module_spec is not None
+        assert module_spec.loader is not None
+        self._module = importlib.util.module_from_spec(module_spec)
+        beside = str(path.resolve().parent)
+        if beside not in sys.path:  # as for a script, so that the file can import its neighbours
+            sys.path.insert(0, beside)
+        loader = module_spec.loader
+        self.run(lambda: loader.exec_module(self._module))
+
+    def function(self, name: str) -> Callable[[], Any]:
+        """Return a function of the file; a ModelError if it has none of this name."""
+        found = getattr(self._module, name, None)
+        if not callable(found):
+            raise ModelError(f"model {self.spec!r}: {self.path} has no function {name!r}")
+        return found  # type: ignore[no-any-return]
+
+    def run(self, call: Callable[[], T]) -> T:
+        """Run the user's code; what it raises becomes a ModelError or OutOfMemoryError with the file and line."""
+        try:
+            return call()
+        except (ActbenchError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # SystemExit too
+            raise self._failed(error) from error
+
+    def run_without_memory(self, call: Callable[[], T]) -> T:
+        """Run the user's code where large tensors are fake; see :meth:`run`.
+
+        Raises:
+            ModelError: It failed.
+            UntraceableError: It needs what fake tensors do not have.
+        """
+        try:
+            return call()
+        except (ActbenchError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if not _is_of_fakes(error):
+                raise self._failed(error) from error
+            raise UntraceableError(
+                f"{self.line(error)}: this runs without memory here, so large tensors have no values to look at, to "
+                f"save or to hand to numpy ({_first_line(error)}); no simulated byte depends on values: leave that "
+                "step out, or measure with --meter cpu or --meter cuda, which run it in full"
+            ) from error
+
+    def _failed(self, error: BaseException) -> ActbenchError:
+        if is_out_of_memory(error):
+            return OutOfMemoryError(
+                f"{self.line(error)}: the model does not fit in memory while it is built ({_first_line(error)}); "
+                "--meter simulated builds it without any"
+            )
+        return ModelError(f"{self.line(error)}: {_first_line(error)}")
+
+    def line(self, error: BaseException) -> str:
+        """Return the last line of the file that an error came through, or the file."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return f"{error.filename}:{error.lineno}"
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if self._is_here(frame.filename)]
+        return f"{self.path}:{own[-1].lineno}" if own else str(self.path)
+
+    def raised(self, error: BaseException) -> bool:
+        """Return whether the file itself raised an error, and not what it calls."""
+        frames = traceback.extract_tb(error.__traceback__)
+        return bool(frames) and self._is_here(frames[-1].filename)
+
+    def _is_here(self, file: str) -> bool:
+        return Path(file).resolve() == self.path.resolve()
+
+
+def _first_line(error: BaseException) -> str:
+    return told(error).splitlines()[0]
+
+
+def _is_of_fakes(error: BaseException) -> bool:
+    """Whether an error is torch's about fake tensors: of its type, in its words, or raised by their code."""
+    words = ("tensor subclass", "FakeTensor", "meta")
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        isinstance(error, _NEEDS_VALUES)
+        or any(word in told(error) for word in words)
+        or any("_subclasses" in Path(frame.filename).parts for frame in frames[-3:])
+    )
+
 
 CONTRACT = (
     "(module, make_batch, loss) or (module, make_batch, loss, optimizer): an nn.Module, a function from n to a batch, "
@@ -27,8 +138,6 @@ CONTRACT = (
 
 
 class _Parts(NamedTuple):
-    """What the user's function returned."""
-
     module: nn.Module
     make_batch: Callable[[int], Batch]
     loss: Loss
@@ -39,11 +148,9 @@ class FunctionWorkload:
     """What a function in a Python file of the user's own builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
-    ``make_batch(n) -> dict`` with n samples, and ``loss(module, batch) -> scalar tensor``; and, if it likes, an
-    optimizer of the module's parameters, or a function from the module to one. The file is run, as ``python file.py``
-    would run it. All functions are called under torch seeds. Where only shapes are wanted, the first is called with
-    large tensors fake (see :mod:`actbench.workloads.building`), and ``make_batch`` under fake tensors, where it must
-    not read values::
+    ``make_batch(n) -> dict`` with n samples, ``loss(module, batch) -> scalar tensor``; and, if it likes, an optimizer
+    of the module's parameters, or a function from the module to one. All are called under torch seeds. Where only
+    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.building`), and values must not be read::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
@@ -53,10 +160,7 @@ class FunctionWorkload:
                 return nn.functional.cross_entropy(module(batch["x"]), batch["y"])
             return model, make_batch, loss
 
-    Args:
-        name: ``file.py:function``.
-        case: Gives the type, where weights and floating inputs are to be brought to one, and the optimizer, where it
-            is to be another than the function's.
+    A case that names a type or an optimizer replaces the function's.
 
     Raises:
         ModelError: The file does not exist or does not run, or has no such function.
@@ -90,11 +194,11 @@ class FunctionWorkload:
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
-        """Call ``make_batch``; floating tensors are brought to the case's type, where it names one, all to the CPU.
+        """Call ``make_batch``; floating tensors get the case's type, where it names one, and all go to the CPU.
 
         Raises:
             ModelError: ``make_batch`` fails or returns no mapping.
-            UntraceableError: It looks at the values of fake tensors.
+            UntraceableError: It reads values of fake tensors.
         """
         make_batch = self._make_batch or self._batches(seed)
         run = self._file.run if active_fake_mode() is None else self._file.run_without_memory
@@ -122,7 +226,7 @@ class FunctionWorkload:
         return value.to("cpu", value.dtype if self._dtype is None or not value.is_floating_point() else self._dtype)
 
     def _batches(self, seed: int) -> Callable[[int], Batch]:
-        """Return ``make_batch`` before there is a model: of a second one, which takes no memory where it can."""
+        """Return ``make_batch`` of a second model, without memory where it can be."""
         try:
             return self._built(materialize=False, seed=seed)[0].make_batch
         except UntraceableError:
@@ -159,8 +263,8 @@ class FunctionWorkload:
         if self.case.optimizer is not None or parts.optimizer is None:
             return make_optimizer(self.case.optimizer)
         if isinstance(parts.optimizer, optim.Optimizer):
-            return optimizers.made(parts.optimizer, parts.module, twins, self.spec)
-        return optimizers.makes(parts.optimizer, self._file.run, self.spec)
+            return base.optimizer_as_given(parts.optimizer, parts.module, twins, self.spec)
+        return base.optimizer_by(parts.optimizer, self._file.run, self.spec)
 
     def _checked(self, loss: Loss) -> Loss:
         """Return the user's loss with what is wrong with it or with its batch said in words."""
@@ -189,5 +293,5 @@ class FunctionWorkload:
 
 
 def _lacks(batch: Batch, error: KeyError) -> bool:
-    """Whether an error names a key that a batch has not; one that a file raises by itself may hold anything."""
+    """Whether an error names a key that a batch lacks."""
     return len(error.args) == 1 and isinstance(error.args[0], str) and error.args[0] not in batch

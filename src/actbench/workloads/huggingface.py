@@ -18,11 +18,11 @@ from actbench.errors import ModelError
 from actbench.foreign import boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import architectures, batches, folder, losses, sources
-from actbench.workloads.batches import images, text
+from actbench.workloads import architectures, batches, folder, losses, sources, text
+from actbench.workloads.base import make_optimizer
+from actbench.workloads.batches import image_part
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import ModelName
-from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import missing_kernels
 from actbench.workloads.sources import Source
 
@@ -32,16 +32,12 @@ _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class HuggingFaceWorkload:
     """A Hugging Face model on random, full-length inputs, with the loss that the model itself computes.
 
-    The one exception are models for depths other than GLPN, for which transformers computes none.
-
-    Args:
-        name: A preset, a model of the hub or a local folder.
-        case: Gives task, sizes, types, attention, weights policy and optimizer. A sequence length means nothing to
-            vision models, an image size nothing to text models.
+    Models for depth other than GLPN compute none, and get the mean absolute error. A sequence length means nothing to
+    vision models, an image size nothing to text models.
 
     Raises:
-        ModelError: The config cannot be found or read, the model does not do the task, or no batch can be made for
-            the class that its config names.
+        ModelError: The config cannot be found or read, the model does not do the task, or no batch can be made for the
+            class that its config names.
     """
 
     def __init__(self, name: ModelName, case: Case) -> None:
@@ -104,12 +100,12 @@ class HuggingFaceWorkload:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The type that is asked for, or else the one of the config where the model comes from a folder or the hub."""
+        """The type that is asked for, or else that of the config of a folder or the hub."""
         saved = getattr(self._config, "dtype", None) if self._source.folder and self.case.dtype is None else None
         return saved if saved in _TRAINABLE else float_type(self.case)
 
     def _attention(self) -> tuple[Attention, tuple[str, ...]]:
-        """Return the attention implementation to use, and a warning when it is not the one asked for."""
+        """Return the attention implementation, and a warning when it is not the one asked for."""
         if self.case.attention == "sdpa" and not self._class._supports_sdpa:
             has_attention = hasattr(self._config, "num_attention_heads")
             warning = f"{self.spec}: {self._class.__name__} has no sdpa attention; eager attention is used"
@@ -117,7 +113,7 @@ class HuggingFaceWorkload:
         return self.case.attention, ()
 
     def _cast(self) -> tuple[str, ...]:
-        """Return a warning where a folder of a bare name is brought to another type than its own."""
+        """Return a warning where a folder of a bare name is cast to another type than its own."""
         saved = getattr(self._config, "dtype", None)
         if not self._source.local or brings_dtype(self.spec) or saved not in _TRAINABLE or saved == self._dtype:
             return ()
@@ -125,7 +121,7 @@ class HuggingFaceWorkload:
         return (f"{self.spec}: {types}; ./{self.spec} keeps its own type, and --dtype names one",)
 
     def _asked(self, attention: Attention) -> Attention | None:
-        """Return what to ask transformers for: None lets a backbone without sdpa keep its own beside a rest with it."""
+        """Return what to ask transformers for; with None a backbone without sdpa keeps its own attention."""
         return None if attention == "sdpa" and getattr(self._config, "backbone_config", None) else attention
 
     def _slow(self, module: nn.Module) -> tuple[str, ...]:
@@ -189,8 +185,8 @@ def _config(source: Source, trusted: bool) -> Any:
 
 
 def _settled(config: Any, task: Task, image_size: int | None) -> Any:
-    """Give a config what training on this task needs and pretraining did not."""
-    _set_image_size(images.part(config), image_size)
+    """Set what training on this task needs of a config and pretraining did not."""
+    _set_image_size(image_part(config), image_size)
     if task == "sequence-classification":
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = (text.special_ids(config, "eos_token_id") or [0])[0]
@@ -212,7 +208,7 @@ def _set_image_size(part: Any, requested: int | None) -> None:
 
 
 def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return warnings on what a checkpoint lacks; raise if it is not one of this model."""
+    """Return warnings on what a checkpoint lacks; a ModelError if it is not of this model."""
     missing, total = sorted(report["missing_keys"]), len(list(module.named_parameters()))
     if report["mismatched_keys"]:
         key, found, wanted = sorted(report["mismatched_keys"])[0]

@@ -1,4 +1,4 @@
-"""The loss of a Hugging Face model, and what losses ask about the values of a batch."""
+"""The loss of a Hugging Face model, and what losses ask about values of a batch."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from actbench.workloads.overrides import chances, full_rows, steady
 class ForDetection(TorchFunctionMode):
     """Let the losses of detection run on fake tensors.
 
-    They check that boxes do not end before they begin, and match boxes with predictions by their costs. Our boxes are
-    in order, and whichever are matched, as many are: no byte depends on the answers.
+    They check that boxes do not end before they begin, and match boxes with predictions by cost. Our boxes are in
+    order, and as many are matched in any case: no byte depends on the answers.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``, or answer it where it would read values that are not there."""
         if args and isinstance(args[0], FakeTensor):
             if func is Tensor.__bool__ and args[0].dtype == torch.bool:
                 return True
@@ -43,7 +42,6 @@ class ForCtc(TorchFunctionMode):
     """Let the losses of CTC run on fake tensors: all frames count, and no label is padding or out of range."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run ``func``, or answer it where it would read values that are not there."""
         if args and isinstance(args[0], FakeTensor):
             if func is Tensor.__bool__ and args[0].dtype == torch.bool:
                 return False
@@ -55,12 +53,9 @@ class ForCtc(TorchFunctionMode):
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
-    """Return a loss that keeps what ``F.ctc_loss`` does; without values that one can say nothing of its own size.
+    """Return a loss that saves what ``F.ctc_loss`` does, which has no fake form.
 
-    Args:
-        log_probs: ``(frames, batch, classes)``.
-        targets: ``(batch * length,)``, all of one length.
-        reduction: As in ``F.ctc_loss``.
+    ``log_probs`` are ``(frames, batch, classes)``, ``targets`` ``(batch * length,)``, all of one length.
     """
     losses: Tensor = _Ctc.apply(log_probs, targets)
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
@@ -93,7 +88,7 @@ _WITH_DEPTH_LOSS = ("glpn",)
 def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> tuple[Loss, tuple[str, ...]]:
     """Return the loss of a model, without the key-value cache of generation, and what a user must know of it.
 
-    All layers run and nothing is masked: LayerDrop and SpecAugment, which draw that anew in each step, are left out.
+    LayerDrop and SpecAugment, which draw what to skip anew in each step, are left out.
 
     Args:
         module: The model.
@@ -154,7 +149,7 @@ def _own_loss(module: nn.Module, batch: Batch, options: dict[str, bool], describ
 
 
 def _depth_error(module: nn.Module, batch: Batch) -> Tensor:
-    """Return the mean absolute error of the depths ``(batch, height, width)``, labels brought to the size of these."""
+    """Return the mean absolute error of depths ``(batch, height, width)``, labels resized to them."""
     output: Any = module(pixel_values=batch["pixel_values"])
     depths: Tensor = output[0] if isinstance(output, tuple) else output.predicted_depth
     labels = F.interpolate(batch["labels"][:, None], size=depths.shape[-2:])[:, 0]

@@ -15,18 +15,70 @@ networks of their sizes and of their graph: ``gcn@hidden_size=64,num_nodes=1000,
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 import re
+import tomllib
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal
 
 from actbench.errors import ModelError
 from actbench.paths import from_home
-from actbench.results.records import is_function
+from actbench.results.records import Task, is_function
 from actbench.units import COUNT_LIMIT
-from actbench.workloads import folder, presets
+from actbench.workloads import folder
 from actbench.workloads.graphs import NETWORKS
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The architecture of a well-known Hugging Face model, shipped with the package.
+
+    Attributes:
+        task: What ``--task auto`` means.
+        note: One line for ``actbench models``.
+        config: What its ``config.json`` says about the architecture.
+        hub: Repositories with the published weights, the preferred one first.
+        also: Other names of the same model.
+    """
+
+    name: str
+    task: Task
+    note: str
+    config: dict[str, Any]
+    hub: tuple[str, ...]
+    also: tuple[str, ...]
+
+
+@functools.cache
+def presets() -> dict[str, Preset]:
+    """Return every preset by its name, in the order of ``presets.toml``."""
+    tables = tomllib.loads(resources.files(__package__).joinpath("presets.toml").read_text(encoding="utf-8"))
+    return {name: _preset(name, tables) for name in tables}
+
+
+def find_preset(name: str) -> Preset | None:
+    """Return the preset of this name, of another name of it, or of one of its repositories."""
+    for preset in presets().values():
+        if name in (preset.name, *preset.also, *preset.hub):
+            return preset
+    return None
+
+
+def _preset(name: str, tables: dict[str, Any]) -> Preset:
+    table = tables[name]
+    base = _preset(table["like"], tables) if "like" in table else None
+    return Preset(
+        name=name,
+        task=table["task"] if base is None else table.get("task", base.task),
+        note=table["note"],
+        config={**(base.config if base else {}), **table["config"]},
+        hub=tuple(table.get("hub", ())),
+        also=tuple(table.get("also", ())),
+    )
+
 
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
 
@@ -42,7 +94,6 @@ class ModelName:
     """A model specification that was understood.
 
     Attributes:
-        kind: What it names.
         name: The preset, repository, model or path; for functions ``file.py:function``.
         changes: Keys of the config to change, with their new values.
     """
@@ -53,7 +104,7 @@ class ModelName:
 
 
 def parse(spec: str) -> ModelName:
-    """Say what a model specification names. Shipped names come before local folders of the same bare name.
+    """Parse a model specification; shipped names come before local folders of the same bare name.
 
     Raises:
         ModelError: It names nothing that is known, or does not follow the grammar.
@@ -66,7 +117,7 @@ def parse(spec: str) -> ModelName:
 
 
 def is_own(spec: str) -> bool:
-    """Return whether a specification, which need not be trusted, names a network that actbench itself defines."""
+    """Return whether a specification, which need not be trusted, names one of actbench's own networks."""
     head = spec.partition("@")[0]
     return head in NETWORKS or head in SMALL_NETS
 
@@ -109,7 +160,7 @@ def _parse_name(text: str) -> ModelName:
         return ModelName("graph", text)
     if text in SMALL_NETS:
         return ModelName("smallnet", text)
-    preset = presets.find(text)
+    preset = find_preset(text)
     if preset is not None:
         return ModelName("preset", preset.name)
     if text.startswith((".", "/", "~")) or "\\" in text:
@@ -127,7 +178,7 @@ def _torchvision(name: str) -> ModelName:
 
 
 def _hub(name: str) -> ModelName:
-    preset = presets.find(name)
+    preset = find_preset(name)
     if preset is not None:
         return ModelName("preset", preset.name)
     if not (_REPOSITORY.fullmatch(name) and folder.is_repository(name)):
@@ -160,8 +211,8 @@ def _bare(text: str) -> ModelName:
         return ModelName("torchvision", text)
     if os.path.exists(text):
         return _folder(text)
-    also = (name for preset in presets.presets().values() for name in preset.also)
-    known = [*SMALL_NETS, *NETWORKS, *presets.presets(), *also]
+    also = (name for preset in presets().values() for name in preset.also)
+    known = [*SMALL_NETS, *NETWORKS, *presets(), *also]
     close = difflib.get_close_matches(text, [*known, *torchvision.names()], n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ModelError(

@@ -1,8 +1,8 @@
 """What transformers would do otherwise on fake tensors, by chance, or by slow reference code.
 
-Where each row of a batch is one sequence, and no row is padded, attention needs no mask but the triangle that its
-kernels know. Transformers looks that up. On fake tensors it cannot, and builds masks of batch times length times
-length, which no real step has, and by which a simulation of a CUDA device would choose another kernel.
+Attention over rows that are one unpadded sequence each needs no mask but the triangle that its kernels know.
+Transformers looks that up in values. On fake tensors it cannot, and builds masks of batch times length times length,
+which no real step has, and by which a simulation of a CUDA device would choose another kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @contextmanager
 def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Put what ``change`` makes of an attribute in its place inside the block; one that is not there stays away."""
+    """Replace an attribute, if it is there, by what ``change`` makes of it, inside the block."""
     if not hasattr(owner, name):
         yield
         return
@@ -38,13 +38,9 @@ _ASK_FOR_PADDING = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa
 
 @contextmanager
 def full_rows(batch: Mapping[str, Any]) -> Iterator[None]:
-    """Let models take each row of a fake batch for one sequence that is not padded, inside the block.
+    """Let models take each row of a fake batch for one unpadded sequence inside the block.
 
-    A batch that gives positions may hold several sequences in a row, and a mask that it gives may mask something: for
-    such a batch the masks are built.
-
-    Args:
-        batch: What the model is about to be called with, by name.
+    Masks are built all the same for a batch that gives positions, which may hold several sequences in a row, or a mask.
     """
     masking = sys.modules.get(_MASKING)  # it is there where a model of transformers is
     with ExitStack() as stack:
@@ -76,11 +72,8 @@ DISTRIBUTIONS = {"mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d", "fl
 def missing_kernels(module: nn.Module) -> tuple[str, ...]:
     """Return the packages for want of which transformers runs reference code in a model, sorted.
 
-    Transformers wraps a function that a package has a kernel for, and says there whether it found it; its earlier
-    versions have ``is_fast_path_available`` beside such layers.
-
-    Args:
-        module: A model; parts that are not of transformers are passed over.
+    Transformers wraps a function that a package has a kernel for, and notes there whether it found it; its earlier
+    versions have ``is_fast_path_available`` beside such layers. Parts that are not of transformers are passed over.
     """
     names = {type(part).__module__ for part in module.modules()}
     places = [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
@@ -98,7 +91,7 @@ def _wanted(place: ModuleType) -> Iterator[str]:
 
 
 def chances(module: nn.Module) -> tuple[str, ...]:
-    """Return what a model leaves to chance: layers that LayerDrop skips, features that SpecAugment masks."""
+    """Return what a model leaves to chance: LayerDrop and SpecAugment."""
     found = {name for owner in _owners(module) for name in _switches(owner)}
     told = ("LayerDrop" if name.endswith("layerdrop") else "SpecAugment" for name in found)
     return tuple(sorted(set(told)))
@@ -106,7 +99,7 @@ def chances(module: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def steady(module: nn.Module) -> Iterator[None]:
-    """Run all layers of a model on all of its features inside the block; its config has its own values afterwards.
+    """Run all layers of a model on all of its features inside the block.
 
     Which layers LayerDrop skips is drawn anew in each step, so that no two steps would need the same memory.
     """

@@ -1,4 +1,4 @@
-"""Networks for small pictures: torchvision's begin by shrinking a picture four times or more.
+"""Networks for small pictures, without torchvision's first layers that shrink a picture four times or more.
 
 ``resnet-cifar@depth=8,width=16``   three stages, depth 6n + 2 (He et al. 2015, arXiv 1512.03385, section 4.2)
 ``resnet18-cifar``, ``resnet34-cifar``   the four stages of ResNet-18 and -34
@@ -22,9 +22,9 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base
+from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import SMALL_NETS
-from actbench.workloads.optimizers import make_optimizer
 
 USUAL_SIZE = 32
 _STAGES: dict[str, tuple[int, ...]] = {"resnet18-cifar": (2, 2, 2, 2), "resnet34-cifar": (3, 4, 6, 3)}
@@ -39,12 +39,10 @@ assert tuple(_DEFAULTS) == SMALL_NETS
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with batch norm beside a shortcut, which is a 1 x 1 convolution where the shape changes.
+    """Two 3 x 3 convolutions with batch norm beside a shortcut, a 1 x 1 convolution where the shape changes.
 
-    Args:
-        channels: Of the input ``(batch, channels, height, width)``.
-        width: Channels of the output.
-        stride: 2 halves height and width.
+    The input is ``(batch, channels, height, width)``, the output has ``width`` channels; a stride of 2 halves the
+    picture.
     """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
@@ -67,13 +65,9 @@ class ResidualBlock(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """A residual network with the stem of small pictures; each stage after the first halves the picture.
+    """A residual network with a stem for small pictures ``(batch, channels, height, width)``.
 
-    Args:
-        stages: Blocks of each stage.
-        width: Channels of the first stage; each further one has twice those before.
-        channels: Of the pictures ``(batch, channels, height, width)``.
-        num_classes: Scores of a picture.
+    Each stage after the first halves the picture and doubles the ``width`` of the one before.
     """
 
     def __init__(self, stages: Sequence[int], width: int, channels: int, num_classes: int) -> None:
@@ -99,12 +93,7 @@ class SmallResNet(nn.Module):
 
 
 class SmallNetWorkload:
-    """A network for small pictures on random ones, with cross-entropy.
-
-    Args:
-        name: One of ``names.SMALL_NETS``.
-        changes: Keys of the network with their values.
-        case: Gives the image size (32 px unless asked otherwise), the types and the optimizer.
+    """A network for small pictures on random ones of 32 px unless asked otherwise, with cross-entropy.
 
     Raises:
         ModelError: A key or value cannot be used, pictures are too small, or another task or published weights are
@@ -174,7 +163,7 @@ def _checked(options: dict[str, Any], keys: Mapping[str, int], spec: str) -> dic
 
 
 def _stages(name: str, options: Mapping[str, int], spec: str) -> tuple[int, ...] | None:
-    """Return the blocks of each stage of a residual network, or None for another one."""
+    """Return the blocks of each stage of a residual network, else None."""
     if name == "inception-cifar":
         return None
     return _STAGES.get(name) or _three_stages(options["depth"], spec)

@@ -9,19 +9,13 @@ from typing import Any
 
 from actbench.errors import ModelError
 from actbench.results.records import Case, Task, WeightsChoice
-from actbench.workloads import folder, presets
-from actbench.workloads.names import ModelName
+from actbench.workloads import folder
+from actbench.workloads.names import ModelName, presets
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What was found of the weights.
-
-    Attributes:
-        files: Safetensors files; none for random weights.
-        origin: As in ``Workload.weights_origin``.
-        warnings: What the user must know of it.
-    """
+    """What was found of the weights: safetensors files (none for random ones), and their origin."""
 
     files: tuple[Path, ...] = ()
     origin: str = "random"
@@ -34,7 +28,6 @@ class Source:
 
     Attributes:
         spec: The model specification, for messages.
-        config: The contents of ``config.json``.
         changes: Keys of the config that the specification changes.
         task: What ``auto`` means; ``auto`` itself when the config must say it.
         folder: The folder that the config was read from, if it was.
@@ -58,9 +51,6 @@ class Source:
     def renamed_changes(self, config: Any) -> dict[str, Any]:
         """Return the changes under the names that the config itself uses (GPT-2's ``n_layer``).
 
-        Args:
-            config: The unchanged config object.
-
         Raises:
             ModelError: A key does not belong to this kind of config, or a value is negative.
         """
@@ -75,11 +65,7 @@ class Source:
         return {config.attribute_map.get(key, key): value for key, value in self.changes.items()}
 
     def weights(self, policy: WeightsChoice) -> Weights:
-        """Find weights by the policy of ``--weights``.
-
-        Raises:
-            ModelError: They are wanted and not to be had, or they are pickles.
-        """
+        """Find weights by the policy of ``--weights``; a ModelError if they are wanted and missing, or pickles."""
         if self.local:
             assert self.folder is not None
             files = folder.weight_files(self.folder)  # refuses pickles whatever the policy
@@ -111,13 +97,9 @@ class Source:
 
 
 def find(name: ModelName, case: Case) -> Source:
-    """Find the config of a preset, a local folder, or a model of the cache or hub.
-
-    Raises:
-        ModelError: There is no config, or it is broken.
-    """
+    """Find the config of a preset, a local folder, or a model of the cache or hub; a ModelError if it is broken."""
     if name.kind == "preset":
-        preset = presets.presets()[name.name]
+        preset = presets()[name.name]
         return Source(case.model, preset.config, name.changes, preset.task, hub=preset.hub)
     if name.kind == "folder":
         place = Path(name.name)

@@ -1,4 +1,4 @@
-"""torchvision's classification models. The only file that imports torchvision; imported when one is asked for."""
+"""torchvision's classification models; the only file that imports torchvision."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
+from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
-from actbench.workloads.optimizers import make_optimizer
 
 models: Any = torchvision.models  # its names are re-exported in a way that type checkers do not follow
 
@@ -41,11 +41,7 @@ def names() -> tuple[str, ...]:
 
 
 def check(name: str) -> None:
-    """Check that torchvision has a classification model of this name.
-
-    Raises:
-        ModelError: It has none, or the model is for another task.
-    """
+    """Raise a ModelError unless torchvision has a classification model of this name."""
     if name in names():
         return
     if name in models.list_models():
@@ -71,12 +67,12 @@ def published_weights(name: str) -> tuple[int, Any]:
 
 
 def image_size(name: str) -> int:
-    """Return the height and width in pixels that images have unless asked otherwise."""
+    """Return the default height and width of images in pixels."""
     return published_weights(name)[0]
 
 
 def smallest_size(name: str) -> int:
-    """Return the smallest image size (pixels) that a training step of the model can be run on."""
+    """Return the smallest image size (pixels) that a training step takes."""
     if name == "inception_v3":
         return INCEPTION_SIZE
     if name.startswith("swin") or _size_option(name):
@@ -87,10 +83,7 @@ def smallest_size(name: str) -> int:
 class TorchvisionWorkload:
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
-    Args:
-        name: Name of the model in torchvision.
-        case: Gives the image size, the types, the weights policy and the optimizer; a sequence length and an
-            attention implementation mean nothing here.
+    A sequence length and an attention implementation mean nothing here.
 
     Raises:
         ModelError: There is no such classification model, or another task is asked of it.
@@ -161,7 +154,7 @@ class TorchvisionWorkload:
         return module
 
     def _load(self, module: nn.Module) -> str:
-        """Load published weights if the policy asks for them, and return where the weights come from."""
+        """Load published weights if the policy asks for them, and return the origin of the weights."""
         if self.case.weights == "random":
             return "random"
         _, weights = published_weights(self.name)
@@ -189,13 +182,8 @@ class TorchvisionWorkload:
 def small_inception(channels: int, num_classes: int) -> nn.Module:
     """Make an Inception v3 (Szegedy et al. 2015, arXiv 1512.00567) whose stem keeps the size of a small picture.
 
-    The convolutions of the stem have stride 1 and padding, and nothing is pooled before the first Inception block, so
-    that pictures of 32 px reach it as they are, where torchvision's stem would leave 1 px. Of pictures that small
-    nothing is left for the auxiliary classifier.
-
-    Args:
-        channels: Of the pictures ``(batch, channels, height, width)``.
-        num_classes: Scores of a picture.
+    The convolutions of the stem have stride 1 and padding, and nothing is pooled before the first Inception block: of
+    32 px torchvision's stem would leave 1 px. There is no auxiliary classifier, for which such pictures leave nothing.
     """
     module = models.Inception3(num_classes=num_classes, aux_logits=False, init_weights=False)
     convolution = models.inception.BasicConv2d
@@ -219,7 +207,7 @@ def fetch_archive(url: str, folder: Path, md5: str) -> None:
 
 
 def _size_option(name: str) -> str | None:
-    """Return the constructor's argument that holds the image size, for the models whose weights depend on it."""
+    """Return the constructor's argument of the image size, for models whose weights depend on it."""
     builder = models.get_model_builder(name)
     made = inspect.get_annotations(builder, eval_str=True)["return"]
     return next(
@@ -228,7 +216,7 @@ def _size_option(name: str) -> str | None:
 
 
 def _read(url: str) -> dict[str, Tensor]:
-    """Read weights from torch's cache or the network; the restricted reader runs no code of the file."""
+    """Read weights from torch's cache or the network; the restricted reader runs no code."""
     with redirect_stderr(io.StringIO()):
         state = torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
@@ -238,7 +226,7 @@ def _read(url: str) -> dict[str, Tensor]:
 
 
 def _loss(module: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the class scores, plus the weighted ones of auxiliary classifiers where there are any."""
+    """Cross-entropy of the class scores, plus the weighted ones of auxiliary classifiers."""
     output = module(batch["images"])
     if isinstance(output, Tensor):
         return F.cross_entropy(output, batch["labels"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actbench import schemes
 from actbench.conversion import conversion_of, convert
-from actbench.conversion.trainers.session import SchemeCallback, Session
+from actbench.conversion.trainers.session import ConvertedRun, SchemeCallback
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import trace
 from actbench.measuring.meters.cpu import AllocationTrace
@@ -43,8 +43,8 @@ def batch(rows: int = ROWS) -> dict[str, Tensor]:
     return {"x": torch.randn(rows, WIDTH, generator=generator), "y": torch.randn(rows, 1, generator=generator)}
 
 
-def open_session(model: nn.Module, spec: str, **settings: Any) -> Session:
-    return Session(model, schemes.build(spec), **settings)
+def open_session(model: nn.Module, spec: str, **settings: Any) -> ConvertedRun:
+    return ConvertedRun(model, schemes.build(spec), **settings)
 
 
 def step(model: nn.Module, rows: int = ROWS) -> None:
@@ -251,5 +251,5 @@ class WithOptimizerState(Scheme):
 
 def test_what_stays_outside_of_the_model_is_said() -> None:
     with pytest.warns(UserWarning, match="optimizer state stays as it is: wrap the optimizer"):
-        session = Session(Network(), WithOptimizerState())
+        session = ConvertedRun(Network(), WithOptimizerState())
     session.check_ran()

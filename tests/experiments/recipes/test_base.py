@@ -7,7 +7,7 @@ import pytest
 from actbench.errors import RecipeError
 from actbench.experiments import recipes
 from actbench.experiments.recipes import runs
-from actbench.experiments.recipes.base import Written
+from actbench.experiments.recipes.base import BaseRecipe
 
 SWEEP = """
 title = "?"
@@ -33,7 +33,7 @@ KINDS = {"sweep": (recipes.Recipe, SWEEP, "workload"), "train": (runs.TrainingRe
 both = pytest.mark.parametrize(("kind", "text", "section"), KINDS.values(), ids=KINDS)
 
 
-def mistakes(kind: type[Written], tmp_path: Path, text: str) -> list[str]:
+def mistakes(kind: type[BaseRecipe], tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(RecipeError) as caught:
@@ -45,7 +45,7 @@ def mistakes(kind: type[Written], tmp_path: Path, text: str) -> list[str]:
 
 @both
 def test_mistakes_are_told_in_the_order_of_the_recipe(
-    kind: type[Written], text: str, section: str, tmp_path: Path
+    kind: type[BaseRecipe], text: str, section: str, tmp_path: Path
 ) -> None:
     wrong = text.replace("?", "").replace("8", "0").replace("fewbit:3", "fewbit:") + "[nothing]\n"
     told = mistakes(kind, tmp_path, wrong)
@@ -58,7 +58,7 @@ def test_mistakes_are_told_in_the_order_of_the_recipe(
 
 @both
 def test_what_stands_twice_is_told_before_a_model_that_is_not_there(
-    kind: type[Written], text: str, section: str, tmp_path: Path
+    kind: type[BaseRecipe], text: str, section: str, tmp_path: Path
 ) -> None:
     table = text[text.index(f"[[{section}]]") : text.index("[[scheme]]")]
     unknown = text + 'models = ["tiny", "huge"]\n'
@@ -69,7 +69,7 @@ def test_what_stands_twice_is_told_before_a_model_that_is_not_there(
 
 
 @both
-def test_exact_is_put_first_unless_it_is_there(kind: type[Written], text: str, section: str, tmp_path: Path) -> None:
+def test_exact_is_put_first_unless_it_is_there(kind: type[BaseRecipe], text: str, section: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     assert [row.spec for row in kind.load(path).rows("tiny")] == ["exact", "fewbit:3"]

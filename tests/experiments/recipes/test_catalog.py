@@ -93,7 +93,7 @@ def test_what_ships_with_actbench_and_what_names_no_code_needs_no_trust(tmp_path
 
     assert recipes.Recipe.load_to_run(path, trusted=False).models == ("tiny",)
     for kind in (recipes.Recipe, runs.TrainingRecipe):
-        for name in kind.shelf.names():
+        for name in kind.files.names():
             assert kind.load_to_run(name, trusted=False).name == name
 
 

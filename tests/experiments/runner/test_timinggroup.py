@@ -4,7 +4,7 @@ from itertools import groupby
 
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.timinggroup import MEMORY_SHARE, Cohort
+from actbench.experiments.runner.timinggroup import MEMORY_SHARE, TimingGroup
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 
@@ -19,22 +19,22 @@ def events(log, kind):
     return [line.split()[0] for line in lines if line.split()[2] == kind]
 
 
-def measure(cohort, memory_bytes):
+def measure(group, memory_bytes):
     with ForkServer("fakebench") as server:
-        return list(Cohort(server, memory_bytes, None, Progress()).measure(cohort))
+        return list(TimingGroup(server, memory_bytes, None, Progress()).measure(group))
 
 
 def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):
-    cohort = cases(log, "peak:400", "peak:300", "peak:100")
-    outcomes = measure(cohort, memory_bytes=500 / MEMORY_SHARE)
+    group = cases(log, "peak:400", "peak:300", "peak:100")
+    outcomes = measure(group, memory_bytes=500 / MEMORY_SHARE)
     assert [outcome.peak_bytes for _, outcome in outcomes] == [400, 100, 300]
     order = [scheme for scheme, _ in groupby(events(log, "time"))]
     assert order == [*["peak:400", "peak:100"] * 5, "peak:300"]
 
 
 def test_a_case_put_off_is_timed_beside_exact_again(log):
-    cohort = cases(log, "exact", "peak:300", "peak:600")
-    outcomes = {case.scheme: outcome for case, outcome in measure(cohort, memory_bytes=1700 / MEMORY_SHARE)}
+    group = cases(log, "exact", "peak:300", "peak:600")
+    outcomes = {case.scheme: outcome for case, outcome in measure(group, memory_bytes=1700 / MEMORY_SHARE)}
     assert events(log, "time") == ["exact", "peak:300"] * 5 + ["exact", "peak:600"] * 5
     assert outcomes["peak:600"].exact_step_seconds == (0.25,) * 10
     assert outcomes["peak:300"].exact_step_seconds is None

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import Trace, inspect, trace
-from actbench.measuring.inspection.recorder import Kept
-from actbench.measuring.meters.ledger import Ledger
+from actbench.measuring.inspection.recorder import SavedStorage
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
 from actbench.results.ledger import OUTSIDE
 from actbench.results.records import Site, Unreached
@@ -58,7 +58,7 @@ def ledger_bytes(model: nn.Module) -> int:
     mode = fake.fake_mode()
     with fake.faked(model, mode), mode:
         batch = make_batch()
-        ledger = Ledger()
+        ledger = StorageTracker()
         ledger.add([*model.parameters(), *model.buffers(), *batch.values()])
         before = ledger.live_bytes
         with ledger:
@@ -94,7 +94,7 @@ def test_a_tensor_saved_by_two_modules_is_counted_once_and_says_so():
             return self.first(x) + self.second(x)
 
     found = traced(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Forked()))
-    tanh = Kept(ROWS * WIDTH * FLOAT, owner="1", shared_with=("2.first", "2.second"))
+    tanh = SavedStorage(ROWS * WIDTH * FLOAT, owner="1", shared_with=("2.first", "2.second"))
     assert tanh in found.kept
     assert found.bytes_under("2") == 0
 
@@ -218,7 +218,7 @@ def test_inspect_fills_in_bytes_and_sets_aside_what_never_runs():
     found = traced(model)
     sites = tuple(Site(path=path, was="nn.Linear", becomes="other") for path in ("attention.out_proj", "head"))
     earlier = (Unreached(path="x", kind="F.gelu", reason="a function call"),)
-    after = Trace((Kept(12, "head", ()),), found.calls)
+    after = Trace((SavedStorage(12, "head", ()),), found.calls)
 
     reached, unreached = inspect(found, after, TrainingSetup(model, sites=sites, unreached=earlier))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from actbench.measuring.meters import profiles
-from actbench.measuring.meters.attention import choose
+from actbench.measuring.meters.operators import choose
 
 HALF, BRAIN, FLOAT = torch.float16, torch.bfloat16, torch.float32
 

@@ -97,6 +97,6 @@ def test_without_a_limit_it_may_use_what_is_available() -> None:
 
 
 def test_what_is_available_is_what_its_container_leaves(monkeypatch) -> None:
-    monkeypatch.setattr("actbench.results.cgroup.memory_left_bytes", lambda: 12345)
+    monkeypatch.setattr("actbench.results.machine.memory_left_bytes", lambda: 12345)
 
     assert CpuMeter().memory_bytes == 12345

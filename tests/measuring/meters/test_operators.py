@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.measuring.meters import profiles
-from actbench.measuring.meters.ledger import Ledger
 from actbench.measuring.meters.operators import cuda_operators
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.workloads.fake import fake_mode
 
 BATCH, HEADS, ROWS, WIDTH = 2, 4, 96, 64
@@ -19,8 +19,8 @@ SEED = 2 * 8  # seed and offset of the random numbers
 
 
 @pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    with fake_mode(), cuda_operators(profiles.get("a100-40gb")), Ledger() as ledger:
+def ledger() -> Iterator[StorageTracker]:
+    with fake_mode(), cuda_operators(profiles.get("a100-40gb")), StorageTracker() as ledger:
         yield ledger
 
 
@@ -28,7 +28,7 @@ def heads(dtype: torch.dtype = torch.float32, count: int = HEADS, width: int = W
     return torch.empty(BATCH, count, ROWS, width, dtype=dtype, requires_grad=True)
 
 
-def kept_by_attention(ledger: Ledger, q: Tensor, k: Tensor, mask: Tensor | None = None, **options) -> int:
+def kept_by_attention(ledger: StorageTracker, q: Tensor, k: Tensor, mask: Tensor | None = None, **options) -> int:
     before = ledger.live_bytes
     output = F.scaled_dot_product_attention(q, k, k, mask, dropout_p=0.1, **options)
     kept = ledger.live_bytes - before
@@ -40,19 +40,19 @@ def kept_by_attention(ledger: Ledger, q: Tensor, k: Tensor, mask: Tensor | None 
     return kept
 
 
-def test_efficient_attention_keeps_no_scores(ledger: Ledger) -> None:
+def test_efficient_attention_keeps_no_scores(ledger: StorageTracker) -> None:
     kept = kept_by_attention(ledger, heads(), heads())
 
     assert kept == TENSOR * 4 + BATCH * HEADS * ROWS * 4 + SEED  # output and log-sum-exp
 
 
-def test_flash_attention_keeps_no_scores(ledger: Ledger) -> None:
+def test_flash_attention_keeps_no_scores(ledger: StorageTracker) -> None:
     kept = kept_by_attention(ledger, heads(torch.bfloat16), heads(torch.bfloat16))
 
     assert kept == TENSOR * 2 + BATCH * HEADS * ROWS * 4 + SEED + 8  # two words of seed, one of offset
 
 
-def test_a_boolean_mask_becomes_an_additive_one_and_is_kept(ledger: Ledger) -> None:
+def test_a_boolean_mask_becomes_an_additive_one_and_is_kept(ledger: StorageTracker) -> None:
     mask = torch.empty(BATCH, 1, ROWS, ROWS, dtype=torch.bool)
 
     kept = kept_by_attention(ledger, heads(), heads(), mask)
@@ -60,13 +60,13 @@ def test_a_boolean_mask_becomes_an_additive_one_and_is_kept(ledger: Ledger) -> N
     assert kept == TENSOR * 4 + BATCH * HEADS * ROWS * 4 + SEED + BATCH * ROWS * ROWS * 4
 
 
-def test_odd_widths_are_padded_for_flash(ledger: Ledger) -> None:
+def test_odd_widths_are_padded_for_flash(ledger: StorageTracker) -> None:
     kept = kept_by_attention(ledger, heads(torch.bfloat16, width=60), heads(torch.bfloat16, width=60))
 
     assert kept == 4 * TENSOR * 2 + BATCH * HEADS * ROWS * 4 + SEED + 8  # q, k and v are copies as well
 
 
-def test_shared_heads_are_repeated_where_the_kernel_does_not_know_them(ledger: Ledger) -> None:
+def test_shared_heads_are_repeated_where_the_kernel_does_not_know_them(ledger: StorageTracker) -> None:
     flash = kept_by_attention(ledger, heads(torch.bfloat16), heads(torch.bfloat16, 2), enable_gqa=True)
     math = kept_by_attention(ledger, heads(), heads(count=2), enable_gqa=True)
 
@@ -74,7 +74,7 @@ def test_shared_heads_are_repeated_where_the_kernel_does_not_know_them(ledger: L
     assert math > 2 * SCORES * 4
 
 
-def test_modules_and_cpp_callers_are_reached_too(ledger: Ledger) -> None:
+def test_modules_and_cpp_callers_are_reached_too(ledger: StorageTracker) -> None:
     attention = nn.MultiheadAttention(HEADS * WIDTH, HEADS, dropout=0.1, batch_first=True)
     x = torch.empty(BATCH, ROWS, HEADS * WIDTH, requires_grad=True)
     before = ledger.live_bytes
@@ -85,7 +85,7 @@ def test_modules_and_cpp_callers_are_reached_too(ledger: Ledger) -> None:
     output.sum().backward()
 
 
-def test_dropout_keeps_one_byte_per_element(ledger: Ledger) -> None:
+def test_dropout_keeps_one_byte_per_element(ledger: StorageTracker) -> None:
     x = torch.empty(100, requires_grad=True)
     before = ledger.live_bytes
 
@@ -97,7 +97,7 @@ def test_dropout_keeps_one_byte_per_element(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(("p", "training"), [(0.0, True), (0.5, False)])
-def test_dropout_that_drops_nothing_is_free(ledger: Ledger, p: float, training: bool) -> None:
+def test_dropout_that_drops_nothing_is_free(ledger: StorageTracker, p: float, training: bool) -> None:
     x = torch.empty(100)
     before = ledger.live_bytes
 
@@ -106,7 +106,7 @@ def test_dropout_that_drops_nothing_is_free(ledger: Ledger, p: float, training: 
     assert ledger.live_bytes == before
 
 
-def test_softmax_of_halves_into_float32_makes_no_copy(ledger: Ledger) -> None:
+def test_softmax_of_halves_into_float32_makes_no_copy(ledger: StorageTracker) -> None:
     x = torch.empty(8, 100, dtype=torch.bfloat16, requires_grad=True)
     ledger.reset_peak()
     before = ledger.live_bytes
@@ -119,7 +119,7 @@ def test_softmax_of_halves_into_float32_makes_no_copy(ledger: Ledger) -> None:
     assert x.grad.dtype == torch.bfloat16
 
 
-def test_autocast_has_the_types_of_cuda(ledger: Ledger) -> None:
+def test_autocast_has_the_types_of_cuda(ledger: StorageTracker) -> None:
     x, weight = torch.empty(8, 16), torch.empty(16, 16)
     with torch.autocast("cpu", torch.float16):
         half = F.linear(x, weight)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measuring.meters.ledger import Ledger
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.nn.layout import Layout
 from actbench.nn.saved import GroupQuantization, SavedTensors, SiteState
 from actbench.nn.saved.groupquantization import groups_of
@@ -60,7 +60,7 @@ def test_the_mean_of_many_draws_is_the_tensor_and_bits_changed_meanwhile_are_rea
 
 def test_no_codes_are_there_but_those_that_are_kept():
     x = torch.randn(100 * GROUP)
-    with Ledger() as ledger:
+    with StorageTracker() as ledger:
         codes, words = Groups(2.5, GROUP).encode(x, Layout.of(x))
 
     assert ledger.peak_bytes == x.nbytes + codes.nbytes + words.nbytes + 8  # and a seed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from actbench.measuring.meters.ledger import Ledger
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors, SiteState
 from actbench.nn.saved.codecs import OnHost
 from actbench.nn.saved.hostoffload import AtOnce, Copied, Lane
@@ -174,7 +174,7 @@ def test_the_meter_sees_the_bytes_leave_and_what_fetching_ahead_costs(compress):
     count, rows = 5, 2**18
     size = rows * 4 if not compress else rows * 2 // 8 + rows // 256 * 4
     packer, packed = SavedTensors(CODECS[compress], placement=HostOffload()), []
-    with FakeTensorMode(), Ledger(host_is_free=True) as ledger:
+    with FakeTensorMode(), StorageTracker(host_is_free=True) as ledger:
         for _ in range(count):
             packed.append(packer.pack(torch.empty(rows), SiteState("", 2)))
             assert ledger.live_bytes == size  # what is leaving

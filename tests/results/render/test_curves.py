@@ -8,8 +8,7 @@ from rich.console import Console
 
 from actbench.errors import UsageError
 from actbench.results.render import charts
-from actbench.results.render.charts import drawn
-from actbench.results.tables.curves import Chart, Curve
+from actbench.results.render.charts import Chart, Curve, drawn
 
 CHART = Chart(
     "a title",

@@ -9,7 +9,7 @@ import pytest
 from actbench.errors import StoreError
 from actbench.results.measured import MeasuredRecord
 from actbench.results.store import Store
-from actbench.results.store.linefile import alone
+from actbench.results.store.linefile import locked
 
 
 def test_a_sweep_leaves_no_lock_file(tmp_path: Path, make_record: Any) -> None:
@@ -29,7 +29,7 @@ def _count(folder: Path, rounds: int) -> None:
     for _ in range(rounds):
         while True:
             try:
-                with alone(folder / "box.jsonl"):
+                with locked(folder / "box.jsonl"):
                     number.write_text(str(int(number.read_text()) + 1))
                 break
             except StoreError:

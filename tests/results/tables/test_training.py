@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from actbench.results import render
+from actbench.results.render.charts import curves_of
 from actbench.results.runs import Evaluation
-from actbench.results.tables.curves import curves_of
 from actbench.results.tables.training import accuracy_table
 
 MakeRun = Any

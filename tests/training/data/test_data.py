@@ -9,7 +9,7 @@ import torch
 from actbench.errors import UsageError
 from actbench.results.runs import TrainingCase
 from actbench.training import data
-from actbench.training.data import cifar, digits, reviews, text
+from actbench.training.data import generated, pictures
 
 
 def loaded(name: str, length: int) -> data.DataSet:
@@ -17,7 +17,7 @@ def loaded(name: str, length: int) -> data.DataSet:
 
 
 def test_digits_are_split_once_and_for_all() -> None:
-    first, again = digits.load(), digits.load()
+    first, again = pictures.load_digits(), pictures.load_digits()
 
     assert first.train.inputs.shape == (1797 - 360, 1, 8, 8)
     assert first.validation.inputs.shape == (360, 1, 8, 8)
@@ -30,39 +30,39 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
 
     with pytest.raises(UsageError, match="pip install scikit-learn"):
-        digits.load()
+        pictures.load_digits()
 
 
 def test_the_grammar_is_deterministic_and_keeps_its_rules() -> None:
-    written = text.written(20_000, seed=3)
+    written = generated.written(20_000, seed=3)
     sentences = written.split(". ")[:-1]
     sums = [words for sentence in sentences if len(words := sentence.split()) == 5 and words[3] == "make"]
 
-    assert written == text.written(20_000, seed=3)
-    assert written != text.written(20_000, seed=4)
-    assert set(written) <= set(text.ALPHABET)
+    assert written == generated.written(20_000, seed=3)
+    assert written != generated.written(20_000, seed=4)
+    assert set(written) <= set(generated.ALPHABET)
     assert len(sums) > 20
     for first, _, second, _, result in sums:
-        assert text._NUMBERS.index(first) + text._NUMBERS.index(second) == text._NUMBERS.index(result)
+        assert generated._NUMBERS.index(first) + generated._NUMBERS.index(second) == generated._NUMBERS.index(result)
     simple = [words for s in sentences if "that" not in s and (words := s.split())[0] == "every"]
     assert simple
     assert all(any(w.endswith("s") for w in words[2:4]) for words in simple)
 
 
 def test_text_comes_in_windows_whose_labels_are_themselves() -> None:
-    found = text.load(50)
+    found = generated.load_text(50)
 
-    assert found.train.inputs.shape == (text.TRAIN_LETTERS // 50, 50)
+    assert found.train.inputs.shape == (generated.TRAIN_LETTERS // 50, 50)
     assert torch.equal(found.train.inputs, found.train.labels)
-    assert found.vocabulary == len(text.ALPHABET)
+    assert found.vocabulary == len(generated.ALPHABET)
 
 
 def test_the_label_of_a_review_is_what_its_clauses_say() -> None:
-    found = reviews.load(24)
-    worth = dict.fromkeys(reviews._GOOD, 1) | dict.fromkeys(reviews._BAD, -1)
+    found = generated.load_reviews(24)
+    worth = dict.fromkeys(generated._GOOD, 1) | dict.fromkeys(generated._BAD, -1)
     for ids, label in list(zip(found.train.inputs, found.train.labels, strict=True))[:200]:
         score = 0
-        for clause in " ".join(reviews.WORDS[i] for i in ids).split("."):
+        for clause in " ".join(generated.WORDS[i] for i in ids).split("."):
             words = clause.split()
             factor = 2 if "very" in words else 1
             score += sum(worth.get(word, 0) for word in words) * factor
@@ -75,7 +75,7 @@ def test_the_label_of_a_review_is_what_its_clauses_say() -> None:
 def test_cifar_is_read_from_its_binary_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, classes: int, label_bytes: int
 ) -> None:
-    folder, train, test = cifar._FILES[classes]
+    folder, train, test = pictures._FILES[classes]
     (tmp_path / folder).mkdir()
     monkeypatch.setenv("ACTBENCH_DATA", str(tmp_path))
     rows = np.random.default_rng(0).integers(0, 256, (4, label_bytes + 3072)).astype(np.uint8)
@@ -94,7 +94,7 @@ def test_cifar_is_read_from_its_binary_files(
 
 
 def test_files_that_are_not_cifars_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, train, test = cifar._FILES[10]
+    folder, train, test = pictures._FILES[10]
     (tmp_path / folder).mkdir()
     monkeypatch.setenv("ACTBENCH_DATA", str(tmp_path))
     with pytest.raises(UsageError, match=r"data_batch_1.bin cannot be read"):
@@ -107,14 +107,14 @@ def test_files_that_are_not_cifars_are_refused(tmp_path: Path, monkeypatch: pyte
 
 def test_moving_and_mirroring_keeps_the_pixels_inside() -> None:
     images = torch.arange(1, 1 + 64 * 3 * 8 * 8).float().view(64, 3, 8, 8)
-    moved = cifar.moved_and_mirrored(images, torch.Generator().manual_seed(0))
+    moved = pictures.moved_and_mirrored(images, torch.Generator().manual_seed(0))
 
     assert moved.shape == images.shape
     for before, after in zip(images, moved, strict=True):
         assert set(after.unique().tolist()) - {0.0} <= set(before.unique().tolist())
-    again = cifar.moved_and_mirrored(images, torch.Generator().manual_seed(0))
+    again = pictures.moved_and_mirrored(images, torch.Generator().manual_seed(0))
     assert torch.equal(moved, again)
-    assert not torch.equal(moved, cifar.moved_and_mirrored(images, torch.Generator().manual_seed(1)))
+    assert not torch.equal(moved, pictures.moved_and_mirrored(images, torch.Generator().manual_seed(1)))
 
 
 def test_an_unknown_data_set_is_refused() -> None:

@@ -24,21 +24,20 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         trainer.train()
 
     Parameters stay the same objects under the same ``state_dict`` keys: the optimizer fits, checkpoints load into the
-    plain model, ``resume_from_checkpoint`` works. Evaluation keeps nothing. Bits that a scheme shares out are shared
-    out anew after a resume.
+    plain model, ``resume_from_checkpoint`` works. Evaluation packs nothing. Bits are allocated anew after a resume.
 
     ``Trainer`` tells its callbacks of no exception. Inside of ``with callback.on(trainer):`` the scheme comes off after
     one; otherwise at :meth:`close`, when the next ``train()`` begins, or when trainer and callback are gone.
 
     Logged with each training loss, in ``log_history`` and on the console: ``actbench/activation_bytes``,
-    ``actbench/exact_bytes`` and ``actbench/saved_bytes`` of the last forward pass that was measured, and on CUDA
+    ``actbench/exact_bytes`` and ``actbench/saved_bytes`` of the last measured forward pass, and on CUDA
     ``actbench/peak_bytes``, torch's peak in this process since training began. ``Trainer`` calls its reporters, such as
     TensorBoard's, before the callbacks that it is given: they see the numbers under :meth:`on`.
 
     Args:
         scheme: A specification such as ``gact:L2``, or a scheme.
         measure_every: Forward passes in training from one that is measured to the next.
-        sample_ids: Under which key a batch has the index in the data set of each of its rows, for schemes that
+        sample_ids: The key under which a batch has the index in the data set of each of its rows, for schemes that
             remember single samples (``actnn:L3,use_gradient=true``). It is taken out before the model is called, and
             needs ``TrainingArguments(remove_unused_columns=False)``.
 
@@ -56,17 +55,12 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
 
     @contextmanager
     def on(self, trainer: Trainer) -> Iterator[Self]:
-        """Add this callback to a trainer for the length of a with-block, in front of all others.
+        """Add this callback to a trainer inside a with-block, in front of all others; at its end the scheme is off.
 
-        ::
+        Reporters, which come after this callback, see what is logged. ::
 
             with ActbenchCallback("gact:L2").on(trainer):
                 trainer.train()
-
-        At its end nothing of the scheme is left, after an exception neither.
-
-        Args:
-            trainer: Its reporters see what is logged, as they come after this callback.
         """
         handler = trainer.callback_handler
         handler.callbacks = [self, *(callback for callback in handler.callbacks if callback is not self)]
@@ -84,11 +78,7 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Convert the model.
-
-        Raises:
-            ConversionError: The scheme cannot be applied to it.
-        """
+        """Convert the model; a ConversionError if the scheme cannot be applied to it."""
         if args.torch_compile:
             raise ConversionError(compiled("with torch_compile=True the model", self.scheme))
         model: nn.Module = given["model"]
@@ -100,12 +90,10 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """See that what was converted runs."""
+        """Check that what was converted runs."""
         self._check_ran()
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """See that what was converted runs."""
-        self._check_ran()
+    on_step_end = on_substep_end
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Add the numbers to what is logged with a training loss."""

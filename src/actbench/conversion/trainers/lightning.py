@@ -32,23 +32,22 @@ class ActbenchCallback(SchemeCallback, Callback):
         trainer.fit(module, data)
 
     Parameters stay the same objects under the same ``state_dict`` keys: optimizers fit, checkpoints load into the plain
-    module. Validation keeps nothing. What a scheme has learned while it trained is in the checkpoint, and goes on after
-    a resume. After an exception, or an interrupt, the scheme is off too.
+    module. Validation packs nothing. What a scheme has learned is in the checkpoint, and goes on after a resume. After
+    an exception, or an interrupt, the scheme is off too.
 
-    A scheme that stands around a forward, as ``gact`` does, needs one that the training step calls. Without ``module``
-    that is the only child of the LightningModule that has parameters, if it is no single layer, else the
-    LightningModule itself, which ``training_step`` then calls as ``self(x)``. A first step that does not call it
-    fails with the reason.
+    A scheme that wraps a forward, as ``gact`` does, needs one that the training step calls. Without ``module`` that is
+    the only child of the LightningModule that has parameters, if it is no single layer, else the LightningModule
+    itself, which ``training_step`` then calls as ``self(x)``. A first step that does not call it fails with the reason.
 
     Logged for each training step: ``actbench/activation_bytes``, ``actbench/exact_bytes`` and
-    ``actbench/saved_bytes`` of the last forward pass that was measured, and on CUDA ``actbench/peak_bytes``, torch's
-    peak in this process since fitting began.
+    ``actbench/saved_bytes`` of the last measured forward pass, and on CUDA ``actbench/peak_bytes``, torch's peak in
+    this process since fitting began.
 
     Args:
         scheme: A specification such as ``gact:L2``, or a scheme.
         module: Path of the module to convert, such as ``model`` for ``self.model``; empty for the whole.
         measure_every: Forward passes in training from one that is measured to the next.
-        sample_ids: Under which key or position a batch has the index in the data set of each of its rows, for schemes
+        sample_ids: The key or position at which a batch has the index in the data set of each of its rows, for schemes
             that remember single samples (``actnn:L3,use_gradient=true``).
 
     Raises:
@@ -69,7 +68,7 @@ class ActbenchCallback(SchemeCallback, Callback):
         self._adapted: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Convert the module, and bring the scheme to where the checkpoint was written.
+        """Convert the module, and restore the scheme's state from the checkpoint.
 
         Raises:
             UsageError: There is no module of that path, or the checkpoint is of another scheme or model.
@@ -88,7 +87,7 @@ class ActbenchCallback(SchemeCallback, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the numbers, and see that what was converted runs."""
+        """Log the numbers, and check that what was converted runs."""
         if self.session is not None:
             self.session.check_ran()
         for name, number in self.numbers().items():
@@ -111,7 +110,7 @@ class ActbenchCallback(SchemeCallback, Callback):
         return {} if self.session is None else {"scheme": self.scheme.spec, "adapted": self.session.adapted()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take in what :meth:`state_dict` returned, which some strategies load before fitting begins, others after."""
+        """Load what :meth:`state_dict` returned; some strategies do so before fitting begins, others after."""
         self._adapted = state_dict.get("adapted")
         self._go_on()
 
@@ -133,7 +132,7 @@ class ActbenchCallback(SchemeCallback, Callback):
 
 
 def _only_model(pl_module: LightningModule) -> nn.Module | None:
-    """Return the only child with parameters, where it is a model that is called and no single layer or list of them."""
+    """Return the only child with parameters, where it is a model that can be called and no single layer."""
     trained = [child for child in pl_module.children() if any(True for _ in child.parameters())]
     if len(trained) != 1 or not any(True for _ in trained[0].children()):
         return None

@@ -1,4 +1,4 @@
-"""What the model of a training run keeps for its backward pass, and what it would keep without the scheme."""
+"""What the model of a training run saves for its backward pass, and what it would save without the scheme."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from actbench.conversion.model import shaped_like
 from actbench.errors import ActbenchError, UntraceableError
 from actbench.measuring.inspection.ledger import tensors_in
 from actbench.measuring.inspection.recorder import Recorder, traced
@@ -25,18 +26,16 @@ from actbench.setup import TrainingSetup
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes that one forward pass of a model keeps for its backward pass: the loss if it returns one, no other result.
+    """Bytes that one forward pass saves for its backward pass: of its results only a loss counts.
 
-    Attributes:
-        activation_bytes: What is there when the backward pass begins.
-        exact_bytes: What would be there without the scheme; None where that could not be found out.
+    ``exact_bytes`` is what would be saved without the scheme; None where that is unknown.
     """
 
     activation_bytes: int
     exact_bytes: int | None
 
     def logged(self) -> dict[str, int]:
-        """Return the numbers by the names under which they are logged."""
+        """Return the numbers by their logged names."""
         found = {"actbench/activation_bytes": self.activation_bytes}
         if self.exact_bytes is not None:
             found["actbench/exact_bytes"] = self.exact_bytes
@@ -45,16 +44,15 @@ class Reading:
 
 
 class Watch:
-    """Reads every so many forward passes of a model in training.
+    """Reads the first of every ``interval`` forward passes of a model in training.
 
-    The pass that is read runs under a dispatch mode that notes its storages; when the backward pass reaches the first
-    of the model's results, those that are still alive are what was kept. The exact model never runs: it is put
-    together again for one forward pass on fake tensors of the same shapes, without memory or values, once for each
-    shape of the batch.
+    The pass that is read runs under a dispatch mode that notes its storages; those that are alive when the backward
+    pass reaches the first of the model's results are what was saved. The exact model never runs: in the context of
+    ``undone`` the model is as it was before, for one forward pass on fake tensors for each shape of the batch.
 
     Args:
         undone: A context in which the model is as it was before.
-        interval: Passes from one that is read to the next; the first pass is read.
+        interval: Passes from one that is read to the next.
         autocast_dtype: Type for ``torch.autocast`` where the model's own forward does not tell, or None.
 
     Attributes:
@@ -100,19 +98,22 @@ class Watch:
         key = (trained, dtype, tuple(_shape_of(leaf) for leaf in tree_leaves((args, kwargs))))
         if key not in self._known:
             with self._undone():
-                self._known[key] = _found_out(module, dtype, args, kwargs)
+                self._known[key] = _exact_bytes_on_fakes(module, dtype, args, kwargs)
         return self._known[key]
 
 
-def _found_out(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
-    """Return what a forward pass of an exact model keeps, or None with a warning where fake tensors cannot tell."""
-    setup = TrainingSetup(module, loss=_kept_alone, autocast_dtype=dtype)
+def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
+    """Return what a forward pass of an exact model saves, or None with a warning where fake tensors cannot tell."""
+    setup = TrainingSetup(module, loss=_forward_only, autocast_dtype=dtype)
     device_type = _device_of(module).type
     operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
     try:
         if any(isinstance(part, nn.RNNBase) for part in module.modules()):
             raise UntraceableError("what recurrent layers keep does not show on fake tensors")
-        with operators, traced(setup, lambda: {"args": _like(args), "kwargs": _like(kwargs)}) as (recorder, _):
+        with (
+            operators,
+            traced(setup, lambda: {"args": shaped_like(args), "kwargs": shaped_like(kwargs)}) as (recorder, _),
+        ):
             return _bytes_of(recorder)
     except (ActbenchError, RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         warnings.warn(
@@ -123,21 +124,21 @@ def _found_out(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: 
         return None
 
 
-def _kept_alone(module: nn.Module, batch: Mapping[str, Any]) -> Any:
-    """Run the forward, without hooks on the model itself, and hold its graph and loss but no other result."""
+def _forward_only(module: nn.Module, batch: Mapping[str, Any]) -> Any:
+    """Run the forward, without hooks on the model itself, and hold its graph and loss only."""
     forward: Any = module.forward
     return _graph_of(forward(*batch["args"], **batch["kwargs"]))
 
 
 def _graph_of(output: Any) -> tuple[list[Node], list[UntypedStorage]]:
-    """Return the nodes of what a model returns, and where its scalars lie, which is held and no graph with it."""
+    """Return the nodes of what a model returns, and the storages of its scalars."""
     results = list(tensors_in(dict(output) if isinstance(output, Mapping) else output))
     nodes = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
     return nodes, [tensor.untyped_storage() for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
 
 
 def _bytes_of(recorder: Recorder, device_type: str | None = None) -> int:
-    """Return the bytes of the noted storages that are alive, on one type of device where that is given."""
+    """Return the bytes of the noted storages that are alive, on one type of device if it is given."""
     alive = [storage for storage, _ in recorder.made() if not is_host(storage)]
     return sum(storage.nbytes() for storage in alive if device_type in (None, storage.device.type))
 
@@ -152,14 +153,3 @@ def _autocast_dtype(device_type: str) -> torch.dtype | None:
 
 def _shape_of(leaf: Any) -> Any:
     return (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
-
-
-def _like(inputs: Any) -> Any:
-    """Return tensors of the same shapes on the CPU, fake where a fake tensor mode is active."""
-
-    def like(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
-
-    return tree_map(like, inputs)

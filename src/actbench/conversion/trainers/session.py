@@ -1,4 +1,4 @@
-"""A scheme around the model of a training run, from the first step to the last."""
+"""A scheme on the model of a training run, from the first step to the last."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from actbench import schemes
 from actbench.conversion import Conversion, conversion_of, convert
-from actbench.conversion.trainers.changes import noting
+from actbench.conversion.model import noting
 from actbench.conversion.trainers.reading import Watch
 from actbench.errors import ConversionError, UsageError
 from actbench.nn.forwardwrapper import ReboundForward, adapt, adapted_states
@@ -28,12 +28,7 @@ MEASURE_EVERY = 100
 
 
 class WatchedForward(ReboundForward):
-    """A forward that is read from time to time.
-
-    Args:
-        module: The model.
-        watch: Who reads; None for a copy of the model, which nobody watches.
-    """
+    """A forward that ``watch`` reads from time to time; a copy of the model has none."""
 
     def __init__(self, module: nn.Module, watch: Watch | None = None) -> None:
         super().__init__(module)
@@ -50,18 +45,11 @@ class WatchedForward(ReboundForward):
         return {**super().__getstate__(), "watch": None}
 
 
-class Session:
-    """A model under a scheme until it is closed, and what its training steps keep.
+class ConvertedRun:
+    """A model under a scheme until it is closed, and what its training steps save.
 
-    Args:
-        model: The model; its Parameter objects, and with them an optimizer that was made before, stay.
-        scheme: The scheme.
-        measure_every: Forward passes in training from one that is measured to the next.
-        autocast_dtype: Type of mixed precision where the forward does not run under ``torch.autocast`` from outside.
-
-    Attributes:
-        model: As given.
-        watch: What was measured.
+    The Parameter objects, and with them an optimizer that was made before, stay. ``autocast_dtype`` is the type of
+    mixed precision where the forward does not run under ``torch.autocast`` from outside.
 
     Raises:
         ConversionError: The model is compiled or was converted, nothing in it can be converted, or the scheme changes
@@ -90,7 +78,7 @@ class Session:
         self._waiting = self._wait_for_sites()
 
     def check_ran(self) -> None:
-        """Say that a training step is over; the first one tells whether what was converted runs in it.
+        """Note that a training step is over; the first one tells whether what was converted runs in it.
 
         Raises:
             ConversionError: It does not.
@@ -112,15 +100,11 @@ class Session:
             )
 
     def adapted(self) -> dict[str, Any]:
-        """Return what the scheme has learned while it trained; see :mod:`actbench.nn.forwardwrapper`."""
+        """Return what the scheme has learned; see :mod:`actbench.nn.forwardwrapper`."""
         return adapted_states(self.model)
 
     def adapt(self, states: dict[str, Any]) -> None:
-        """Go on from what :meth:`adapted` returned.
-
-        Raises:
-            UsageError: It is of another model or scheme.
-        """
+        """Go on from what :meth:`adapted` returned; a UsageError if it is of another model or scheme."""
         try:
             adapt(self.model, states)
         except KeyError as error:
@@ -155,14 +139,14 @@ class Session:
 
 
 def refuse_compiled(model: nn.Module, scheme: Scheme) -> None:
-    """Raise a ConversionError if a model, or a part of it, is compiled or bound to be."""
+    """Raise a ConversionError if a model, or a part of it, is or will be compiled."""
     for path, module in model.named_modules():
         if isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None:
             raise ConversionError(compiled(path or type(model).__name__, scheme))
 
 
 def compiled(what: str, scheme: Scheme) -> str:
-    """Say why a compiled model is refused, and what to do."""
+    """Return why a compiled model is refused, and what to do."""
     return (
         f"{what} is compiled by torch.compile, and what a compiled model keeps is decided before the callback can "
         f"convert or measure it; leave torch.compile out, or the callback: convert first and compile then, as "
@@ -175,15 +159,7 @@ def _note(ran: set[str], path: str, *_: Any) -> None:
 
 
 class SchemeCallback:
-    """Holds the session of the training run that is under way, if there is one.
-
-    Args:
-        scheme: A specification such as ``gact:L2``, or a scheme.
-        measure_every: Forward passes in training from one that is measured to the next.
-
-    Attributes:
-        scheme: The scheme.
-        session: The session; None outside of training.
+    """Holds the scheme and, during training, the session of a run.
 
     Raises:
         SpecError: The specification is wrong.
@@ -194,18 +170,20 @@ class SchemeCallback:
         if measure_every < 1:
             raise UsageError(f"measure_every={measure_every}: passes from one that is measured to the next, 1 or more")
         self.scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
-        self.session: Session | None = None
+        self.session: ConvertedRun | None = None
         self._measure_every = measure_every
         self._named = ExitStack()
 
-    def begin(self, model: nn.Module, autocast_dtype: torch.dtype | None = None) -> Session:
-        """Put the scheme on a model, after it was taken off the model of a run that was not finished.
+    def begin(self, model: nn.Module, autocast_dtype: torch.dtype | None = None) -> ConvertedRun:
+        """Put the scheme on a model, after taking it off that of an unfinished run.
 
         Raises:
             ConversionError: The scheme cannot be applied, or not be taken off.
         """
         self.close()
-        self.session = Session(model, self.scheme, measure_every=self._measure_every, autocast_dtype=autocast_dtype)
+        self.session = ConvertedRun(
+            model, self.scheme, measure_every=self._measure_every, autocast_dtype=autocast_dtype
+        )
         self._finalizer = weakref.finalize(self, self.session.close)  # where nobody closes this: with the trainer
         self._finalizer.atexit = False
         if torch.cuda.is_available():
@@ -213,7 +191,7 @@ class SchemeCallback:
         return self.session
 
     def close(self) -> None:
-        """Take the scheme off the model: no layer, forward, hook or mark of it stays. Nothing where it is off already.
+        """Take the scheme off the model: no layer, forward, hook or mark of it stays.
 
         Raises:
             ConversionError: Another forward was bound in front of one of the scheme's since. All the others are off
@@ -226,7 +204,7 @@ class SchemeCallback:
             self.session = None
 
     def numbers(self) -> dict[str, int]:
-        """Return what is to be logged: the last measured pass, and torch's peak on CUDA; none before the first."""
+        """Return what is to be logged: the last measured pass, and torch's peak on CUDA."""
         if self.session is None or self.session.watch.last is None:
             return {}
         found = self.session.watch.last.logged()
@@ -237,10 +215,8 @@ class SchemeCallback:
     def name_samples(self, batch: Any, key: str | int) -> None:
         """Tell the schemes which samples of the data set a batch holds, until the next; see :func:`actbench.samples`.
 
-        Args:
-            batch: A mapping or a sequence with the indices under ``key``, integers (N,). From another device than the
-                CPU they are copied to the host, which waits for the device.
-            key: Name or position.
+        ``batch[key]`` are the indices, integers (N,); from another device they are copied to the host, which waits for
+        it.
 
         Raises:
             UsageError: The batch has no such entry.

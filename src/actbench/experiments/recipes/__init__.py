@@ -8,4 +8,4 @@ from actbench.experiments.recipes.sections import Planned, parse_batch_range
 __all__ = ["Planned", "Recipe", "load", "names", "parse_batch_range", "shipped", "source"]
 
 load, shipped = Recipe.load, Recipe.shipped
-names, source = Recipe.shelf.names, Recipe.shelf.source
+names, source = Recipe.files.names, Recipe.files.source

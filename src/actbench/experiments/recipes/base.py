@@ -1,4 +1,4 @@
-"""What recipes of all kinds have in common: the files that they are read from, and the schemes to compare."""
+"""What recipes of all kinds share: the files that they are read from, and the schemes to compare."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from actbench.errors import RecipeError
-from actbench.experiments.recipes.sections import SchemeRow
+from actbench.experiments.recipes.sections import SchemeRow, as_tuple
 from actbench.paths import read_bytes
 from actbench.results.records import Data, Published
 from actbench.units import MIB
@@ -26,12 +26,12 @@ _MOST_BYTES = MIB
 
 
 @dataclass(frozen=True)
-class Shelf:
+class RecipeFiles:
     """The shipped recipes of one kind.
 
     Attributes:
-        suffix: What the names of their files end with, such as ``.toml``; the rest is a bare name without a dot.
-        verb: What runs them.
+        suffix: What the names of their files end with, such as ``.toml``; the rest is a name without a dot.
+        verb: The verb of the command line that runs them.
         section: The table that each of them has, and none of another kind.
     """
 
@@ -41,22 +41,18 @@ class Shelf:
 
     def names(self) -> list[str]:
         """Return the names of the shipped recipes."""
-        files = (file.name for file in resources.files("actbench.recipes").iterdir())
-        found = (name.removesuffix(self.suffix) for name in files if name.endswith(self.suffix))
-        return sorted(name for name in found if "." not in name)
+        found = (file.name for file in resources.files("actbench.recipes").iterdir())
+        names = (name.removesuffix(self.suffix) for name in found if name.endswith(self.suffix))
+        return sorted(name for name in names if "." not in name)
 
     def source(self, name: str) -> str:
-        """Return the text of a shipped recipe.
-
-        Raises:
-            RecipeError: None is called so.
-        """
+        """Return the text of a shipped recipe; a RecipeError if there is none of this name."""
         if name not in self.names():
             raise self._unknown(name)
         return self._shipped(name).read_text(encoding="utf-8")
 
     def read(self, source: str | Path) -> dict[str, Any]:
-        """Read a recipe from a file, or a shipped one by its name; ``name`` is that of the file unless given.
+        """Read a recipe from a file, or a shipped one by its name.
 
         Raises:
             RecipeError: There is no such recipe, or it is no TOML, or of another kind.
@@ -73,13 +69,13 @@ class Shelf:
             raise RecipeError(f"{source}: not valid TOML: it is nested too deeply") from None
         except ValueError as error:  # an integer of thousands of digits is no TOMLDecodeError
             raise RecipeError(f"{source}: not valid TOML: {error}") from None
-        for other in SHELVES:
+        for other in _KINDS:
             if other.section in data and self.section not in data:
                 raise other._is_here(source)
         return {"name": Path(file.name.removesuffix(self.suffix)).stem, **data}
 
     def ships(self, source: str | Path) -> bool:
-        """Whether a recipe is meant that ships with actbench, and no file of a user's."""
+        """Whether the recipe is a shipped one."""
         return str(source) in self.names()
 
     def _file(self, source: str | Path) -> Traversable:
@@ -97,7 +93,7 @@ class Shelf:
         return resources.files("actbench.recipes") / f"{name}{self.suffix}"
 
     def _unknown(self, name: str) -> RecipeError:
-        for other in SHELVES:
+        for other in _KINDS:
             if name in other.names():
                 return other._is_here(name)
         names = self.names()
@@ -109,17 +105,13 @@ class Shelf:
         return RecipeError(f"{source} is a recipe of 'actbench {self.verb}': run 'actbench {self.verb} {source}'")
 
 
-SWEEPS = Shelf(".toml", "sweep", "workload")
-TRAININGS = Shelf(".train.toml", "train", "train")
-SHELVES = (SWEEPS, TRAININGS)
-
-
-def _as_rows(value: Any) -> Any:
-    return value if isinstance(value, list | tuple) else (value,)
+SWEEPS = RecipeFiles(".toml", "sweep", "workload")
+TRAININGS = RecipeFiles(".train.toml", "train", "train")
+_KINDS = (SWEEPS, TRAININGS)
 
 
 T = TypeVar("T")
-Tables = Annotated[tuple[T, ...], BeforeValidator(_as_rows), Field(min_length=1)]
+Tables = Annotated[tuple[T, ...], BeforeValidator(as_tuple), Field(min_length=1)]
 """One table of a file, or several beside each other, read as a tuple."""
 
 
@@ -127,7 +119,7 @@ MOST_CASES = 100_000
 
 
 def check_count(count: int, what: str) -> None:
-    """Refuse with a ValueError a recipe that spans more than ``MOST_CASES``, before any of them is made."""
+    """Raise a ValueError for a recipe of more than ``MOST_CASES``, before any of them is made."""
     if count > MOST_CASES:
         raise ValueError(
             f"the recipe spans {count:,} {what} and may span {MOST_CASES:,}: give fewer values, seeds, models or "
@@ -135,20 +127,14 @@ def check_count(count: int, what: str) -> None:
         )
 
 
-class Written(Data):
-    """A recipe as its author wrote it. Ratios and differences are from the exact model, which is always compared.
+class BaseRecipe(Data):
+    """A recipe as its author wrote it; the exact model is always compared.
 
-    Class attributes that a kind of recipe gives:
-        shelf: Where those that ship with actbench are.
-        sections: The model of each table that it has beside ``[[scheme]]``, by key.
-
-    Attributes:
-        title: The question that the comparison answers.
-        name: Names the results; that of the file unless given.
-        scheme: The schemes to compare.
+    A kind of recipe sets ``files``, and in ``sections`` the model of each of its tables beside ``[[scheme]]``. The
+    title is the question that the comparison answers.
     """
 
-    shelf: ClassVar[Shelf]
+    files: ClassVar[RecipeFiles]
     sections: ClassVar[Mapping[str, type[Data]]]
 
     title: str = Field(min_length=1)
@@ -163,7 +149,7 @@ class Written(Data):
 
     @abstractmethod
     def _check_repeats(self) -> None:
-        """Refuse with a ValueError what stands twice."""
+        """Raise a ValueError for what stands twice."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -178,36 +164,36 @@ class Written(Data):
 
     @property
     def code(self) -> tuple[str, ...]:
-        """What the recipe names that is code, which measuring runs; a kind of recipe may know of more."""
+        """The code that the recipe names, which measuring runs."""
         named = [f"model {model}" for model in self.models if ".py:" in model]
         return tuple(dict.fromkeys(named + [f"scheme {row.spec}" for row in self.scheme if ".py:" in row.spec]))
 
     def rows(self, model: str) -> tuple[SchemeRow, ...]:
-        """Return the schemes for a model, with ``exact`` first when the author gave none."""
+        """Return the schemes for a model, with ``exact`` first unless the author gave it."""
         rows = tuple(row for row in self.scheme if row.suits(model))
         return rows if any(row.spec == "exact" for row in rows) else (SchemeRow(spec="exact"), *rows)
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
-        """Read a recipe from a file, or one that ships with actbench by its name.
+        """Read a recipe from a file, or a shipped one by its name.
 
         Raises:
             RecipeError: There is no such recipe, or it does not parse or validate; each line of the message names the
                 file and the place of a mistake.
         """
-        return cls.validated(cls.shelf.read(source), str(source))
+        return cls.validated(cls.files.read(source), str(source))
 
     @classmethod
     def load_to_run(cls, source: str | Path, *, trusted: bool) -> Self:
-        """Read a recipe as :meth:`load` does, and refuse one that names code unless the user trusts it.
+        """Read a recipe, and refuse one from a user's file that names code, unless it is trusted.
 
         What a user types runs as it is typed; a recipe may have come from anyone, and reads like data.
 
         Raises:
-            RecipeError: As :meth:`load`, or a recipe that does not ship with actbench names code and is not trusted.
+            RecipeError: As :meth:`load`, or the recipe names code and is not trusted.
         """
         recipe = cls.load(source)
-        if recipe.code and not trusted and not cls.shelf.ships(source):
+        if recipe.code and not trusted and not cls.files.ships(source):
             raise RecipeError(
                 f"{source}: the recipe runs code: {', '.join(recipe.code)}. Read that code; if you trust it, say so "
                 "with --trust-recipe"
@@ -216,17 +202,12 @@ class Written(Data):
 
     @classmethod
     def shipped(cls) -> dict[str, str]:
-        """Return the title of each recipe that ships with actbench, by name."""
-        return {name: cls.load(name).title for name in cls.shelf.names()}
+        """Return the title of each shipped recipe by its name."""
+        return {name: cls.load(name).title for name in cls.files.names()}
 
     @classmethod
     def validated(cls, data: Mapping[str, Any], source: str, place: Callable[[Location], str] = dotted) -> Self:
-        """Return the recipe that keys and values make.
-
-        Args:
-            data: As its author wrote it.
-            source: Where, for messages.
-            place: How a location in it is written.
+        """Return the recipe that keys and values make; ``place`` writes a location in messages.
 
         Raises:
             RecipeError: It does not validate; the message has a line for each mistake.

@@ -1,8 +1,7 @@
-"""What to compare, as its author wrote it: a TOML file, or flags, that span a grid of cases.
+"""What to measure, as its author wrote it: a TOML file, or flags, that span a grid of cases.
 
-A list in ``[workload]``, ``meters`` and ``seed`` spans the grid, several ``[[workload]]`` stand beside each other, and
-each ``[[scheme]]`` is measured at every point. Ratios are against the exact model, so a row ``exact`` is put first when
-the author gave none.
+A list in ``[workload]``, ``meters`` or ``seed`` is an axis of the grid, several ``[[workload]]`` are grids of their
+own, and each ``[[scheme]]`` is measured at every point.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ from typing import Any, ClassVar
 
 from pydantic import field_validator
 
-from actbench.experiments.recipes.base import SWEEPS, Shelf, Tables, Written, check_count
+from actbench.experiments.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, WorkloadGrid
 from actbench.results.records import Case, Data
 from actbench.validation import flag
 
 
-class Recipe(Written):
-    """What to compare.
+class Recipe(BaseRecipe):
+    """What to measure: one or several grids of models, settings and batch sizes, and how to measure them."""
 
-    Attributes:
-        workload: Grids of models, settings and batch sizes; one or several.
-        measure: Meters and their settings.
-    """
-
-    shelf: ClassVar[Shelf] = SWEEPS
+    files: ClassVar[RecipeFiles] = SWEEPS
     sections: ClassVar[Mapping[str, type[Data]]] = {"workload": WorkloadGrid, "measure": Measure}
 
     workload: Tables[WorkloadGrid]
@@ -53,7 +47,7 @@ class Recipe(Written):
 
     @property
     def code(self) -> tuple[str, ...]:
-        """What the recipe names that is code, which measuring runs."""
+        """The code that the recipe names, which measuring runs."""
         trusting = [grid for grid in self.workload if grid.trust_remote_code]
         remote = [f"trust_remote_code of {model}" for grid in trusting for model in grid.model]
         return tuple(dict.fromkeys([*super().code, *remote]))
@@ -75,7 +69,7 @@ class Recipe(Written):
         return grid.points_of_a_model * len(grid.meters or self.measure.meters) * len(self.measure.seed) * rows
 
     def cases(self) -> tuple[Planned[Case], ...]:
-        """Return every case of the grid, the schemes of one point beside each other."""
+        """Return every case, the schemes of one point beside each other."""
         return tuple(planned for grid in self.workload for planned in self._cases_of(grid))
 
     def _cases_of(self, grid: WorkloadGrid) -> Iterator[Planned[Case]]:
@@ -97,12 +91,7 @@ class Recipe(Written):
     def from_flags(
         cls, workload: Mapping[str, Any], measure: Mapping[str, Any] | None = None, schemes: Sequence[str] = ()
     ) -> Recipe:
-        """Build a recipe from command-line flags; those that are None were not given.
-
-        Args:
-            workload: By field of :class:`~actbench.experiments.recipes.sections.WorkloadGrid`.
-            measure: By field of :class:`~actbench.experiments.recipes.sections.Measure`.
-            schemes: Specifications.
+        """Build a recipe from flags, by field of ``WorkloadGrid`` and ``Measure``; None was not given.
 
         Raises:
             RecipeError: A value cannot be used; the message names its flag.
@@ -118,7 +107,7 @@ class Recipe(Written):
         measure: Mapping[str, Any] | None = None,
         schemes: Sequence[str] = (),
     ) -> Recipe:
-        """Return this recipe with the flags that were given in place of what it says; see :meth:`from_flags`."""
+        """Return this recipe with the given flags in place of what it says; see :meth:`from_flags`."""
         base = self.model_dump(exclude_none=True)
         return Recipe.validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", flag)
 

@@ -1,7 +1,6 @@
-"""Which training runs to compare, as its author wrote it: a TOML file with ``[train]`` and ``[[scheme]]``.
+"""Which training runs to compare, as the author wrote it: a TOML file with ``[train]`` and ``[[scheme]]``.
 
-Several ``[[train]]`` stand beside each other. Differences are from the exact model, so a row ``exact`` is put first
-when the author gave none. The seeds go round outermost: the schemes of one seed run one behind the other.
+Several ``[[train]]`` stand beside each other. Seeds are the outermost loop, so the schemes of a seed run together.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from actbench.errors import UsageError
-from actbench.experiments.recipes.base import TRAININGS, Shelf, Tables, Written, check_count
+from actbench.experiments.recipes.base import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Axis, Count, Planned, SchemeRow, Steps, read_by
 from actbench.results.records import Attention, Data, FloatType, Task, WeightsChoice
 from actbench.results.runs import DeviceName, OptimizerName, Schedule, Share, TrainingCase
@@ -27,11 +26,7 @@ _RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Read seeds: ``3``, ``0,1,2`` or ``0-4``, or these with commas.
-
-    Raises:
-        UsageError: The text is none of these, or a seed stands twice.
-    """
+    """Read seeds: ``3``, ``0,1,2`` or ``0-4``, or these with commas; a UsageError for anything else or repeats."""
     seeds: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -49,10 +44,10 @@ def _whole_name(value: Any) -> Any:
 
 
 class TrainSection(Data):
-    """What is trained and how; each field is as in :class:`~actbench.results.runs.TrainingCase`.
+    """What is trained and how; fields are those of :class:`~actbench.results.runs.TrainingCase`.
 
-    ``seeds`` gives one run of every scheme for each; ``device`` is ``auto`` for a GPU where there is one; ``autocast``
-    may be written ``bf16`` or ``fp16``.
+    Every scheme runs once for each of ``seeds``; ``device`` is ``auto`` for a GPU where there is one; ``autocast`` may
+    be written ``bf16`` or ``fp16``.
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -108,14 +103,10 @@ class TrainSection(Data):
         return TrainingCase(**fields, scheme=scheme, seed=seed, device=device)
 
 
-class TrainingRecipe(Written):
-    """Training runs to compare.
+class TrainingRecipe(BaseRecipe):
+    """Training runs to compare: one or several ``[train]`` sections."""
 
-    Attributes:
-        train: What is trained and how; one or several.
-    """
-
-    shelf: ClassVar[Shelf] = TRAININGS
+    files: ClassVar[RecipeFiles] = TRAININGS
     sections: ClassVar[Mapping[str, type[Data]]] = {"train": TrainSection}
 
     train: Tables[TrainSection]
@@ -141,11 +132,7 @@ class TrainingRecipe(Written):
             seen[key] = case.scheme
 
     def runs(self, auto: DeviceName) -> tuple[Planned[TrainingCase], ...]:
-        """Return every run, the schemes of one seed beside each other.
-
-        Args:
-            auto: The device that ``auto`` stands for.
-        """
+        """Return every run, the schemes of one seed beside each other; ``auto`` is the device ``auto`` stands for."""
         return tuple(run for section in self.train for run in self._runs_of(section, auto))
 
     def _runs_of(self, section: TrainSection, auto: DeviceName) -> Iterator[Planned[TrainingCase]]:
@@ -155,27 +142,21 @@ class TrainingRecipe(Written):
                 yield Planned(section.case(row.spec, seed, device), row.label, row.published)
 
     def with_flags(self, flags: Mapping[str, Any], schemes: Sequence[str] = ()) -> TrainingRecipe:
-        """Return this recipe with flags in place of what it says.
-
-        Args:
-            flags: By field of :class:`~actbench.experiments.recipes.runs.TrainSection`; None was not given.
-            schemes: Specifications; they stand for all schemes of the recipe.
+        """Return this recipe with flags in place of what it says, by field of :class:`TrainSection`.
 
         Raises:
             RecipeError: A value cannot be used; the message names its flag.
         """
         given = {name: value for name, value in flags.items() if value is not None}
-        left_out = {"epochs"} if "steps" in given else set()
         base = self.model_dump(exclude_none=True)
-        base["train"] = [{**_without(section, left_out), **given} for section in base["train"]]
+        if "steps" in given:
+            for section in base["train"]:
+                section.pop("epochs", None)
+        base["train"] = [{**section, **given} for section in base["train"]]
         if schemes:
             base["scheme"] = [{"spec": text} for text in schemes]
         return TrainingRecipe.validated(base, "command line", flag)
 
 
-def _without(section: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in section.items() if name not in names}
-
-
 load, shipped = TrainingRecipe.load, TrainingRecipe.shipped
-names, source = TrainingRecipe.shelf.names, TrainingRecipe.shelf.source
+names, source = TrainingRecipe.files.names, TrainingRecipe.files.source

@@ -34,7 +34,7 @@ _RANGE = re.compile(r"(\d{1,18})-(\d{1,18})([+*])(\d{1,18})")
 def parse_batch_range(text: str) -> tuple[int, ...]:
     """Read batch sizes: ``8``, ``8,16``, ``8-32+8`` (in steps of 8), ``8-512*2`` (doubling), or these with commas.
 
-    A range holds its first value, and its last only when a step lands on it.
+    A range holds its last value only when a step lands on it.
 
     Raises:
         UsageError: The text is none of these, or a size is 0 or stands twice.
@@ -74,7 +74,8 @@ def _steps(first: int, last: int, kind: str, step: int) -> Iterator[int]:
         size = size * step if kind == "*" else size + step
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """Return a list or tuple as a tuple, and any other value as the only one of a tuple."""
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
 
@@ -88,7 +89,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def read_by(parse: Callable[[str], Any]) -> BeforeValidator:
-    """Return what reads a text by a function that may raise a UsageError, and takes any other value as it is."""
+    """Validate a text by a function that may raise a UsageError, and take any other value as it is."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
@@ -103,7 +104,7 @@ def read_by(parse: Callable[[str], Any]) -> BeforeValidator:
 
 T = TypeVar("T")
 Count = Annotated[int, Field(strict=True, gt=0, lt=COUNT_LIMIT)]
-Axis = Annotated[tuple[T, ...], BeforeValidator(_as_tuple), Field(min_length=1), AfterValidator(_distinct)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(as_tuple), Field(min_length=1), AfterValidator(_distinct)]
 """One value or a list of distinct values, read as a tuple."""
 BatchSizes = Annotated[Axis[Count], read_by(parse_batch_range)]
 """An axis that can also be written as a range."""
@@ -114,10 +115,7 @@ Steps = Annotated[int, Field(strict=True, ge=0, lt=COUNT_LIMIT)]
 
 
 class WorkloadGrid(Data):
-    """The models and how they are trained; what is left out is as :class:`~actbench.results.records.Case` has it.
-
-    ``meters`` stands for this workload in place of those of ``[measure]``.
-    """
+    """The models and how they are trained; ``meters`` replaces those of ``[measure]``."""
 
     model: Axis[Annotated[str, Field(min_length=1)]]
     batch_size: BatchSizes
@@ -153,7 +151,7 @@ class WorkloadGrid(Data):
 
 
 class Measure(Data):
-    """How to measure. Steps and seconds of timing do not concern the simulated meter, which has no clock."""
+    """How to measure; steps and seconds of timing do not concern the simulated meter, which has no clock."""
 
     meters: Axis[MeterName] = ("simulated",)
     device_profile: Annotated[str, Field(min_length=1)] | None = None
@@ -166,7 +164,7 @@ class Measure(Data):
     seed: Axis[Steps] = (0,)
 
     def settings(self, meter: MeterName) -> dict[str, Any]:
-        """Return the fields of a case that follow from these settings, those left out not among them."""
+        """Return the fields of a case that follow from these settings."""
         given: dict[str, Any] = {
             "memory_limit_bytes": self.memory_limit,
             "gradient_quality": self.gradient_quality,
@@ -179,7 +177,7 @@ class Measure(Data):
 
 
 class SchemeRow(Data):
-    """A scheme, how tables call it, the models it is for (all, unless given), and what its authors published."""
+    """A scheme, its label, the models it is for (all, unless given), and what its authors published."""
 
     spec: str
     models: Axis[str] | None = None
@@ -200,7 +198,7 @@ class SchemeRow(Data):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The schemes that it composes, in an order that does not depend on how they are written."""
+        """The schemes that it composes, sorted."""
         return tuple(sorted(self.spec.split("+")))
 
     def meets(self, other: SchemeRow) -> bool:

@@ -1,11 +1,11 @@
 """The fork server: a process that has imported what cases need and forks one process for each of them.
 
-It is single-threaded, touches neither CUDA nor a thread pool, and does nothing but fork, kill and reap. Its parent
-sends it three descriptors for each process wanted: the connection over which that process works, its *leash*, and a
-file for its noise (standard output and error). The server writes the exit code to the leash when the process ends, and
-kills the process with all its children when the other end of the leash is closed, which the kernel does too when the
-parent is killed; a byte on the leash asks the process to end by itself. So nothing outlives the parent, whatever ends
-it. What a process leaves behind, in sessions of its own too, becomes the server's child when it ends, and is killed.
+It is single-threaded, touches neither CUDA nor a thread pool, and only forks, kills and reaps. For each process its
+parent sends three descriptors: the connection over which the process works, its *monitor* socket, and a file for its
+standard output and error. The server writes the exit code to the monitor when the process ends. It kills the process
+with all its children when the other end of the monitor is closed, which the kernel does too when the parent is killed;
+a byte on the monitor asks the process to end by itself. What a process leaves behind, in other sessions too, becomes
+the server's child and is killed. So nothing outlives the parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def die_with(parent: int, signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends; elsewhere closed leashes do that."""
+    """Have the kernel send this process a signal when its parent ends; elsewhere closed monitors do that."""
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal_number)
         if os.getppid() != parent:
@@ -42,18 +42,15 @@ def die_with(parent: int, signal_number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make descendants children of this process when those between end, so that none gets away by a double fork."""
+    """Make descendants children of this process when those between end, so that no double fork escapes."""
     if _libc is not None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def kill_children(spared: Container[int] = ()) -> int:
-    """Kill the children of this process, and return how many there were; none where the system does not list them.
+    """Kill the children of this process but those in ``spared``, and return how many were killed.
 
-    Their own children become those of this process when they end, if it adopts orphans.
-
-    Args:
-        spared: Ids of children that live on.
+    None where the system does not list them. Their own children become those of this process if it adopts orphans.
     """
     killed = 0
     with suppress(psutil.Error):
@@ -75,9 +72,8 @@ KINDS: dict[str, Callable[[Frames, Any], None]] = {"case": worker.work, "task": 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
-    Args:
-        arguments: Descriptor of the control socket, the parent's process id, the kind of work (a key of ``KINDS``), the
-            module that does it, and further modules to import before forking.
+    The arguments are the descriptor of the control socket, the parent's process id, the kind of work (a key of
+    ``KINDS``), the module that does it, and further modules to import before forking.
     """
     descriptor, parent, kind, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
@@ -96,8 +92,8 @@ class _Server:
         self._work = work
         self._bench = bench
         self._pid = os.getpid()
-        self._leashes: dict[int, socket.socket] = {}
-        self._condemned: set[int] = set()
+        self._monitors: dict[int, socket.socket] = {}
+        self._killed: set[int] = set()
         self._ending = False
         self._wakeup, self._waker = socket.socketpair()
         self._waker.setblocking(False)
@@ -114,11 +110,11 @@ class _Server:
                 self._end_all()
 
     def _end_soon(self, *_: object) -> None:
-        """Note a SIGTERM. It does not raise: it may come while all that was started is being killed, or come twice."""
+        """Note a SIGTERM; raising could interrupt the killing of what was started."""
         self._ending = True
 
     def _end_all(self) -> None:
-        for pid in self._leashes:
+        for pid in self._monitors:
             _kill(pid)
         with suppress(ChildProcessError):  # none is left
             while True:
@@ -126,22 +122,22 @@ class _Server:
                 os.waitpid(-1, 0)
 
     def _react(self) -> None:
-        held = {leash: pid for pid, leash in self._leashes.items() if pid not in self._condemned}
+        held = {monitor: pid for pid, monitor in self._monitors.items() if pid not in self._killed}
         for ready in wait([self._control, self._wakeup, *held]):
             if ready is self._control:
                 self._fork()
             elif ready is self._wakeup:
                 self._wakeup.recv(4096)
                 self._reap()
-            elif isinstance(ready, socket.socket) and held[ready] in self._leashes:
+            elif isinstance(ready, socket.socket) and held[ready] in self._monitors:
                 self._pull(held[ready])
 
     def _pull(self, pid: int) -> None:
-        """Do as the leash of a process says: ask it to end, or kill it where the other end is closed."""
-        if self._leashes[pid].recv(1):
+        """Ask a process to end, or kill it where the other end of its monitor is closed."""
+        if self._monitors[pid].recv(1):
             os.kill(pid, signal.SIGTERM)
         else:
-            self._condemned.add(pid)
+            self._killed.add(pid)
             _kill(pid)
 
     def _fork(self) -> None:
@@ -149,16 +145,16 @@ class _Server:
         if not descriptors:
             self._ending = True  # the parent closed its end or was killed
             return
-        connection, leash, noise = descriptors
+        connection, monitor, output = descriptors
         pid = os.fork()
         if pid == 0:
-            self._become_worker(connection, said.removeprefix(FORK), leash, noise)
+            self._become_worker(connection, said.removeprefix(FORK), monitor, output)
         _lead_group(pid)
         os.close(connection)
-        os.close(noise)
-        self._leashes[pid] = socket.socket(fileno=leash)
+        os.close(output)
+        self._monitors[pid] = socket.socket(fileno=monitor)
 
-    def _become_worker(self, connection: int, token: bytes, leash: int, noise: int) -> NoReturn:
+    def _become_worker(self, connection: int, token: bytes, monitor: int, output: int) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -168,10 +164,10 @@ class _Server:
             die_with(self._pid, signal.SIGKILL)
             adopt_orphans()
             os.set_inheritable(connection, False)
-            os.close(leash)
-            for held in (self._control, self._wakeup, self._waker, *self._leashes.values()):
+            os.close(monitor)
+            for held in (self._control, self._wakeup, self._waker, *self._monitors.values()):
                 held.close()
-            _redirect(noise)
+            _redirect(output)
             if not self._ending:  # else it was asked to end before it could hear that
                 self._work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
                 code = 0
@@ -189,12 +185,12 @@ class _Server:
         while (pid := _ended_child()) is not None:
             _kill(pid)  # while it is unreaped, its id is no one else's: what it started ends with it
             _, status = os.waitpid(pid, 0)
-            kill_children(spared=self._leashes.keys() - {pid})
-            self._condemned.discard(pid)
-            leash = self._leashes.pop(pid, None)
-            if leash is not None:
-                with leash:
-                    _tell(leash, os.waitstatus_to_exitcode(status))
+            kill_children(spared=self._monitors.keys() - {pid})
+            self._killed.discard(pid)
+            monitor = self._monitors.pop(pid, None)
+            if monitor is not None:
+                with monitor:
+                    _tell(monitor, os.waitstatus_to_exitcode(status))
 
 
 def _ended_child() -> int | None:
@@ -205,15 +201,15 @@ def _ended_child() -> int | None:
     return None if ended is None else ended.si_pid
 
 
-def _tell(leash: socket.socket, code: int) -> None:
+def _tell(monitor: socket.socket, code: int) -> None:
     try:
-        leash.sendall(str(code).encode())
+        monitor.sendall(str(code).encode())
     except (BrokenPipeError, ConnectionResetError):
         return  # the parent did not wait for it
 
 
 def _lead_group(pid: int) -> None:
-    """Make a process the leader of a group; both sides do, so that neither needs to wait for the other."""
+    """Make a process the leader of a group; both sides do, so that neither waits for the other."""
     try:
         os.setpgid(pid, pid)
     except (PermissionError, ProcessLookupError):
@@ -227,10 +223,10 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _redirect(noise: int) -> None:
+def _redirect(output: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(noise, 1)
-    os.dup2(noise, 2)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.close(nothing)
-    os.close(noise)
+    os.close(output)

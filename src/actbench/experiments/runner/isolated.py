@@ -1,4 +1,4 @@
-"""Cases and tasks in processes of their own, whose death or delay is an outcome like any other."""
+"""Cases and tasks in processes of their own, whose death or delay is an outcome."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.experiments.runner.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
-from actbench.experiments.runner.worker import REPLIES, Answer, Asked, GarbledError, Raised, Seconds
-from actbench.results.cgroup import memory_kills
-from actbench.results.machine import available_memory_bytes
+from actbench.experiments.runner.worker import REPLIES, Answer, GarbledError, Raised, Seconds, TaskRequest
+from actbench.results.machine import available_memory_bytes, memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 from actbench.units import format_bytes, format_seconds
@@ -24,15 +23,10 @@ Reply = TypeVar("Reply", Measurement, Seconds)
 
 
 class IsolatedSession:
-    """What ``actbench.measuring.bench.Session`` is, in another process; errors come back as failures.
+    """``actbench.measuring.bench.Session`` in another process; errors come back as failures.
 
-    Args:
-        server: Where the process is forked.
-        case: What it measures.
-        timeout_seconds: Time that the process may work; waiting for its turn is not work. None is without end.
-
-    Attributes:
-        died: Whether the process ended without an answer.
+    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. ``died`` is whether
+    the process ended without an answer.
     """
 
     def __init__(self, server: ForkServer, case: Case, timeout_seconds: float | None) -> None:
@@ -53,7 +47,7 @@ class IsolatedSession:
         return reply.steps if isinstance(reply, Seconds) else reply
 
     def _ask(self, request: str, expected: type[Reply], doing: str) -> Reply | Failure:
-        """Send a request and return the answer, or what became of the process instead.
+        """Send a request and return the answer, or the failure of the process.
 
         Raises:
             MeasurementError: The fork server is gone, and this process with it.
@@ -117,14 +111,9 @@ class IsolatedSession:
 
 
 class Tasks:
-    """Calls functions of a module, each call in a process of its own.
+    """Calls functions of a module, from text to text, each in a process of its own.
 
-    Args:
-        module: Name of the module; its functions take a text and return one.
-        preload: Names of modules to import before.
-
-    Attributes:
-        said: The end of what the last call that was answered printed.
+    ``said`` is the end of what the last answered call printed.
 
     Raises:
         MeasurementError: The processes cannot be started at all.
@@ -143,14 +132,7 @@ class Tasks:
         timeout_seconds: float | None = None,
         memory_bytes: int | None = None,
     ) -> str:
-        """Call a function and return what it returns.
-
-        Args:
-            function: Its name.
-            text: What it is called with.
-            doing: What it does, for messages, such as "converting x".
-            timeout_seconds: Time that it may take; None is without end.
-            memory_bytes: Memory that it may take, where that is less than what is free.
+        """Call a function and return what it returns; ``doing`` is for messages, such as "converting x".
 
         Raises:
             ActbenchError: The one that the function raised; or, as a MeasurementError, that it took too much time or
@@ -158,7 +140,7 @@ class Tasks:
         """
         free = available_memory_bytes()
         memory = free if memory_bytes is None else min(free, memory_bytes)
-        asked = Asked(function=function, text=text, memory_bytes=memory)
+        asked = TaskRequest(function=function, text=text, memory_bytes=memory)
         process = self._server.fork()
         try:
             answer = _answer(process, asked, doing, timeout_seconds)
@@ -174,13 +156,11 @@ class Tasks:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.close()
 
 
-def _answer(process: Process, asked: Asked, doing: str, timeout_seconds: float | None) -> Answer:
+def _answer(process: Process, asked: TaskRequest, doing: str, timeout_seconds: float | None) -> Answer:
     try:
         return Answer.model_validate_json(process.ask(asked.model_dump_json().encode(), timeout_seconds))
     except ProcessDiedError as death:

@@ -1,4 +1,4 @@
-"""The parent's side of the fork server: start processes, talk to them, learn how they died."""
+"""The parent's side of the fork server: start processes, talk to them, learn how they ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import IO, Literal, Self
 
 from actbench.errors import MeasurementError
@@ -32,7 +31,7 @@ main(sys.argv[2:])
 # OpenMP threads that wait for work sleep rather than spin, unless the user has said otherwise: a case that waits for
 # its turn must not take the processor from the one that is timed. Seen on 2 busy cores: steps 3 to 6 times faster so.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-_NOISE_BYTES = 2000
+_OUTPUT_BYTES = 2000
 _ENDING_SECONDS = 5.0
 _STOPPING_SECONDS = 30.0  # it may be in the middle of writing a large file
 _KILLING_SECONDS = 60.0  # a process with much memory takes its time to give it back
@@ -40,17 +39,15 @@ _STARTING_SECONDS = 600.0
 
 
 class ProcessDiedError(Exception):
-    """The process ended without answering.
+    """The process ended without answering, with the last of its output.
 
-    Attributes:
-        code: Its exit code; negative, the signal that killed it; None where the fork server was lost with it.
-        noise: The last of what it wrote to its standard output and error.
+    ``code`` is its exit code, or minus the signal that killed it; None where the fork server was lost with it.
     """
 
-    def __init__(self, code: int | None, noise: str) -> None:
+    def __init__(self, code: int | None, output: str) -> None:
         super().__init__(f"exit code {code}")
         self.code = code
-        self.noise = noise
+        self.output = output
 
 
 class NoAnswerError(Exception):
@@ -60,21 +57,18 @@ class NoAnswerError(Exception):
 class Process:
     """A forked process that answers requests.
 
-    Args:
-        frames: Where it is asked and answers.
-        leash: Tells how it ended, and ends it when it is closed; see :mod:`actbench.experiments.runner.forkserver`.
-        noise: What it writes to its standard output and error.
-        rouse: Wakes the fork server, should something have stopped it.
+    ``monitor`` tells how it ended, and ends it when closed; see :mod:`actbench.experiments.runner.forkserver`. ``wake``
+    wakes the fork server, should something have stopped it.
     """
 
-    def __init__(self, frames: Frames, leash: socket.socket, noise: IO[bytes], rouse: Callable[[], None]) -> None:
+    def __init__(self, frames: Frames, monitor: socket.socket, output: IO[bytes], wake: Callable[[], None]) -> None:
         self._frames = frames
-        self._leash = leash
-        self._noise = noise
-        self._rouse = rouse
+        self._monitor = monitor
+        self._output = output
+        self._wake = wake
 
     def ask(self, request: bytes, timeout_seconds: float | None) -> bytes:
-        """Send a request and wait for the answer, all of it.
+        """Send a request and wait for the whole answer.
 
         Raises:
             ProcessDiedError: The process ended without one.
@@ -89,7 +83,7 @@ class Process:
             except (TimeoutError, BlockingIOError):
                 raise NoAnswerError from None
         while True:
-            ready = wait([self._frames.socket, self._leash], _left(deadline))
+            ready = wait([self._frames.socket, self._monitor], _left(deadline))
             if not ready:
                 raise NoAnswerError
             if self._frames.socket not in ready:
@@ -102,62 +96,59 @@ class Process:
                 return answer
 
     def _silence(self, deadline: float | None) -> Exception:
-        """Return what became of a process whose end of the connection is closed: it ended, or is about to."""
+        """Return what became of a process whose end of the connection is closed."""
         left = _left(deadline)
-        if wait([self._leash], _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)):
+        if wait([self._monitor], _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)):
             return self._death()
         return GarbledError("nothing: it closed the descriptor over which it answers")
 
     def _death(self) -> ProcessDiedError:
         try:
-            code = int(self._leash.recv(16))
+            code = int(self._monitor.recv(16))
         except (ValueError, ConnectionResetError):
             code = None
         return ProcessDiedError(code, self.said)
 
     @property
     def said(self) -> str:
-        """The last of what it wrote to its standard output and error."""
-        return _last(self._noise)
+        """The last of what it wrote to standard output and error."""
+        return _last(self._output)
 
     def stop(self) -> None:
-        """Ask the process to stop what it does, clean up and end; it is killed if it does not."""
+        """Ask the process to clean up and end; it is killed if it does not."""
         with suppress(OSError):
-            self._leash.send(STOP)
-        self._rouse()
-        wait([self._leash], _STOPPING_SECONDS)
+            self._monitor.send(STOP)
+        self._wake()
+        wait([self._monitor], _STOPPING_SECONDS)
         self.end()
 
     def end(self) -> None:
-        """Let the process end by itself and wait for it; it is killed if it does not."""
-        self._rouse()
+        """Let the process end by itself; it is killed if it does not."""
+        self._wake()
         self._frames.close()
-        if self._leash.fileno() != -1:
-            wait([self._leash], _ENDING_SECONDS)
+        if self._monitor.fileno() != -1:
+            wait([self._monitor], _ENDING_SECONDS)
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all its descendants, and return when it is gone; does nothing to one that ended.
+        """Kill the process and all its descendants, and wait until it is gone.
 
         What even the kernel cannot end, because a device does not let go of it, is not waited for.
         """
-        self._rouse()
+        self._wake()
         self._frames.close()
-        if self._leash.fileno() != -1:
+        if self._monitor.fileno() != -1:
             with suppress(OSError):  # the other end is closed where the process has ended
-                self._leash.shutdown(socket.SHUT_WR)
-            wait([self._leash], _KILLING_SECONDS)
-            self._leash.close()
-            self._noise.close()
+                self._monitor.shutdown(socket.SHUT_WR)
+            wait([self._monitor], _KILLING_SECONDS)
+            self._monitor.close()
+            self._output.close()
 
 
 class ForkServer:
-    """A process that has imported what cases need and from which their processes are forked.
+    """A process that has imported ``bench`` and ``preload``, and from which processes are forked.
 
-    Args:
-        bench: Name of the module that measures cases or does tasks, imported before forking.
-        preload: Names of further modules to import before forking.
-        kind: Whether the processes measure cases or each does a task; see :mod:`actbench.experiments.runner.worker`.
+    They measure cases or do tasks (``kind``); see :mod:`actbench.experiments.runner.worker`.
 
     Raises:
         MeasurementError: It cannot be started; the message holds what it wrote.
@@ -165,15 +156,15 @@ class ForkServer:
 
     def __init__(self, bench: str, preload: Sequence[str] = (), kind: Literal["case", "task"] = "case") -> None:
         self._lock = threading.Lock()
-        self._noise = tempfile.TemporaryFile()  # noqa: SIM115
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
         self._control, theirs = socket.socketpair()
         arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid()), kind, bench, *preload]
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, *arguments],  # -P: nothing is imported from the current folder
                 stdin=subprocess.DEVNULL,
-                stdout=self._noise,
-                stderr=self._noise,
+                stdout=self._output,
+                stderr=self._output,
                 env=_ENVIRONMENT | os.environ,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C in the terminal is for the parent, which then closes this server
@@ -185,53 +176,47 @@ class ForkServer:
             self.close()
             raise
         if not ready:
-            said = _last(self._noise)
+            said = _last(self._output)
             self.close()
             raise MeasurementError(f"the process that starts all others cannot be started:\n{said}")
 
     def fork(self) -> Process:
-        """Start a process.
-
-        Raises:
-            MeasurementError: The server is gone.
-        """
-        self._rouse()
+        """Start a process; a MeasurementError if the server is gone."""
+        self._wake()
         ours, connection = socket.socketpair()
-        leash, held = socket.socketpair()
+        monitor, held = socket.socketpair()
         token = secrets.token_bytes(TOKEN_BYTES)
-        noise = tempfile.TemporaryFile()  # noqa: SIM115
+        output = tempfile.TemporaryFile()  # noqa: SIM115
         with connection, held:
             try:
                 with self._lock:
-                    descriptors = [connection.fileno(), held.fileno(), noise.fileno()]
+                    descriptors = [connection.fileno(), held.fileno(), output.fileno()]
                     socket.send_fds(self._control, [FORK, token], descriptors)
             except OSError:
-                for ours_alone in (ours, leash, noise):
+                for ours_alone in (ours, monitor, output):
                     ours_alone.close()
                 raise MeasurementError("the process that starts all others is gone; run the command again") from None
-            return Process(Frames(ours, token), leash, noise, self._rouse)
+            return Process(Frames(ours, token), monitor, output, self._wake)
 
     def close(self) -> None:
-        """Kill every process that was forked, with its descendants, and end the server."""
-        self._rouse()
+        """Kill every forked process with its descendants, and end the server."""
+        self._wake()
         self._control.close()
         try:
             self._server.wait(_KILLING_SECONDS)
         except subprocess.TimeoutExpired:  # it waits for what the kernel cannot end
             self._server.kill()
             self._server.wait()
-        self._noise.close()
+        self._output.close()
 
-    def _rouse(self) -> None:
+    def _wake(self) -> None:
         """Wake the server, should a case have stopped it."""
         self._server.send_signal(signal.SIGCONT)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -239,19 +224,14 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _last(noise: IO[bytes]) -> str:
-    """Return the end of what was written to a file, without moving the offset that its writer shares."""
-    start = max(0, os.fstat(noise.fileno()).st_size - _NOISE_BYTES)
-    return os.pread(noise.fileno(), _NOISE_BYTES, start).decode(errors="replace").strip()
+def _last(output: IO[bytes]) -> str:
+    """Return the end of a file, without moving the offset that its writer shares."""
+    start = max(0, os.fstat(output.fileno()).st_size - _OUTPUT_BYTES)
+    return os.pread(output.fileno(), _OUTPUT_BYTES, start).decode(errors="replace").strip()
 
 
 def describe(death: ProcessDiedError, advice: str = "") -> str:
-    """Return how a process ended, as the rest of a sentence about it.
-
-    Args:
-        death: Of the process.
-        advice: What else to do where the kernel killed it.
-    """
+    """Return how a process ended, as the rest of a sentence; ``advice`` is added where the kernel killed it."""
     code, hint = death.code or 0, ""
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended by itself with exit code {code}"
     if death.code is None:
@@ -259,8 +239,8 @@ def describe(death: ProcessDiedError, advice: str = "") -> str:
     if code == -signal.SIGKILL:
         hint = "; the usual cause is the kernel's out-of-memory killer: try a smaller batch, or close other programs"
         hint += advice
-    noise = f"\nThe last it wrote:\n{death.noise}" if death.noise else ""
-    return f"{how}{hint}{noise}"
+    output = f"\nThe last it wrote:\n{death.output}" if death.output else ""
+    return f"{how}{hint}{output}"
 
 
 def _signal_name(number: int) -> str:

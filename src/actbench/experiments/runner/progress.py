@@ -1,4 +1,4 @@
-"""What an experiment tells of its progress, and how it is shown: a live table, a bar, or plain lines."""
+"""What an experiment tells of its progress, shown as a live table, a bar, or plain lines."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ AnyOutcome = Outcome | Trained
 
 
 class Progress:
-    """Told what happens in an experiment, and shows nothing of it; what shows something overrides what it shows.
+    """Is told what happens in an experiment, and shows nothing; subclasses override what they show.
 
-    Several simulated cases at once may tell it from threads of their own.
+    Simulated cases may tell it from several threads.
     """
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
@@ -44,13 +44,13 @@ class Progress:
         """The peak of the case is known."""
 
     def round_timed(self, case: Case, steps: int) -> None:
-        """One more round of the case was timed, which makes ``steps`` steps of it."""
+        """One more round of the case was timed; ``steps`` counts its steps so far."""
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """The search for the case's largest batch tried one."""
 
     def stepped(self, done: int, loss: float) -> None:
-        """The training run at work took one more step, which makes ``done`` of them."""
+        """The training run took one more step, ``done`` so far."""
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """The case ended and its record is stored."""
@@ -65,17 +65,15 @@ _ETA_WINDOW_SECONDS = 3600.0
 
 @contextmanager
 def shown(console: Console | None = None, *, as_bar: bool = False) -> Iterator[Progress]:
-    """Show the progress that is told inside the block.
+    """Show the progress that is told inside the block, on standard error unless given a console.
 
-    Args:
-        console: Where; standard error unless given.
-        as_bar: Whether a terminal gets a bar of the steps of the run at work, in place of a table of all cases.
+    With ``as_bar`` a terminal gets a bar of the steps of the training run, in place of a table of all cases.
     """
     console = console or Console(stderr=True)
     if not console.is_terminal:
         yield Lines(console)
     elif as_bar:
-        run = RunBar(console)
+        run = _RunBar(console)
         with run.bar:
             yield run
     else:
@@ -106,8 +104,8 @@ class Lines(Progress):
         self._console.print(Text(plain(text)), soft_wrap=True)
 
 
-class RunBar(Lines):
-    """Progress as a bar of the training run at work, below a line for each that ended."""
+class _RunBar(Lines):
+    """Progress as a bar of the current training run, below a line for each that ended."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -123,11 +121,9 @@ class RunBar(Lines):
         self._task = self.bar.add_task("", total=None, loss="")
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
-        """Begin the bar of a run."""
         self.bar.reset(self._task, total=steps, completed=done, description=plain(case.name), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
-        """Move the bar."""
         self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
 
 
@@ -154,7 +150,7 @@ class _Row:
 
 
 class LiveTable(Progress):
-    """Progress as a table with a line for each case, those at work in sight, and a bar with the time that is left."""
+    """Progress as a table with a line for each case, scrolled to those at work, and a bar with the remaining time."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -201,7 +197,7 @@ class LiveTable(Progress):
         self._rows[case].state = f"batch {batch_size} {'fits' if fits else 'does not fit'}"
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
-        """Show how the case ended; a failure stays on the terminal after the table is gone."""
+        """Show how the case ended; failures stay on the terminal after the table."""
         row = self._rows[case]
         row.ended = time.monotonic()
         row.state = outcome.reason if isinstance(outcome, Failure) else "measured"

@@ -1,4 +1,4 @@
-"""Measuring the cases of a plan, each in a process of its own, failures too, and finding their largest batches."""
+"""Measuring the cases of a plan, each in a process of its own, and finding their largest batches."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 
-from actbench.experiments.experiment import Kept, Summary, keep, pending
+from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.isolated import IsolatedSession
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.timinggroup import Cohort, awaits_search, cohorts, exact_of
+from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.measuring import search
 from actbench.results.machine import available_memory_bytes, provenance
 from actbench.results.measured import LargestBatch, MeasuredRecord, Measurement, Outcome
@@ -28,11 +28,7 @@ class _UndecidedError(Exception):
 class Trials:
     """Finds largest batches on a device that nothing else uses meanwhile.
 
-    Attributes:
-        server: Where the process of each trial is forked.
-        memory_bytes: Memory that a step may use where its case sets no limit; None where that is unknown.
-        timeout_seconds: Time that each trial may take.
-        progress: Told of each trial.
+    ``memory_bytes`` limits a step whose case sets no limit; ``timeout_seconds`` limits each trial.
     """
 
     server: ForkServer
@@ -43,8 +39,8 @@ class Trials:
     def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
         """Return a case's outcome with its largest batch, or with the reason why there is none.
 
-        A measurement gets it as a number, or a warning; a case that ran out of memory stays failed, and its message
-        then names the largest batch that fits.
+        A measurement gets it as a number, or a warning. A case that ran out of memory stays failed, with the largest
+        batch that fits in its message.
         """
         try:
             found = self._search(case, outcome)
@@ -115,7 +111,7 @@ It is imported before any memory is limited: some of it waits for ever where it 
 
 def run(
     plan: Sequence[Planned[Case]],
-    store: Kept[MeasuredRecord],
+    store: RecordSink[MeasuredRecord],
     *,
     recipe: str,
     command: str,
@@ -130,8 +126,8 @@ def run(
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
     A case that runs out of memory, takes too long, raises or dies becomes a failed record, and the sweep goes on.
-    Simulated cases come first, several at a time; of the others, one works at a time. Killed at any moment, the
-    sweep leaves no process behind and goes on where it was when it is run again.
+    Simulated cases come first, several at a time; of the others, one works at a time. Killed at any moment, the sweep
+    leaves no process behind and resumes when it is run again.
 
     Args:
         plan: Cases in the order of the table; one that stands twice is measured once.
@@ -144,7 +140,7 @@ def run(
         retry_failed: Whether to measure again what is done and failed.
         progress: Told what happens.
         bench: Module that measures a case; see :class:`actbench.experiments.runner.worker.Bench`.
-        preload: Modules that are imported once, before the first case, because cases need them.
+        preload: Modules that cases need, imported once.
 
     Raises:
         MeasurementError: The processes cannot be started at all.
@@ -172,10 +168,10 @@ class _Sweep:
     progress: Progress
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
-        """Yield each case with its outcome as soon as that is known, in the order in which the cases end."""
+        """Yield each case with its outcome as soon as it ends."""
         yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        for cohort in cohorts([case for case in cases if case.meter != "simulated"]):
-            yield from self._measure(cohort)
+        for group in timing_groups([case for case in cases if case.meter != "simulated"]):
+            yield from self._measure(group)
 
     def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -193,18 +189,18 @@ class _Sweep:
         with IsolatedSession(self.server, case, self.timeout_seconds) as session:
             return session.memory()
 
-    def _measure(self, cohort: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        memory_bytes = self._memory_bytes(cohort[0].meter)
-        rounds = Cohort(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
-        exact = exact_of(cohort[0])
-        is_known = exact not in cohort and self.done(exact)
-        for case, outcome in rounds.measure(cohort, exact if is_known else None):
-            yield case, self._with_largest_batch(case, outcome) if awaits_search(case, outcome) else outcome
+    def _measure(self, group: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+        memory_bytes = self._memory_bytes(group[0].meter)
+        rounds = TimingGroup(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
+        exact = exact_of(group[0])
+        is_known = exact not in group and self.done(exact)
+        for case, outcome in rounds.measure(group, exact if is_known else None):
+            yield case, self._with_largest_batch(case, outcome) if needs_search(case, outcome) else outcome
 
     def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
         trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress)
         return trials.add_largest_batch(case, outcome)
 
     def _memory_bytes(self, meter: MeterName) -> int | None:
-        """Return the memory that a step may use now that no case is alive, as the meter will find it."""
+        """Return the memory that a step may use now that no case is alive."""
         return self.here.gpu_memory_bytes if meter == "cuda" else available_memory_bytes()

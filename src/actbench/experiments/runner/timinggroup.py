@@ -1,4 +1,4 @@
-"""Cases that are compared with each other, measured one at a time and timed in rounds, so that drift hits all alike."""
+"""Timing groups: cases that are compared, measured one at a time and timed in rounds, so that drift hits all alike."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from actbench.results.records import Case, Failure
 _ROUNDS = 5
 
 
-def held_bytes(outcome: Outcome) -> int:
-    """Return the memory that a case may come to hold in a turn; nothing once it has failed and its process ended."""
+def needed_bytes(outcome: Outcome) -> int:
+    """Return the memory that a case may need in a turn; nothing once it has failed."""
     if isinstance(outcome, Failure):
         return 0
     return max(outcome.peak_bytes, outcome.reserved_bytes or 0)
@@ -27,15 +27,7 @@ def held_bytes(outcome: Outcome) -> int:
 
 @dataclass(eq=False)
 class Member:
-    """A case in its process, with what is known of it so far.
-
-    Attributes:
-        case: The case.
-        session: Its process.
-        outcome: What it read of its memory, or how it failed.
-        step_seconds: Seconds of the steps timed so far.
-        has_clock: Whether its meter reads time.
-    """
+    """A case in its process, with what it measured so far, or how it failed."""
 
     case: Case
     session: IsolatedSession
@@ -45,7 +37,7 @@ class Member:
 
     @property
     def wants_turn(self) -> bool:
-        """Whether it has too few steps timed."""
+        """Whether more of its steps must be timed."""
         enough = len(self.step_seconds) >= self.case.min_steps and sum(self.step_seconds) >= self.case.min_seconds
         return self.has_clock and isinstance(self.outcome, Measurement) and not enough
 
@@ -62,9 +54,8 @@ class Member:
     def result(self, timing_round: str, reference: Member | None) -> Outcome:
         """Return the outcome with the seconds of all rounds.
 
-        Args:
-            timing_round: What the group that it took turns with is called.
-            reference: The exact model that took turns with it, where that has no record of its own to show for it.
+        ``reference`` is the exact model that was interleaved with it, where that has no record of its own in this
+        round.
         """
         if isinstance(self.outcome, Failure) or not self.has_clock:
             return self.outcome
@@ -86,34 +77,34 @@ MEMORY_SHARE = 0.7
 
 
 def exact_of(case: Case) -> Case:
-    """Return the case that a case's speed is read against."""
+    """Return the case that a case's speed is compared with."""
     return case.model_copy(update={"scheme": "exact"})
 
 
-def cohorts(cases: Sequence[Case]) -> list[list[Case]]:
-    """Group cases that differ in nothing but the scheme, in order of first appearance, the exact model first."""
+def timing_groups(cases: Sequence[Case]) -> list[list[Case]]:
+    """Group cases that differ in the scheme only, in order of first appearance, the exact model first."""
     groups: dict[Case, list[Case]] = {}
     for case in cases:
         groups.setdefault(exact_of(case), []).append(case)
     return [sorted(group, key=lambda case: case.scheme != "exact") for group in groups.values()]
 
 
-def awaits_search(case: Case, outcome: Outcome) -> bool:
-    """Whether the largest batch is yet to be found, for which the device must be free of other cases."""
+def needs_search(case: Case, outcome: Outcome) -> bool:
+    """Whether the largest batch is yet to be found, which needs the device free of other cases."""
     searchable = isinstance(outcome, Measurement) or outcome.reason == "out-of-memory"
     return case.find_largest_batch and searchable
 
 
 @dataclass
-class _Group:
+class _Turns:
     """Cases that are alive together and take turns.
 
     Attributes:
-        name: Tells this group from all others, of other sweeps too.
+        name: Tells this round from all others, of other sweeps too.
         members: Those whose outcome is still to come.
-        put_off: Cases that found no room in it.
-        reference: The exact model where it is timed again for the others' sake only.
-        alive_bytes: Memory that all of it may come to hold.
+        put_off: Cases that found no room.
+        reference: The exact model where it is timed again only for the others.
+        alive_bytes: Memory that all of it may come to need.
     """
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:16])
@@ -122,15 +113,15 @@ class _Group:
     reference: Member | None = None
     alive_bytes: int = 0
 
-    def turns(self) -> list[Member]:
-        """Return those that want a turn, the exact model first."""
+    def waiting(self) -> list[Member]:
+        """Return the members that need a turn, the exact model first."""
         if not self.members:
             return []
         everyone = self.members if self.reference is None else [self.reference, *self.members]
         return [member for member in everyone if member.wants_turn]
 
     def pop_finished(self) -> list[tuple[Case, Outcome]]:
-        """Take out those that need no more turns; what is read against the exact model waits for it."""
+        """Take out the members that need no more turns; those compared with the exact model wait for it."""
         exact = self.reference or next((member for member in self.members if member.case.scheme == "exact"), None)
         if exact is not None and exact.wants_turn:
             finished = [member for member in self.members if isinstance(member.outcome, Failure)]
@@ -141,23 +132,16 @@ class _Group:
 
 
 @dataclass(frozen=True)
-class _Known:
-    """The exact model of a cohort, when it was measured before, with the memory it is known to need (0: unknown)."""
+class _ExactModel:
+    """The exact model, when it was measured before, with the memory it is known to need (0: unknown)."""
 
     case: Case
-    held_bytes: int = 0
+    needed_bytes: int = 0
 
 
 @dataclass(frozen=True)
-class Cohort:
-    """Measures cases that are compared with each other, on a device that nothing else uses meanwhile.
-
-    Attributes:
-        server: Where the processes of the cases are forked.
-        memory_bytes: Memory of the device.
-        timeout_seconds: Time that each case may work.
-        progress: Told what happens.
-    """
+class TimingGroup:
+    """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile."""
 
     server: ForkServer
     memory_bytes: float
@@ -165,77 +149,69 @@ class Cohort:
     progress: Progress
 
     def measure(self, cases: Sequence[Case], exact: Case | None = None) -> Iterator[tuple[Case, Outcome]]:
-        """Measure cases that differ in nothing but the scheme.
+        """Measure cases that differ in the scheme only, and yield each with its outcome.
 
-        Each reads its memory in turn and then waits while the next does; when all have, they are timed in rounds. A
-        case whose peak is too much beside those that wait, or that may have failed for want of room beside them, is
-        put off: it starts afresh when they have ended. Where the exact model was measured before, in another group or
-        another sweep, it is timed again beside the others if there is room, because only steps that took turns can be
-        compared.
-
-        Args:
-            cases: The cases.
-            exact: The exact model of the cases, if it is not among them but has a record.
-
-        Yields:
-            Each case with its outcome as soon as that is known; one whose largest batch is yet to be found, when the
-            processes of its group have ended.
+        Each reads its memory in turn and then waits while the next does; then all are timed in rounds. A case whose
+        peak is too much beside those that wait, or that may have failed for want of room, is put off: it starts afresh
+        when they have ended. ``exact`` is the exact model, if it has a record but is not among the cases: it is timed
+        again beside them if there is room, because only interleaved steps can be compared. A case whose largest batch
+        is yet to be found is yielded when the processes of its round have ended.
         """
-        known, waiting = None if exact is None else _Known(exact), list(cases)
+        known, waiting = None if exact is None else _ExactModel(exact), list(cases)
         while waiting:
-            group = _Group()
+            turns = _Turns()
             last: list[tuple[Case, Outcome]] = []
             with ExitStack() as held:
-                for case, outcome in self._outcomes(waiting, group, known, held):
+                for case, outcome in self._outcomes(waiting, turns, known, held):
                     if case.scheme == "exact" and isinstance(outcome, Measurement):
-                        known = _Known(case, held_bytes(outcome))
-                    if awaits_search(case, outcome):
+                        known = _ExactModel(case, needed_bytes(outcome))
+                    if needs_search(case, outcome):
                         last.append((case, outcome))
                     else:
                         yield case, outcome
             yield from last
-            waiting = group.put_off
+            waiting = turns.put_off
 
     def _outcomes(
-        self, cases: Sequence[Case], group: _Group, known: _Known | None, held: ExitStack
+        self, cases: Sequence[Case], turns: _Turns, known: _ExactModel | None, held: ExitStack
     ) -> Iterator[tuple[Case, Outcome]]:
         for case in cases:
             self.progress.started(case)
             member = self._begin(case, held)
             if isinstance(member.outcome, Measurement):
                 self.progress.memory_read(case, member.outcome.peak_bytes)
-            if self._crowded(member, group.alive_bytes):
+            if self._crowded(member, turns.alive_bytes):
                 member.session.close()
-                group.put_off.append(case)
+                turns.put_off.append(case)
             elif isinstance(member.outcome, Failure):
                 yield case, member.outcome
             else:
-                group.members.append(member)
-                group.alive_bytes += held_bytes(member.outcome)
+                turns.members.append(member)
+                turns.alive_bytes += needed_bytes(member.outcome)
                 if known is not None:
-                    self._add_reference(known, group, held)
+                    self._add_reference(known, turns, held)
                     known = None
-        while turns := group.turns():
-            for member in turns:
+        while waiting := turns.waiting():
+            for member in waiting:
                 member.take_turn()
-                if member is not group.reference:
+                if member is not turns.reference:
                     self.progress.round_timed(member.case, len(member.step_seconds))
-                yield from group.pop_finished()
+                yield from turns.pop_finished()
 
     def _begin(self, case: Case, held: ExitStack) -> Member:
         session = held.enter_context(IsolatedSession(self.server, case, self.timeout_seconds))
         return Member(case, session, session.memory())
 
-    def _add_reference(self, known: _Known, group: _Group, held: ExitStack) -> None:
+    def _add_reference(self, known: _ExactModel, turns: _Turns, held: ExitStack) -> None:
         """Let the exact model take turns with the group, if it still can."""
-        if group.alive_bytes + known.held_bytes <= MEMORY_SHARE * self.memory_bytes:
+        if turns.alive_bytes + known.needed_bytes <= MEMORY_SHARE * self.memory_bytes:
             member = self._begin(known.case, held)
-            if isinstance(member.outcome, Measurement) and not self._crowded(member, group.alive_bytes):
-                group.reference = member
-                group.alive_bytes += held_bytes(member.outcome)
+            if isinstance(member.outcome, Measurement) and not self._crowded(member, turns.alive_bytes):
+                turns.reference = member
+                turns.alive_bytes += needed_bytes(member.outcome)
                 return
             member.session.close()
-        beside = group.members[0].case
+        beside = turns.members[0].case
         self.progress.message(
             f"{beside.model} {beside.scheme}, batch {beside.batch_size}: exact, measured before, cannot be timed again"
             " beside it, so its speed stays empty"
@@ -247,4 +223,4 @@ class Cohort:
         if isinstance(member.outcome, Failure):  # where its peak is known the step ran, and needs more than its limit
             refused = member.outcome.reason == "out-of-memory" and member.outcome.peak_bytes is None
             return refused or member.session.died
-        return beside_bytes + held_bytes(member.outcome) > MEMORY_SHARE * self.memory_bytes
+        return beside_bytes + needed_bytes(member.outcome) > MEMORY_SHARE * self.memory_bytes

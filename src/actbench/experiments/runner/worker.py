@@ -1,6 +1,6 @@
-"""What runs in a process of its own, a case that is measured or a task (one call of a function), and its messages.
+"""What runs in a process of its own, a case or a task (one call of a function), and its messages.
 
-Foreign code may have got hold of the socket, so what is no message is recognised at its first byte.
+Foreign code may have got hold of the socket, so that what is no message is recognised at its first byte.
 """
 
 from __future__ import annotations
@@ -32,18 +32,13 @@ _CHUNK_BYTES = 1024**2
 
 
 class GarbledError(Exception):
-    """What came over the socket is no message; the argument says what it is, for the user."""
+    """What came over the socket is no message; the argument tells the user what it is."""
 
 
 class Frames:
-    """One message after the other, each behind a token and its length.
+    """Messages over a socket, each behind a token and its length.
 
-    Args:
-        connection: One end of the socket; closed with this.
-        token: ``TOKEN_BYTES`` random bytes that both ends were given, and that nothing else writes.
-
-    Attributes:
-        socket: The end, to wait for.
+    The token is ``TOKEN_BYTES`` random bytes that both ends were given, and that nothing else writes.
     """
 
     def __init__(self, connection: socket.socket, token: bytes) -> None:
@@ -62,18 +57,14 @@ class Frames:
         self.socket.sendall(_HEADER.pack(self._token, len(message)) + message)
 
     def receive(self) -> bytes:
-        """Wait for the next message, without end.
-
-        Raises:
-            EOFError: The other end closed the socket.
-        """
+        """Wait for the next message; an EOFError if the other end closed the socket."""
         self.socket.settimeout(None)
         while (message := self.read()) is None:
             pass
         return message
 
     def read(self) -> bytes | None:
-        """Read what has come, and return the message where that is the end of one; waits only where nothing has come.
+        """Read what has come, and return the message once it is whole; waits only where nothing has come.
 
         Raises:
             EOFError: The other end closed the socket.
@@ -106,7 +97,7 @@ class Frames:
 
 
 class Seconds(Data):
-    """Seconds of each step of one round, or None where the meter has no clock."""
+    """Seconds of each step of one round; None where the meter has no clock."""
 
     kind: Literal["timed"] = "timed"
     steps: tuple[float, ...] | None
@@ -117,15 +108,13 @@ REPLIES: TypeAdapter[Measurement | Failure | Seconds] = TypeAdapter(Reply)
 
 
 class Session(Protocol):
-    """One case being measured, in the process it is made in."""
+    """One case being measured, in this process."""
 
     def memory(self) -> Measurement:
         """Read everything but time."""
-        ...
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run one round of timed steps; the first call warms up before."""
-        ...
 
 
 class Bench(Protocol):
@@ -138,8 +127,7 @@ class Bench(Protocol):
 def work(frames: Frames, bench: Bench) -> None:
     """Measure the case that comes, and answer until the other end closes the connection.
 
-    The case is answered with a ``Measurement``; each number of steps that follows, with ``Seconds``. An error is
-    answered with a ``Failure`` and ends the work.
+    A case is answered with a ``Measurement``, a number of steps with ``Seconds``, an error with a ``Failure``.
     """
     case = Case.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
@@ -168,13 +156,10 @@ def _requests(frames: Frames) -> Iterator[int]:
 
 
 def limit_memory(most_bytes: int | None = None) -> None:
-    """Turn an allocation that the machine cannot serve into an error here, before the kernel kills something for it.
+    """Make allocations that the machine cannot serve fail here, before the kernel kills something for them.
 
-    Limited is what the process may write to (data), not its address space, of which libraries reserve far more than
-    they use.
-
-    Args:
-        most_bytes: What it may take beside what it has; None is all that is free.
+    Limited are the process's data, not its address space, of which libraries reserve far more than they use: what it
+    has and ``most_bytes`` more, or all that is free.
     """
     limit = _data_bytes() + (available_memory_bytes() if most_bytes is None else most_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -188,14 +173,14 @@ def _data_bytes() -> int:
 
 
 def volunteer_for_the_oom_killer() -> None:
-    """Should memory run out all the same, let the kernel end this case and neither the sweep nor its neighbours."""
+    """Let the kernel end this case, not the sweep or its neighbours, should memory run out all the same."""
     if sys.platform == "linux" and os.access("/proc/self/oom_score_adj", os.W_OK):
         with open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
 
 
-class Asked(Data):
-    """A task: the function, what it is called with, and the memory that it may take beside what is there (or None)."""
+class TaskRequest(Data):
+    """A task: the function, its argument, and the memory that it may take beside what is there."""
 
     function: str
     text: str
@@ -203,11 +188,7 @@ class Asked(Data):
 
 
 class Raised(Data):
-    """An error: its class where that is one of actbench's own, its message, where it arose, and whether memory ran out.
-
-    Attributes:
-        kind: Name of the class in :mod:`actbench.errors`, or None.
-    """
+    """An error; ``kind`` is its class where that is one of :mod:`actbench.errors`."""
 
     kind: str | None
     message: str
@@ -223,9 +204,9 @@ class Answer(Data):
 
 
 def work_task(frames: Frames, module: ModuleType) -> None:
-    """Do the task that comes, and answer. A SIGTERM raises in it, so that it takes back what it has begun."""
+    """Do the task that comes, and answer; a SIGTERM raises in it, so that it cleans up."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
-    asked = Asked.model_validate_json(frames.receive())
+    asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
     limit_memory(asked.memory_bytes)
     try:
@@ -246,7 +227,7 @@ def _raised(error: BaseException) -> Raised:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return an error and what it came from, each once: foreign code may raise an error from itself."""
+    """Return an error and its causes, each once: foreign code may raise an error from itself."""
     found: dict[int, BaseException] = {}
     cause: BaseException | None = error
     while cause is not None and id(cause) not in found:

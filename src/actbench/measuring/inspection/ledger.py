@@ -1,8 +1,8 @@
-"""Every tensor that a step saves for backward, one by one: its graph after one training forward on fake tensors.
+"""Every tensor that a step saves for backward: its graph after one training forward on fake tensors.
 
-A storage is counted at the first entry that holds it. What autograd's graph does not show, such as a tensor that an
-autograd function keeps as a plain attribute, is listed under the operator that made it, so that the sum is always that
-of :func:`actbench.measuring.inspection.trace`.
+A storage is counted at the first entry that holds it. What autograd's graph does not show, such as a plain attribute of
+an autograd function, is listed under the operator that made it, so that the sum is always that of
+:func:`actbench.measuring.inspection.trace`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from actbench.measuring.inspection.recorder import Recorder, traced
 from actbench.nn import savedtensors
 from actbench.nn.savedtensors import Source
 from actbench.ops.hostmemory import is_host
-from actbench.results.ledger import Ledger, SavedTensor, called
+from actbench.results.ledger import Ledger, SavedTensor, display_path
 from actbench.setup import Batch, TrainingSetup
 
 _RAW = "_raw_saved_"
@@ -30,19 +30,14 @@ _DEEPEST = 4  # how many objects inside one another are searched for tensors
 
 @dataclass(frozen=True)
 class Argument:
-    """What a node keeps under one name.
-
-    Attributes:
-        name: What the node calls it.
-        tensors: The tensor, or those that a pack hook put in its place; none where a hook keeps no tensor at all.
-    """
+    """What a node saves under one name: the tensor, or those that a pack hook put in its place, if any."""
 
     name: str
     tensors: tuple[Tensor, ...]
 
 
 def nodes_of(loss: Tensor) -> list[Node]:
-    """Return every node of the graph of a loss, in the order in which the forward made them."""
+    """Return every node of the graph of a loss in forward order."""
     found: set[Node] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -54,7 +49,7 @@ def nodes_of(loss: Tensor) -> list[Node]:
 
 
 def arguments_of(node: Node) -> Iterator[Argument]:
-    """Give what a node keeps, of its own or through ``save_for_backward``; hooks that would unpack it do not run."""
+    """Yield what a node saves, of its own or by ``save_for_backward``; unpack hooks do not run."""
     for attribute in dir(node):
         if not attribute.startswith(_RAW):
             continue
@@ -73,7 +68,7 @@ def _argument(name: str, saved: Any) -> Iterator[Argument]:
 
 
 def tensors_in(kept: Any, depth: int = _DEEPEST) -> Iterator[Tensor]:
-    """Give the strided tensors in what a pack hook returned: a tensor, a nesting of them, or an object with some."""
+    """Yield the strided tensors in what a pack hook returned: a tensor, a nesting of them, or an object with some."""
     for leaf in tree_leaves(kept):
         if isinstance(leaf, Tensor):
             if leaf.layout == torch.strided:
@@ -86,17 +81,12 @@ _OUTSIDE_OF_THE_GRAPH = "held outside of autograd's graph"
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _Entry:
     """What one entry holds.
 
     Attributes:
-        module: Path of the module.
-        operator: Name of the node.
-        argument: Name in the node.
-        shape: Of the tensor that is listed.
-        dtype: Of the tensor that is listed.
-        storages: Where it lies, or what is kept in its place.
-        packed: Whether something is kept in its place.
+        storages: Where the tensor lies, or what is saved in its place.
+        packed: Whether something is saved in its place.
         reason: Why it is where it is, as far as only the entry knows.
     """
 
@@ -112,29 +102,21 @@ class _Held:
     @property
     def place(self) -> str:
         """Where it stands, for the entries that share a storage with it."""
-        return f"{called(self.module)} {self.operator} {self.argument}".rstrip()
+        return f"{display_path(self.module)} {self.operator} {self.argument}".rstrip()
 
 
 def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
-    """Run one training forward of a setup on fake tensors and list what it keeps.
-
-    Args:
-        setup: The model, on any device, with its loss; its parameters may already be fake.
-        make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
-
-    Raises:
-        UntraceableError: The forward looks at values, which fake tensors do not have.
-    """
+    """Run one training forward of a setup on fake tensors and list what it saves; see :func:`traced`."""
     with savedtensors.listening(), traced(setup, make_batch) as (recorder, loss):
         nodes = nodes_of(loss)
-        held = [item for node in nodes for item in _merged(_held_by(node, recorder))]
+        held = [item for node in nodes for item in _merged(_entries_of(node, recorder))]
         held += _outside(recorder, {storage for item in held for storage in item.storages}, loss)
         recomputed = sum(not argument.tensors for node in nodes for argument in arguments_of(node))
         return Ledger(entries=tuple(_entries(held, recorder)), recomputed=recomputed)
 
 
-def _held_by(node: Node, recorder: Recorder) -> Iterator[tuple[_Held, Source | None]]:
-    """Give what a node keeps, with what it is packed of; numbers, which the recorder never sees, are no tensors."""
+def _entries_of(node: Node, recorder: Recorder) -> Iterator[tuple[_Entry, Source | None]]:
+    """Yield what a node saves and what it is packed of; numbers, which no operator sees, are left out."""
     module = recorder.maker_of(node)
     for argument in arguments_of(node):
         found = {t.untyped_storage(): t for t in argument.tensors if t.dim() or recorder.saw(t.untyped_storage())}
@@ -143,12 +125,12 @@ def _held_by(node: Node, recorder: Recorder) -> Iterator[tuple[_Held, Source | N
             storages = tuple(storage for storage in found if savedtensors.source_of(storage) is source)
             shown = found[storages[0]] if source is None else source
             is_packed = source is not None
-            yield _Held(module, node.name(), argument.name, shown.shape, shown.dtype, storages, is_packed), source
+            yield _Entry(module, node.name(), argument.name, shown.shape, shown.dtype, storages, is_packed), source
 
 
-def _merged(found: Iterator[tuple[_Held, Source | None]]) -> Iterator[_Held]:
-    """Make one of the entries of a node that are parts of one packed tensor."""
-    merged: dict[object, _Held] = {}
+def _merged(found: Iterator[tuple[_Entry, Source | None]]) -> Iterator[_Entry]:
+    """Merge the entries of a node that are parts of one packed tensor."""
+    merged: dict[object, _Entry] = {}
     for item, source in found:
         key = source or item
         first = merged.get(key)
@@ -159,19 +141,19 @@ def _merged(found: Iterator[tuple[_Held, Source | None]]) -> Iterator[_Held]:
     yield from merged.values()
 
 
-def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Held]:
-    """Give what is alive and not in the graph."""
-    for storage, history in recorder.made():
+def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Entry]:
+    """Yield what is alive and not in the graph."""
+    for storage, origin in recorder.made():
         if storage not in found:
             source = savedtensors.source_of(storage)
-            shown, is_packed = source or history, source is not None
+            shown, is_packed = source or origin, source is not None
             told = None if is_packed else savedtensors.reason_for(storage)
             reason = "the loss itself" if storage is loss.untyped_storage() else told or _OUTSIDE_OF_THE_GRAPH
-            yield _Held(history.maker, history.operator, "", shown.shape, shown.dtype, (storage,), is_packed, reason)
+            yield _Entry(origin.maker, origin.operator, "", shown.shape, shown.dtype, (storage,), is_packed, reason)
 
 
-def _entries(held: Sequence[_Held], recorder: Recorder) -> Iterator[SavedTensor]:
-    holders: dict[UntypedStorage, list[_Held]] = defaultdict(list)
+def _entries(held: Sequence[_Entry], recorder: Recorder) -> Iterator[SavedTensor]:
+    holders: dict[UntypedStorage, list[_Entry]] = defaultdict(list)
     for item in held:
         for storage in item.storages:
             holders[storage].append(item)
@@ -197,7 +179,7 @@ def _entries(held: Sequence[_Held], recorder: Recorder) -> Iterator[SavedTensor]
         )
 
 
-def _reason(item: _Held) -> str | None:
+def _reason(item: _Entry) -> str | None:
     if all(is_host(storage) for storage in item.storages):
         return "in host memory"
     if item.packed:  # hooks around what packed it leave its parts alone, which says nothing of the tensor
@@ -205,7 +187,7 @@ def _reason(item: _Held) -> str | None:
     return item.reason or savedtensors.reason_for(item.storages[0])
 
 
-def _bits(item: _Held) -> float:
+def _bits(item: _Entry) -> float:
     elements = item.shape.numel()
     if not item.packed or not elements:
         return 8.0 * item.dtype.itemsize

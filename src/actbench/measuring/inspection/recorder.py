@@ -24,13 +24,10 @@ from actbench.workloads import fake
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A storage that lives from forward to backward.
+class SavedStorage:
+    """A storage that lives from forward to backward, with the path of the module that saved it first.
 
-    Attributes:
-        nbytes: Its size in bytes.
-        owner: Path of the module that saved it first.
-        shared_with: Paths of the other modules that saved it too; freeing it means changing them all.
+    ``shared_with`` are the paths of the other modules that saved it; freeing it means changing them all.
     """
 
     nbytes: int
@@ -39,16 +36,8 @@ class Kept:
 
 
 @dataclass
-class History:
-    """Where a storage comes from and which modules saved it, in order of time.
-
-    Attributes:
-        maker: Path of the module that made it.
-        operator: The operator that made it, such as ``aten.mm.default``.
-        shape: Of the first tensor over it.
-        dtype: Of the first tensor over it.
-        savers: Paths of the modules that saved it.
-    """
+class StorageOrigin:
+    """The module and operator that made a storage, the first tensor over it, and the modules that saved it."""
 
     maker: str
     operator: str
@@ -58,11 +47,7 @@ class History:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes storages as operators make them, who saves them, and which module is running; keeps none of them alive.
-
-    Args:
-        module: The model that will run.
-        known: Tensors, in any nesting, that were there before and are not counted, by what they are.
+    """Notes storages as operators make them, who saves them, and which module runs; keeps none of them alive.
 
     Attributes:
         calls: How often each module ran so far, by path.
@@ -78,13 +63,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for kind, tensors in known.items():
             for storage in _storages(tensors):
                 self._old.setdefault(storage, kind)
-        self._made: WeakKeyDictionary[UntypedStorage, History] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[UntypedStorage, StorageOrigin] = WeakKeyDictionary()
         self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operator and note the storages it makes."""
         # A storage first seen as an input was there before the forward: a constant that is neither parameter
         # nor buffer, of which the operator may return a view.
         for storage in _storages((args, kwargs)):
@@ -94,15 +78,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in _tensors(outputs):
             storage = tensor.untyped_storage()
             if storage not in self._old and storage not in self._made:
-                self._made[storage] = History(self._running, str(func), tensor.shape, tensor.dtype)
+                self._made[storage] = StorageOrigin(self._running, str(func), tensor.shape, tensor.dtype)
         return outputs
 
     def saved(self, tensor: Tensor) -> Tensor:
         """Note that the running module saves a tensor for backward; the pack hook."""
         for storage in _storages(tensor):
-            history = self._made.get(storage)
-            if history is not None and self._running not in history.savers:
-                history.savers.append(self._running)
+            origin = self._made.get(storage)
+            if origin is not None and self._running not in origin.savers:
+                origin.savers.append(self._running)
         return tensor
 
     def heard(self, by: Hashable) -> None:
@@ -111,7 +95,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Follow which module runs, by hooks around all others of the model that are removed at the end."""
+        """Follow which module runs, by hooks on all of them that are removed at the end."""
         with ExitStack() as handles:
             for path, child in module.named_modules():
                 enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
@@ -120,16 +104,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 handles.callback(leave.remove)
             yield
 
-    def kept(self) -> tuple[Kept, ...]:
-        """Return the storages that are alive now, except those that a scheme has moved to host memory."""
+    def kept(self) -> tuple[SavedStorage, ...]:
+        """Return the storages that are alive now, except those in host memory."""
         return tuple(
-            Kept(storage.nbytes(), owner=(history.savers or [history.maker])[0], shared_with=tuple(history.savers[1:]))
-            for storage, history in self.made()
+            SavedStorage(
+                storage.nbytes(), owner=(origin.savers or [origin.maker])[0], shared_with=tuple(origin.savers[1:])
+            )
+            for storage, origin in self.made()
             if not is_host(storage)
         )
 
-    def made(self) -> Iterator[tuple[UntypedStorage, History]]:
-        """Give the storages that are alive now, those in host memory too, in the order in which they were made."""
+    def made(self) -> Iterator[tuple[UntypedStorage, StorageOrigin]]:
+        """Yield the storages that are alive now, those in host memory too, in the order in which they were made."""
         yield from self._made.items()
 
     def saw(self, storage: UntypedStorage) -> bool:
@@ -137,11 +123,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return storage in self._made or storage in self._old
 
     def known_as(self, storage: UntypedStorage) -> str | None:
-        """Return what a storage is that was there before, or None for one that was made in the forward."""
+        """Return what a storage from before the forward is; None for one that was made in it."""
         return self._old.get(storage)
 
     def maker_of(self, node: Node) -> str:
-        """Return the path of the module that ran when a node of autograd's graph was made, in this thread."""
+        """Return the path of the module in which a node of autograd's graph was made, in this thread."""
         return self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1][1]
 
     def _enter(self, path: str, *_: Any) -> None:
@@ -171,13 +157,10 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 @contextmanager
 def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tuple[Recorder, Tensor]]:
-    """Run one training forward of a setup on fake tensors; what it keeps lives as long as the context.
+    """Run one training forward of a setup on fake tensors; what it saves lives as long as the context.
 
-    The model keeps its weights, flags and random state: parameters and buffers are fake for the time of the call.
-
-    Args:
-        setup: The model, on any device, with its loss; its parameters may already be fake.
-        make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
+    The model, on any device, keeps its weights, flags and random state: parameters and buffers are fake during the
+    call, unless they were fake before. ``make_batch`` is called with the fake tensor mode active.
 
     Yields:
         What was seen, and the loss with its graph.
@@ -209,7 +192,7 @@ def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
 
 @contextmanager
 def _training(module: nn.Module) -> Iterator[None]:
-    """Put a model into training mode and give every module its own flag back."""
+    """Put a model into training mode and restore every module's flag."""
     flags = {child: child.training for child in module.modules()}
     module.train()
     try:

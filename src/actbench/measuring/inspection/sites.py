@@ -1,11 +1,10 @@
-"""What a model keeps for backward, module by module: one training forward on fake tensors.
+"""What a model saves for backward, module by module: one training forward on fake tensors.
 
-Bytes are counted by storage. While the forward runs, a dispatch mode notes every storage that an operator makes,
-and a saved-tensors hook notes which module's operators save it. What is still alive when only the loss is held
-is what the step keeps: the sum over all modules is the activation bytes of the memory ledger. Each storage has
-one owner, the module that saved it first. Hooks that a scheme pushes itself (checkpointing, packing, offloading)
-hide the saving from ours, since of nested hooks only the innermost pair runs; a storage kept that way belongs to
-the module that made it, which for packed bytes is the module whose tensor was packed.
+Bytes are counted by storage. While the forward runs, a dispatch mode notes every storage that an operator makes, and a
+saved-tensors hook notes which module saves it. What is still alive when only the loss is held is what the step saves:
+the sum over all modules is the activation bytes. Each storage has one owner, the module that saved it first. Hooks of a
+scheme (checkpointing, packing, offloading) hide the saving from ours, since only the innermost pair of nested hooks
+runs; then the owner is the module that made the storage, which for packed bytes is the module whose tensor was packed.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from actbench.errors import ConversionError, IdleError
-from actbench.measuring.inspection.recorder import Kept, traced
-from actbench.results.ledger import OUTSIDE, called
+from actbench.measuring.inspection.recorder import SavedStorage, traced
+from actbench.results.ledger import OUTSIDE, display_path
 from actbench.results.records import Site, Unreached
 from actbench.setup import Batch, Part, TrainingSetup
 
@@ -25,22 +24,22 @@ class Trace:
     """One training forward as seen from its modules.
 
     Attributes:
-        kept: Every storage that is kept for backward; parameters, buffers and the batch are not among them.
-        calls: How often each module ran, by path; 0 for a module that never did.
+        kept: Every storage that is saved for backward, without parameters, buffers and the batch.
+        calls: How often each module ran, by path.
         acted: Who acted in which module, by its path; see :func:`actbench.nn.savedtensors.acted`.
     """
 
-    kept: tuple[Kept, ...]
+    kept: tuple[SavedStorage, ...]
     calls: Mapping[str, int]
     acted: Collection[tuple[str, Hashable]] = frozenset()
 
     @property
     def total_bytes(self) -> int:
-        """Bytes kept by the whole step."""
+        """Bytes saved by the whole step."""
         return sum(kept.nbytes for kept in self.kept)
 
     def bytes_under(self, path: str) -> int:
-        """Bytes that a module and the modules inside it own; the empty path is the whole model."""
+        """Bytes that a module and the modules inside it own."""
         inside = f"{path}." if path else ""
         return sum(
             kept.nbytes
@@ -50,27 +49,17 @@ class Trace:
 
 
 def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
-    """Run one training forward of a setup on fake tensors and see what it keeps.
-
-    The model keeps its weights, flags and random state: parameters and buffers are fake for the time of the call.
-
-    Args:
-        setup: The model, on any device, with its loss; its parameters may already be fake.
-        make_batch: Makes the batch; called with the fake tensor mode active, so that no memory is used.
-
-    Raises:
-        UntraceableError: The forward looks at values, which fake tensors do not have.
-    """
+    """Run one training forward of a setup on fake tensors and see what it saves; see :func:`traced`."""
     with traced(setup, make_batch) as (recorder, _):
         return Trace(recorder.kept(), recorder.calls, frozenset(recorder.acted))
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
-    """Fill in what each site of a setup kept and keeps, in the model's order, and set aside those that never run.
+    """Fill in what each site of a setup saved and saves, in the model's order, and set aside those that never run.
 
     Raises:
         ConversionError: Nothing runs of what a scheme converted, alone or as a part of a composition.
-        IdleError: It runs, and changes nothing of what the step keeps.
+        IdleError: It runs, and changes nothing of what the step saves.
     """
     for part in setup.parts:
         refuse_idle(part, after)
@@ -89,16 +78,17 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
 
 
 def refuse_idle(part: Part, after: Trace) -> None:
-    """Raise a ConversionError where a scheme does nothing in a training step.
+    """Raise an error where a scheme does nothing in a training step.
 
-    Sites of no module, such as the optimizer's state, are looked at where somebody says that he acts for them.
+    Sites of no module, such as the optimizer's state, are checked only where the part says who acts for them.
 
     Raises:
         ConversionError: Nothing that it converted runs.
-        IdleError: It runs, and changes nothing of what the step keeps.
+        IdleError: It runs, and changes nothing of what the step saves.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
-    if (part.acts is None and not paths) or _acts(part, paths, after):
+    acts = _is_heard(part, after) or any((path, None) in after.acted for path in paths)
+    if acts or (part.acts is None and not paths):
         return
     if paths and not any(after.calls[path] for path in (after.calls if "" in paths else paths)):
         raise _never_runs(part.spec, paths)
@@ -116,11 +106,9 @@ def _never_runs(spec: str, paths: Sequence[str]) -> ConversionError:
 
 
 def _named(paths: Sequence[str]) -> str:
-    return ", ".join(called(path) for path in paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
-
-
-def _acts(part: Part, paths: Collection[str], after: Trace) -> bool:
-    return _is_heard(part, after) or any((path, None) in after.acted for path in paths)
+    return ", ".join(display_path(path) for path in paths[:5]) + (
+        f" and {len(paths) - 5} more" if len(paths) > 5 else ""
+    )
 
 
 def _is_heard(part: Part, after: Trace) -> bool:
@@ -128,7 +116,7 @@ def _is_heard(part: Part, after: Trace) -> bool:
 
 
 def _read(site: Site, before: Trace, after: Trace) -> Site:
-    """Return a site with what it keeps; one of no module, such as the optimizer's state, is as its scheme has it."""
+    """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it."""
     if site.path not in after.calls:
         return site
     read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}

@@ -1,4 +1,4 @@
-"""What may be asked for on the command line, read and checked before torch is imported."""
+"""What the command line may ask for, checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -61,16 +61,9 @@ BYTES: tuple[ElementType, ...] = ("uint8",)
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """What to measure: ``seconds`` of runs of each operator at each size, type and number of bits.
 
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        operators: Names in :data:`OPERATORS`.
-        sizes: Rows and columns.
-        dtypes: Types of the tensors.
-        bits: Bits of the codes; operators that have none, or one bit only, are measured once.
-        seconds: Of runs at each point.
-        compiled: Whether to measure ``torch.compile`` of the exact layers too.
+    Operators without a choice of bits are measured once; ``compiled`` adds ``torch.compile`` of the exact layers.
     """
 
     device: DeviceName
@@ -83,7 +76,7 @@ class Plan:
 
 
 def sizes(given: Iterable[str]) -> tuple[Size, ...]:
-    """Read sizes such as ``512x3072``; several may stand in one text, separated by commas."""
+    """Read sizes such as ``512x3072``, separated by commas."""
     return tuple(map(_size, _split(given)))
 
 
@@ -109,13 +102,13 @@ def dtypes(given: Iterable[str]) -> tuple[FloatType, ...]:
 
 
 def operators(given: Iterable[str]) -> tuple[str, ...]:
-    """Read names of operators; ``layer`` stands for all layers, ``groupquant`` for both; all when none is given."""
+    """Read names of operators; ``layer`` stands for all layers, ``groupquant`` for both; none for all."""
     names = [name for text in _split(given) for name in _family(text)]
     return _known("--op", names, OPERATORS) or OPERATORS
 
 
 def _family(text: str) -> tuple[str, ...]:
-    """Return the operators whose names begin with a whole word, or the text itself where there are none."""
+    """Return the operators whose names begin with a whole word, or the text itself."""
     return tuple(name for name in OPERATORS if re.split("[:_]", name)[0] == text) or (text,)
 
 

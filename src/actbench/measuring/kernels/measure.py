@@ -1,7 +1,7 @@
 """Measuring operators over types, bits and sizes, each beside a copy and beside the exact operator.
 
-All calls run once in each round, so that they meet the same disturbances. Before each comes something else of the same
-size, since what a layer finds in the caches is what its neighbours left there: run twice in a row, it finds its own.
+All calls run once in each round, so that they meet the same disturbances. A copy of the same size runs before each: run
+twice in a row, a layer would find its own data in the caches, not its neighbours'.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: to
         calls: Run in turn, each round in the opposite order of the one before.
         between: Run before each of them, and not timed.
         seconds: Rounds are begun until so much time has passed, and at least 5, after a quarter of it to warm up.
-        device: What computes; on CUDA, the time between two events.
+        device: What computes; on CUDA, the time is that between two events.
     """
     warm = time.perf_counter() + seconds / _WARM_UP_SHARE
     for _ in range(_WARM_UP):
@@ -73,12 +73,7 @@ _LARGEST_KEPT = 31 << 20
 
 
 def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text: None) -> KernelReport:
-    """Measure every point of a plan.
-
-    Args:
-        plan: What to measure.
-        command: What the user typed.
-        progress: Told what is measured next.
+    """Measure every point of a plan; ``progress`` is told what is next.
 
     Raises:
         MeasurementError: The device is not there, or a size does not fit in its memory.
@@ -117,8 +112,8 @@ def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text:
 def _settle_heap() -> None:
     """Bring the C library to where it is in a process that has trained for a while.
 
-    It maps tensors larger than any that was freed before, and each new mapping costs page faults: 3 ms on 6 MiB, more
-    than a layer computes. The largest size that moves this limit is 32 MiB (``DEFAULT_MMAP_THRESHOLD_MAX``).
+    It maps tensors larger than any that was freed before, and each mapping costs page faults: 3 ms on 6 MiB, more than
+    a layer computes. The largest size that moves this limit is 32 MiB (``DEFAULT_MMAP_THRESHOLD_MAX``).
     """
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)  # freed at once
 
@@ -171,7 +166,7 @@ def _result(operator: str, place: Place, plan: Plan) -> tuple[KernelResult, str 
 
 
 def _compiled(subject: Subject) -> tuple[Call | None, str | None]:
-    """Return the exact layer's step under torch.compile, run once, or why there is none."""
+    """Return the exact layer's step under torch.compile, run once, or why it fails."""
     if subject.compilable is None:
         return None, None
     layer, step = subject.compilable

@@ -1,4 +1,4 @@
-"""What is measured: for each operator a call, the bytes it moves, and the exact operator beside it."""
+"""What is measured: for each operator a call, the bytes it moves, and the exact operator."""
 
 from __future__ import annotations
 
@@ -23,15 +23,7 @@ LayerLike = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """The tensor that operators work on.
-
-    Attributes:
-        rows: Rows.
-        columns: Columns.
-        dtype: float32, float16 or bfloat16.
-        device: Where.
-        bits: Bits of a code.
-    """
+    """The tensor that operators work on, and the bits of a code."""
 
     rows: int
     columns: int
@@ -61,16 +53,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator, ready to run.
+    """An operator, ready to run, with the bytes it moves and what it stands in for.
 
-    Attributes:
-        call: Runs it once.
-        moved_bytes: What it reads and writes, by count.
-        floor_bytes: What it would, if each tensor were read or written once.
-        bits: Bits of a code, or None where there are none.
-        exact: Name of what it stands in for.
-        exact_call: Runs that once.
-        compilable: A layer whose forward and backward ``torch.compile`` may be tried on, and what runs it once.
+    ``floor_bytes`` is what it would move if each tensor were read or written once. ``compilable`` is a layer that
+    ``torch.compile`` may be tried on, and what runs its forward and backward once.
     """
 
     call: Call

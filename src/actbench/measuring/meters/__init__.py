@@ -14,17 +14,13 @@ __all__ = ["MemoryReading", "Meter", "check", "open_meter", "types"]
 
 
 def check(name: MeterName) -> None:
-    """Check that the device of a meter is there, before anything is built for it.
-
-    Raises:
-        MeasurementError: It is not; the message names the flag.
-    """
+    """Check that the device of a meter is there; a MeasurementError that names the flag if not."""
     if name == "cuda":
         cuda.check()
 
 
 def open_meter(case: Case) -> Meter:
-    """Return the meter of a case; the device profile is the simulated meter's alone, the others read a real device.
+    """Return the meter of a case; only the simulated meter reads the device profile.
 
     Raises:
         UsageError: There is no such device profile.

@@ -7,6 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
 from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -31,7 +35,6 @@ class Meter(Protocol):
     """Reads bytes and seconds of a training step on one kind of device.
 
     Attributes:
-        name: As in ``Case.meter``.
         materialize: Whether it needs a model with real weights.
         memory_bytes: Memory that a step may use: the memory limit, or what the device has.
     """
@@ -41,40 +44,30 @@ class Meter(Protocol):
     memory_bytes: int
 
     def active(self) -> AbstractContextManager[Any]:
-        """Enter what building batches and running steps need (a fake tensor mode, operator choices, a limit)."""
-        ...
+        """Enter what building batches and running steps need (a fake tensor mode, operators, a limit)."""
 
     def operators(self) -> AbstractContextManager[None]:
-        """Enter where steps on fake tensors should run the operators of this meter's device."""
-        ...
+        """Let steps on fake tensors run the operators of this meter's device."""
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
-        """Bring the module to this meter's device, in place; called once, before any scheme is applied."""
-        ...
+        """Bring the module to this meter's device, in place, before any scheme is applied."""
 
     def place(self, batch: Batch) -> Mapping[str, Any]:
         """Bring a batch to this meter's device."""
-        ...
 
     def memory(self, step: TrainStep) -> MemoryReading:
-        """Run the step twice, once to reach the steady state, and read the bytes of the second run.
+        """Run the step twice, first to reach the steady state, and read the bytes of the second run.
 
         Raises:
             OutOfMemoryError: The step needs more than ``memory_bytes``.
         """
-        ...
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock."""
-        ...
 
 
 def check_limit(peak_bytes: int, memory_bytes: int, device: str) -> None:
-    """Refuse a peak above what a step may use.
-
-    Raises:
-        OutOfMemoryError: The peak is above; it carries the peak.
-    """
+    """Raise an OutOfMemoryError, which carries the peak, for one above what a step may use."""
     if peak_bytes > memory_bytes:
         raise OutOfMemoryError(
             f"the step needs {format_bytes(peak_bytes)} on {device}, which may use {format_bytes(memory_bytes)};"
@@ -85,7 +78,7 @@ def check_limit(peak_bytes: int, memory_bytes: int, device: str) -> None:
 
 @contextmanager
 def allocation_failures(device: str, memory_bytes: int) -> Iterator[None]:
-    """Turn a failed allocation, by whichever error it shows, into an :class:`OutOfMemoryError`."""
+    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`."""
     try:
         yield
     except Exception as error:
@@ -96,3 +89,9 @@ def allocation_failures(device: str, memory_bytes: int) -> Iterator[None]:
             f"the step does not fit on {device}, which may use {format_bytes(memory_bytes)} ({reason});"
             " take a smaller --batch-size or another --scheme"
         ) from error
+
+
+def moved(batch: Batch, device: str | torch.device) -> Batch:
+    """Return a batch with its tensors, in any nesting, on a device."""
+    found: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
+    return found

@@ -1,10 +1,10 @@
-"""What torch's caching allocator reserves on a CUDA device for a given sequence of allocations.
+"""What torch's caching allocator reserves on a CUDA device for a sequence of allocations.
 
-The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream, with its default settings: requests above
-1 MiB are cut from segments of their own, the smallest free block that is large enough serves a request, what is left of
-it stays free beside it, and neighbours that are free are joined again. When the device is full, segments that are free
-as a whole are given back. Memory can thus run out while enough of it is free, in pieces that are all too small.
-Segments that grow are in :mod:`actbench.measuring.meters.expandable`.
+The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream, with default settings: requests above 1 MiB
+are cut from segments of their own, the smallest free block that is large enough serves a request, its rest stays free,
+and free neighbours are joined. When the device is full, wholly free segments are given back. Memory can thus run out
+while enough of it is free, in pieces that are too small. Growing segments are in
+:mod:`actbench.measuring.meters.expandable`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ class Block:
     """A piece of a segment.
 
     Attributes:
-        size: Bytes.
         address: Where it begins; addresses order the blocks of a pool.
         small: Of which of the two pools it is.
         is_free: Whether it can serve a request.
         is_mapped: Whether memory lies behind it; in segments that do not grow it always does.
-        before: Its neighbour in the segment at lower addresses.
-        after: Its neighbour at higher addresses.
+        before: Its neighbour in the segment at lower addresses; ``after`` is the other one.
     """
 
     size: int
@@ -78,15 +76,7 @@ class Block:
 
 
 class CachingAllocator:
-    """Follows allocations by name.
-
-    Args:
-        limit_bytes: Memory of the device.
-
-    Attributes:
-        reserved_bytes: Sum of all segments.
-        peak_reserved_bytes: The largest that was.
-    """
+    """Follows allocations by name, on a device of ``limit_bytes``; ``reserved_bytes`` is the sum of all segments."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.reserved_bytes = self.peak_reserved_bytes = 0
@@ -96,11 +86,7 @@ class CachingAllocator:
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
 
     def allocate(self, name: int, size: int) -> None:
-        """Serve a request for some bytes.
-
-        Raises:
-            OutOfSegments: It cannot be served.
-        """
+        """Serve a request; OutOfSegments if it cannot be served."""
         size = max(SMALLEST_BLOCK, -(-size // SMALLEST_BLOCK) * SMALLEST_BLOCK)
         small = size <= _SMALL
         block = self._best_fit(small, size) or self._more(small, size)
@@ -118,17 +104,17 @@ class CachingAllocator:
         self._join_and_put_back(self._blocks.pop(name))
 
     def _smallest_rest(self, small: bool) -> int:
-        """Return the bytes from which on what a request leaves of a block is cut off."""
+        """Return the bytes from which on the rest of a block is cut off."""
         return SMALLEST_BLOCK if small else _SMALL + 1
 
     def _best_fit(self, small: bool, size: int) -> Block | None:
-        """Return a free block that is large enough, no longer among the free ones."""
+        """Take a free block that is large enough."""
         free = self._free[small]
         index = bisect.bisect_left(free, (size, -1))
         return None if index == len(free) else self._taken(free[index][2])
 
     def _more(self, small: bool, size: int) -> Block | None:
-        """Return a block of memory that is taken from the device, None when there is too little."""
+        """Return a block of memory from the device, None when there is too little."""
         amount = _segment_bytes(size)
         if not self._reserve(amount):
             return None
@@ -136,14 +122,12 @@ class CachingAllocator:
         return Block(amount, self._segments * _FAR, small)
 
     def _give_back(self) -> None:
-        """Return to the device what can be returned."""
         for small, free in self._free.items():
             whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
             self.reserved_bytes -= sum(size for size, _, _ in whole)
             self._free[small] = [entry for entry in free if entry[2].before is not None or entry[2].after is not None]
 
     def _reserve(self, amount: int) -> bool:
-        """Take bytes from the device, if it has them."""
         if self.reserved_bytes + amount > self._limit_bytes:
             return False
         self.reserved_bytes += amount

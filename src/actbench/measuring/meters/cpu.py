@@ -11,11 +11,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from actbench.measuring.meters import footprint
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit, moved
 from actbench.ops import hostmemory
 from actbench.results.machine import available_memory_bytes
 from actbench.results.records import MeterName
@@ -25,7 +23,7 @@ _MARK = "actbench.mark."
 
 
 class AllocationTrace:
-    """Records the allocations and frees of torch's CPU allocator between entering and leaving, by torch's profiler.
+    """Records the allocations and frees of torch's CPU allocator inside the block, by torch's profiler.
 
     Bytes are those asked for, relative to what was alive on entering. Not seen are frees of what was alive before, and
     allocations in threads that torch's operators start for themselves.
@@ -59,14 +57,14 @@ class AllocationTrace:
         return self._curve[self._marks[mark]]
 
     def peak_bytes(self, first: str, last: str) -> int:
-        """Return the largest number of bytes alive from one mark to another; known after leaving."""
+        """Return the most bytes alive between two marks; known after leaving."""
         return max(self._curve[self._marks[first] : self._marks[last] + 1])
 
     def _draw_curve(self) -> None:
-        """Add up the events in the order of their times; ``_curve[i]`` is what is alive after the i-th.
+        """Add up the events by time; ``_curve[i]`` is what is alive after the i-th.
 
-        A free counts only if its allocation was seen. The profiler reports others too: it remembers the address of
-        whatever outlived an earlier trace, and takes the free of a later tensor at that address for its free.
+        A free counts only if its allocation was seen. The profiler remembers the address of whatever outlived an
+        earlier trace, and takes the free of a later tensor at that address for its free.
         """
         alive: dict[int, int] = {}
         live = 0
@@ -99,8 +97,7 @@ _DEVICE = "the CPU"
 class CpuMeter:
     """Reads the allocations of torch's CPU allocator, and the wall clock, in passes of their own.
 
-    Args:
-        memory_limit_bytes: Memory that a step may use; None for what is available on this machine now.
+    Without a memory limit a step may use what is available on this machine now.
     """
 
     name: MeterName = "cpu"
@@ -111,7 +108,7 @@ class CpuMeter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Report allocations that fail as :class:`actbench.errors.OutOfMemoryError`."""
+        """Report failed allocations as :class:`actbench.errors.OutOfMemoryError`."""
         with allocation_failures(_DEVICE, self.memory_bytes):
             yield
 
@@ -126,7 +123,7 @@ class CpuMeter:
 
     def place(self, batch: Batch) -> Batch:
         """Bring the batch to the CPU."""
-        return {name: tree_map(_on_cpu, value) for name, value in batch.items()}
+        return moved(batch, "cpu")
 
     def memory(self, step: TrainStep) -> MemoryReading:
         """Run the step twice and read the allocator's events of the second run.
@@ -159,11 +156,7 @@ class CpuMeter:
         return reading
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
-        """Run steps and return the wall time of each.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
-        """
+        """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""
         taken = []
         with self.active():
             for _ in range(steps):
@@ -171,7 +164,3 @@ class CpuMeter:
                 step()
                 taken.append(time.perf_counter() - started)
         return tuple(taken)
-
-
-def _on_cpu(value: object) -> object:
-    return value.to("cpu") if isinstance(value, Tensor) else value

@@ -10,23 +10,19 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pynvml
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import footprint, profiles
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit, moved
 from actbench.measuring.meters.operators import device_operators
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
 
 def check(flag: str = "--meter", instead: str = "simulated") -> None:
-    """Check that there is a device.
+    """Check that torch sees a CUDA device.
 
-    Args:
-        flag: The flag that asks for it, for the message.
-        instead: The value of that flag that needs none.
+    ``flag`` asked for it, and its value ``instead`` needs none.
 
     Raises:
         MeasurementError: Torch sees none.
@@ -41,8 +37,7 @@ def check(flag: str = "--meter", instead: str = "simulated") -> None:
 class CudaMeter:
     """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in passes of their own.
 
-    Args:
-        memory_limit_bytes: Memory that the allocator may take from the device; None for all of it.
+    The memory limit is what the allocator may take from the device.
 
     Raises:
         MeasurementError: Torch sees no CUDA device.
@@ -60,7 +55,7 @@ class CudaMeter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Hold the allocator to the limit, and report allocations that fail as ``OutOfMemoryError``."""
+        """Hold the allocator to the limit, and report failed allocations as ``OutOfMemoryError``."""
         before = torch.cuda.get_per_process_memory_fraction()
         torch.cuda.set_per_process_memory_fraction(self.memory_bytes / self._total_bytes)
         try:
@@ -74,23 +69,15 @@ class CudaMeter:
         return device_operators(profiles.get(profiles.DEFAULT))
 
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
-        """Bring the module to the device, in place.
-
-        Raises:
-            OutOfMemoryError: Not even the weights fit.
-        """
+        """Bring the module to the device, in place; an OutOfMemoryError if not even the weights fit."""
         with self.active():
             setup.module.to("cuda")
         return setup
 
     def place(self, batch: Batch) -> Batch:
-        """Bring the batch to the device.
-
-        Raises:
-            OutOfMemoryError: It does not fit.
-        """
+        """Bring the batch to the device; an OutOfMemoryError if it does not fit."""
         with self.active():
-            return {name: tree_map(_on_cuda, value) for name, value in batch.items()}
+            return moved(batch, "cuda")
 
     def memory(self, step: TrainStep) -> MemoryReading:
         """Run the step twice and read the allocator's counters of the second run.
@@ -110,11 +97,7 @@ class CudaMeter:
         return reading
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
-        """Run steps and return the time of each on the device's clock.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
-        """
+        """Run steps and return the time of each on the device's clock; an OutOfMemoryError if an allocation failed."""
         clock = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
         _set_allocator(step.setup)
         with self.active():
@@ -128,7 +111,7 @@ class CudaMeter:
 
 
 def _set_allocator(setup: TrainingSetup) -> None:
-    """Let the allocator grow its segments where a scheme asks for it; they stay so in this process."""
+    """Let the allocator grow its segments, for the rest of this process, where a scheme asks for it."""
     if setup.expandable_segments:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
@@ -163,7 +146,3 @@ def _process_bytes() -> int | None:
     except pynvml.NVMLError:
         return None
     return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
-
-
-def _on_cuda(value: object) -> object:
-    return value.to("cuda") if isinstance(value, Tensor) else value

@@ -1,13 +1,10 @@
 """What torch's caching allocator reserves for one step's allocations, with and without expandable segments.
 
 The rules of ``expandable_segments:True`` are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream. A pool has
-one segment: a range of addresses an eighth longer than the device's memory (another one when no room is left in it).
-Memory is mapped behind it in pages of 2 MiB for requests of up to 1 MiB, of 20 MiB for others, at the lowest address
-where a request finds room. When the device is full, the pages that no block touches are unmapped, to be mapped
-elsewhere. A page that is used in part stays, and so gaps add up here as well.
-
-Requests are looked up in sorted lists, as in :mod:`actbench.measuring.meters.caching`. Unmapped ranges are gone through
-one by one, but only where pages are mapped, which is rare, and there are few of them until memory runs out.
+one segment: a range of addresses an eighth longer than the device's memory (another one when it is full). Memory is
+mapped behind it in pages, of 2 MiB for requests of up to 1 MiB, of 20 MiB for others, at the lowest address where a
+request finds room. When the device is full, the pages that no block touches are unmapped, to be mapped elsewhere. A
+page that is used in part stays, and so gaps add up here as well.
 """
 
 from __future__ import annotations
@@ -17,22 +14,14 @@ from collections.abc import Iterable, Sequence
 
 from actbench.errors import OutOfMemoryError
 from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator, OutOfSegments
-from actbench.measuring.meters.ledger import Event
+from actbench.measuring.meters.tracker import Event
 from actbench.units import MIB, format_bytes
 
 _PAGES = {True: 2 * MIB, False: 20 * MIB}  # of the pool of small requests, and of the other
 
 
 class ExpandableAllocator(CachingAllocator):
-    """Follows allocations by name, in segments that grow.
-
-    Args:
-        limit_bytes: Memory of the device.
-
-    Attributes:
-        reserved_bytes: Sum of all mapped pages.
-        peak_reserved_bytes: The largest that was.
-    """
+    """Follows allocations by name, in segments that grow; ``reserved_bytes`` is the sum of all mapped pages."""
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
@@ -42,7 +31,7 @@ class ExpandableAllocator(CachingAllocator):
         return SMALLEST_BLOCK
 
     def _best_fit(self, small: bool, size: int) -> Block | None:
-        """Return a free block that is large enough; one that could grow counts as what it could grow to."""
+        """Take a free block that is large enough; one that could grow counts with what it could grow to."""
         free = self._free[small]
         index = bisect.bisect_left(free, (size, -1))
         if index == len(free):
@@ -63,7 +52,7 @@ class ExpandableAllocator(CachingAllocator):
         return self._taken(block)
 
     def _room(self, small: bool, size: int) -> Block:
-        """Return where the lowest run of unmapped and free blocks begins that is as long as a request."""
+        """Return where the lowest run of unmapped and free blocks begins that a request fits in."""
         for _, unmapped in self._unmapped[small]:
             before = unmapped.before
             first = before if before is not None and before.is_free else unmapped
@@ -93,7 +82,7 @@ class ExpandableAllocator(CachingAllocator):
                 self._unmap(block)
 
     def _unmap(self, block: Block) -> None:
-        """Unmap the pages that lie in a free block as a whole."""
+        """Unmap the whole pages in a free block."""
         page = _PAGES[block.small]
         first, last = _whole_pages(block.address, page), block.end // page * page
         if first >= last:
@@ -126,13 +115,13 @@ def _whole_pages(size: int, page: int) -> int:
 
 
 def _reach(block: Block) -> int:
-    """Return how long a free block is with the unmapped one behind it, if there is one."""
+    """Return how long a free block is with the unmapped one behind it."""
     after = block.after
     return block.size + (0 if after is None or after.is_mapped else after.size)
 
 
 def _is_run(block: Block | None, size: int) -> bool:
-    """Return whether from here on blocks of at least ``size`` bytes hold nothing that is allocated."""
+    """Return whether no block of the next ``size`` bytes is allocated."""
     while size > 0 and block is not None and (block.is_free or not block.is_mapped):
         size -= block.size
         block = block.after
@@ -142,14 +131,7 @@ def _is_run(block: Block | None, size: int) -> bool:
 def reserved_bytes(
     parts: Iterable[Sequence[Event]], *, limit_bytes: int, device: str, peak_bytes: int, expandable: bool
 ) -> int:
-    """Return the most bytes that torch's allocator reserves.
-
-    Args:
-        parts: What was allocated and freed, in the order of a run; a part may come several times.
-        limit_bytes: Memory that the run may use.
-        device: Its name, for the message.
-        peak_bytes: The most that was allocated at a time.
-        expandable: Whether segments grow by pages.
+    """Return the most bytes that torch's allocator reserves in a run of ``parts``, which may repeat.
 
     Raises:
         OutOfMemoryError: An allocation fails although there are as many free bytes, in pieces that are too small.

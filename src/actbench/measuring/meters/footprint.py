@@ -1,4 +1,4 @@
-"""The tensors that a training step holds on to between its operators, and their bytes."""
+"""The tensors that a training step holds between its operators, and their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def weights(module: nn.Module) -> list[Tensor]:
 
 
 def made_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the fake tensors that modules hold as plain attributes: what their own code made, and holds until later.
+    """Return the fake tensors that modules hold as plain attributes until later.
 
     Such are the weight that ``torch.nn.utils.spectral_norm`` and ``weight_norm`` compute, and a last output that is
     looked at afterwards.
@@ -41,7 +41,7 @@ def types(module: nn.Module) -> str | None:
 
 
 def gradients(step: TrainStep) -> list[Tensor]:
-    """Return the gradients that parameters have now, and what others are held in by the optimizer."""
+    """Return the gradients of parameters, and those that the optimizer holds in another form."""
     found = [parameter.grad for parameter in step.setup.module.parameters() if parameter.grad is not None]
     return [*found, *step.optimizer.gradient_parts()] if isinstance(step.optimizer, HoldsGradients) else found
 
@@ -52,7 +52,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def everything(step: TrainStep) -> list[Tensor]:
-    """Return what is alive before a step runs: weights, batch and optimizer state."""
+    """Return what is alive before a step: weights, batch and optimizer state."""
     return [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
 
 

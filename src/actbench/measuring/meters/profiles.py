@@ -1,4 +1,4 @@
-"""The devices that a step can be simulated for, and what each of them does its own way."""
+"""The devices that a step can be simulated for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class DeviceProfile:
     """A device as far as it decides how many bytes a step needs.
 
     Attributes:
-        name: As in ``--device-profile``.
         memory_bytes: What torch reports as the device's total memory; the driver's own share also comes out of it.
         compute_capability: Of a CUDA device, major and minor; None for the CPU.
     """
@@ -34,7 +33,7 @@ class DeviceProfile:
 
     @property
     def rounding_bytes(self) -> int:
-        """Multiple that the device's allocator rounds each allocation up to."""
+        """Multiple that the allocator rounds each allocation up to."""
         return CUDA_BLOCK_BYTES if self.is_cuda else 1
 
     @property
@@ -76,11 +75,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> DeviceProfile:
-    """Return the profile of that name.
-
-    Raises:
-        UsageError: There is none; the message lists those that are close, or all.
-    """
+    """Return the profile of that name; a UsageError with close names if there is none."""
     if name in _PROFILES:
         return _PROFILES[name]
     close = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.5)

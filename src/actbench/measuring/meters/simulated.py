@@ -1,4 +1,4 @@
-"""The simulated meter: one step on fake tensors, with the operators and the block size of a named device."""
+"""The simulated meter: one step on fake tensors, with the operators and block size of a device."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, temporaries
 from actbench.measuring.meters.base import MemoryReading, check_limit
 from actbench.measuring.meters.expandable import reserved_bytes
-from actbench.measuring.meters.ledger import Event, Ledger
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.tracker import Event, StorageTracker
 from actbench.ops import hostmemory
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -25,14 +25,9 @@ from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
 
 
 class SimulatedMeter:
-    """Counts the bytes of a step that is never computed; its cost does not grow with the batch.
+    """Counts the bytes of a step that is never computed, in the same time for any batch.
 
-    Args:
-        profile: The device to simulate.
-        memory_limit_bytes: Memory that a step may use; None for all that the device has.
-
-    Attributes:
-        profile: As given.
+    Without a memory limit a step may use all that the device has.
     """
 
     name: MeterName = "simulated"
@@ -46,7 +41,7 @@ class SimulatedMeter:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Make new tensors fake and let the device's operators run; may be entered again while it is active."""
+        """Make new tensors fake and run the device's operators; reentrant."""
         if self._is_active:
             yield
             return
@@ -64,8 +59,7 @@ class SimulatedMeter:
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Make the module's parameters and buffers fake, in place.
 
-        Of a module that was built of fake tensors their mode is taken over, since what its loss and its batches hold
-        besides belongs to it too.
+        The mode of a module that is fake already is taken over, since its loss and batches belong to it too.
 
         Raises:
             UntraceableError: The model holds recurrent layers.
@@ -85,21 +79,21 @@ class SimulatedMeter:
         return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
     def memory(self, step: TrainStep) -> MemoryReading:
-        """Run the step on fake tensors and read the ledger.
+        """Run the step on fake tensors and read the tracker.
 
         Raises:
             OutOfMemoryError: The peak is above ``memory_bytes``, or torch's allocator runs out of it before.
             UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
-        ledger = Ledger(
+        tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
         )
-        with self.active(), shapes_only(), ledger:
+        with self.active(), shapes_only(), tracker:
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
-            reading, run = _read(step, ledger)
+            reading, run = _read(step, tracker)
         check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
         return (
             replace(reading, reserved_bytes=self._reserved_bytes(run, reading, step))
@@ -124,94 +118,88 @@ class SimulatedMeter:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
-def _read(step: TrainStep, ledger: Ledger) -> tuple[MemoryReading, list[list[Event]]]:
-    """Read one step as it is once the optimizer has its state.
+def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list[list[Event]]]:
+    """Return the reading of one step in the steady state, and what two steps in a row allocate and free.
 
-    Forward and backward do not depend on that state, so they run once without it and its bytes are added; the
+    Forward and backward do not depend on optimizer state, so they run once without it and its bytes are added; the
     optimizer steps twice on the same gradients, and the second time counts.
-
-    Returns:
-        The reading, and what two steps in a row allocate and free.
     """
-    ledger.add(footprint.everything(step))
-    loss, before, begun = _forward(step, ledger)
-    after = ledger.live_bytes
+    tracker.add(footprint.everything(step))
+    loss, before, begun = _forward(step, tracker)
+    after = tracker.live_bytes
     step.backward(loss)
     gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
     del loss
-    peak_until_update, updating = ledger.peak_bytes, len(ledger.events)
-    peak_until_update += _make_optimizer_state(step, ledger)
-    repeating = len(ledger.events)
+    peak_until_update, updating = tracker.peak_bytes, len(tracker.events)
+    peak_until_update += _make_optimizer_state(step, tracker)
+    repeating = len(tracker.events)
     step.update()
-    events = ledger.events
+    events = tracker.events
     given, gradients, state_made, update = (
         events[:begun],
         events[begun:updating],
         events[updating:repeating],
         events[repeating:],
     )
-    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not ledger.leaves_out(tensor)]
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
     reading = MemoryReading(
         weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
         activation_bytes=after - before,
-        peak_bytes=max(peak_until_update, ledger.peak_bytes),
+        peak_bytes=max(peak_until_update, tracker.peak_bytes),
     )
     return reading, [given, gradients, state_made, update, gradients, update]
 
 
-def _forward(step: TrainStep, ledger: Ledger) -> tuple[Tensor, int, int]:
-    """Run a forward pass as it is from the second step on.
+def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int]:
+    """Run a forward pass as it is from the second step on; return the loss, and bytes alive and events before.
 
     What modules hold from one step to the next is no activation: it is there before the pass, which replaces it. Where
     the first pass made it, a whole step is run before the one that counts.
-
-    Returns:
-        The loss, the bytes that were alive before, and how many events there were before.
     """
-    held_bytes = _held_bytes(step, ledger)
-    ledger.reset_peak()
-    before, begun = ledger.live_bytes, len(ledger.events)
+    held_bytes = _held_bytes(step, tracker)
+    tracker.reset_peak()
+    before, begun = tracker.live_bytes, len(tracker.events)
     loss = step.forward()
-    if _held_bytes(step, ledger) == held_bytes:
+    if _held_bytes(step, tracker) == held_bytes:
         return loss, before, begun
     step.backward(loss)
     del loss
     step.optimizer.zero_grad(set_to_none=True)
-    ledger.reset_peak()
-    before, begun = ledger.live_bytes, len(ledger.events)
+    tracker.reset_peak()
+    before, begun = tracker.live_bytes, len(tracker.events)
     return step.forward(), before, begun
 
 
-def _held_bytes(step: TrainStep, ledger: Ledger) -> int:
+def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     made = footprint.made_tensors(step.setup.module)
-    ledger.add(made)
+    tracker.add(made)
     return footprint.stored_bytes(made)
 
 
-def _make_optimizer_state(step: TrainStep, ledger: Ledger) -> int:
-    """Step the optimizer once, so that it has its state, and return the bytes by which that has grown."""
-    before = ledger.live_bytes
+def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
+    """Step the optimizer once, and return the bytes by which its state has grown."""
+    before = tracker.live_bytes
     step.optimizer.step()
     counters = _step_counters(step.optimizer)
-    if ledger.host_is_free:
+    if tracker.host_is_free:
         for counter in counters:
             hostmemory.mark(counter.untyped_storage())
-        ledger.add(counters)
+        tracker.add(counters)
     gc.collect()
-    ledger.reset_peak()
-    return ledger.live_bytes - before
+    tracker.reset_peak()
+    return tracker.live_bytes - before
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Choose the implementation that torch.optim takes for CUDA parameters when nothing else was asked for."""
+    """Choose the implementation that torch.optim takes for CUDA parameters by default."""
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
 
 
 def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the scalars in which Adam counts its steps, which it keeps on the host for CUDA parameters."""
+    """Return Adam's step counters, which are on the host for CUDA parameters."""
     counters = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
     return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]

@@ -1,4 +1,4 @@
-"""Charts on a terminal, in Braille letters, and as PNG or SVG, drawn by matplotlib."""
+"""Charts of training runs: curves over the steps, in Braille letters on a terminal, or as PNG or SVG by matplotlib."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import importlib
 import io
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -14,7 +16,90 @@ from rich.text import Text
 
 from actbench.errors import UsageError
 from actbench.results.plain import plain
-from actbench.results.tables.curves import Chart, Curve
+from actbench.results.runs import Trained, TrainingRun
+from actbench.results.tables.training import mean_and_deviation
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a chart, ``points`` from left to right; a y that is no finite number is a gap.
+
+    ``spread`` is half the height of a band around the line, one for each point; empty for none.
+    """
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    spread: tuple[float, ...] = ()
+
+    def lone(self) -> tuple[tuple[float, float], ...]:
+        """Return the points that have no neighbour to draw a line to; they are drawn as dots."""
+        seen = [False, *(math.isfinite(y) for _, y in self.points), False]
+        found = zip(self.points, seen[:-2], seen[1:-1], seen[2:], strict=True)
+        return tuple(point for point, before, here, after in found if here and not (before or after))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over one pair of axes, in the order of the legend."""
+
+    title: str
+    x: str
+    y: str
+    curves: tuple[Curve, ...]
+
+
+POINTS = 60  # of a curve of training losses: each is the mean over so many steps that no more are needed
+
+Series = tuple[tuple[float, float], ...]
+
+
+def curves_of(runs: Sequence[TrainingRun]) -> tuple[Chart, ...]:
+    """Return the training loss and the validation metric for each model and data set."""
+    groups: dict[tuple[str, str], list[TrainingRun]] = {}
+    for run in runs:
+        if isinstance(run.outcome, Trained):
+            groups.setdefault((run.case.model, run.case.data), []).append(run)
+    found: list[Chart] = []
+    for (model, data), members in groups.items():
+        metric = _outcomes(members)[0].metric
+        found.append(_chart(f"{model} on {data}: training loss", "training loss", members, _losses))
+        found.append(_chart(f"{model} on {data}: {metric} on the validation set", metric, members, _evaluations))
+    return tuple(found)
+
+
+def _chart(title: str, y: str, runs: Sequence[TrainingRun], series: Callable[[Trained], Series]) -> Chart:
+    schemes: dict[str, list[TrainingRun]] = {}
+    for run in runs:
+        schemes.setdefault(run.label or run.case.scheme, []).append(run)
+    curves = tuple(_mean(label, [series(outcome) for outcome in _outcomes(rows)]) for label, rows in schemes.items())
+    return Chart(title, "steps", y, curves)
+
+
+def _mean(label: str, seeds: Sequence[Series]) -> Curve:
+    """Return the mean of several seeds, up to the shortest, with their sample standard deviation."""
+    points, spreads = [], []
+    for place in zip(*seeds, strict=False):
+        found = mean_and_deviation([y for _, y in place])
+        assert found is not None
+        points.append((place[0][0], found.value))
+        spreads.append(found.spread or 0.0)
+    return Curve(label, tuple(points), tuple(spreads) if len(seeds) > 1 else ())
+
+
+def _losses(outcome: Trained) -> Series:
+    size = math.ceil(len(outcome.losses) / POINTS)
+    starts = range(0, len(outcome.losses), size)
+    parts = [outcome.losses[start : start + size] for start in starts]
+    return tuple((start + len(part), statistics.fmean(part)) for start, part in zip(starts, parts, strict=True))
+
+
+def _evaluations(outcome: Trained) -> Series:
+    return tuple((found.step, float(getattr(found, outcome.metric))) for found in outcome.evaluations)
+
+
+def _outcomes(runs: Sequence[TrainingRun]) -> list[Trained]:
+    return [outcome for run in runs if isinstance(outcome := run.outcome, Trained)]
+
 
 COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_yellow", "bright_magenta", "bright_cyan", "white")
 _BLANK = 0x2800
@@ -23,13 +108,7 @@ _AXIS_WIDTH = 9
 
 
 def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
-    """Draw a chart.
-
-    Args:
-        chart: The chart; points that are no finite numbers are left out.
-        width: Letters of a line, the axis included.
-        height: Lines of the picture.
-    """
+    """Draw a chart in Braille letters; points that are no finite numbers are left out."""
     finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
     if not finite:
         return Text(f"{plain(chart.title)}: no finite value")
@@ -58,7 +137,6 @@ class _Canvas:
         self._owners: list[list[int | None]] = [[None] * columns for _ in range(rows)]
 
     def add(self, curve: Curve, number: int) -> None:
-        """Draw a curve: neighbouring points are joined, and a point that has none is two dots wide and high."""
         for (x, y), (next_x, next_y) in zip(curve.points, curve.points[1:] + curve.points[-1:], strict=True):
             if not math.isfinite(y):
                 continue
@@ -72,7 +150,7 @@ class _Canvas:
                 self._set(column // 2 * 2 + across, row // 2 * 2 + down, number)
 
     def lines(self) -> Iterator[Text]:
-        """Yield the lines from the top, the vertical axis with three numbers on it; one where there is but one."""
+        """Yield the lines from the top, with three numbers on the vertical axis, or one where there is one."""
         middle = self.rows // 2
         marks = (0, middle, self.rows - 1) if self.top > self.bottom else (middle,)
         for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
@@ -94,7 +172,7 @@ class _Canvas:
 
 
 def _share(value: float, first: float, last: float) -> float:
-    """Return how far a value is on the way from the first to the last; half where there is no way."""
+    """Return how far a value is from the first to the last, from 0 to 1."""
     return 0.5 if first == last else (value - first) / (last - first)
 
 
@@ -111,11 +189,7 @@ _SIZE_INCHES = (7.0, 4.2)
 
 
 def picture(charts: Sequence[Chart], kind: str) -> bytes:
-    """Draw charts below each other in one picture.
-
-    Args:
-        charts: At least one.
-        kind: ``png`` or ``svg``. The same charts give the same SVG: it holds no date and no random names.
+    """Draw charts below each other as ``png`` or ``svg``; an SVG holds no date and no random names.
 
     Raises:
         UsageError: matplotlib is not installed, the kind is neither of the two, or there is nothing to draw.
@@ -148,11 +222,7 @@ def check(kinds: Sequence[str]) -> None:
 
 
 def require() -> tuple[Any, Any]:
-    """Return matplotlib and its figures, which need no display.
-
-    Raises:
-        UsageError: It is not installed.
-    """
+    """Return matplotlib and its figures, which need no display; a UsageError where it is not installed."""
     try:
         return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError:

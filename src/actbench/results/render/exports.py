@@ -1,4 +1,4 @@
-"""Writing texts to files: what stood there stays until every text is on disk, and no file is ever half-written."""
+"""Writing files: what stood there stays until every text is on disk, and no file is ever half-written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Text = str | bytes | Iterable[str]
 
 
 def check(path: Path) -> None:
-    """Check as far as can be told beforehand that a file can be written, so that no work is done for nothing.
+    """Check beforehand, as far as possible, that a file can be written.
 
     Raises:
         StoreError: It is a folder or a link to nothing, or the folder that it would be in cannot be made or written.
@@ -27,9 +27,7 @@ def check(path: Path) -> None:
 
 
 def export(texts: Mapping[Path, Text]) -> None:
-    """Write each text to its path, making folders on the way.
-
-    A pipe or a device, such as /dev/stdout, is written into.
+    """Write each text to its path, making folders on the way; a pipe or a device, such as /dev/stdout, is written into.
 
     Raises:
         UsageError: Two paths are the same file.
@@ -80,7 +78,7 @@ def _is_a_folder(target: Path) -> str:
 
 
 def _staged(target: Path, text: Text) -> Path:
-    """Write a text beside its target and wait until the disk has it."""
+    """Write a text beside its target and sync it."""
     if target.is_dir():
         raise StoreError(_is_a_folder(target))
     target.parent.mkdir(parents=True, exist_ok=True)

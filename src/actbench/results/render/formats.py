@@ -1,8 +1,4 @@
-"""A table as Markdown, CSV and HTML, and records as JSON.
-
-Every cell and heading is written once, and each format only lays them out. Each is a text, and for files of many rows
-the lines of that text, made as they are asked for.
-"""
+"""A table as Markdown, CSV and HTML, and records as JSON; the ``_lines`` functions make lines as they are asked for."""
 
 from __future__ import annotations
 
@@ -25,13 +21,7 @@ _ARROWS = {"lower": " ↓", "higher": " ↑"}
 
 @dataclass(frozen=True)
 class Cells:
-    """The text of a table.
-
-    Attributes:
-        headings: One for each column; an arrow says which direction is better.
-        numeric: Whether each column holds numbers, which stand at the right.
-        columns: The text of each cell, by column.
-    """
+    """The text of a table by column; headings have arrows for which direction is better, numbers stand at the right."""
 
     headings: tuple[str, ...]
     numeric: tuple[bool, ...]
@@ -43,15 +33,15 @@ class Cells:
         return zip(*self.columns, strict=True)
 
 
-def spoken(table: Table) -> Table:
-    """Return a table without the columns that tell people nothing, its title and notes as plain text."""
+def readable(table: Table) -> Table:
+    """Return a table without its quiet columns, its title and notes as plain text."""
     columns = tuple(column for column in table.columns if not column.quiet)
     return replace(table, title=plain(table.title), columns=columns, notes=tuple(map(plain, table.notes)))
 
 
 def cells(table: Table) -> Cells:
     """Write a table as text; a spread stands behind its value with a plus-minus."""
-    table = spoken(table)
+    table = readable(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     shown = [column for column in table.columns if not column.spread_of]
     return Cells(
@@ -86,13 +76,13 @@ def _values(table: Table, column: Column[Any]) -> Sequence[Value]:
 
 
 def markdown(table: Table) -> str:
-    """Return a section of Markdown: the title, the table and its notes as a list."""
+    """Return a section of Markdown: title, table, and notes as a list."""
     return "".join(markdown_lines(table))
 
 
 def markdown_lines(table: Table) -> Iterator[str]:
     """Yield the lines of a section of Markdown."""
-    table, text = spoken(table), cells(table)
+    table, text = readable(table), cells(table)
     yield f"## {marked(table.title)}".rstrip() + "\n"
     if text.headings:
         yield "\n"
@@ -109,12 +99,12 @@ def _markdown_row(row: Iterable[str]) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """Return comma-separated values: column keys as the heading, raw values in bytes and seconds, empty for unknown."""
+    """Return CSV: column keys as the heading, raw values in bytes and seconds, empty for unknown."""
     return "".join(csv_lines(table))
 
 
 def csv_lines(table: Table) -> Iterator[str]:
-    """Yield the lines of comma-separated values."""
+    """Yield the lines of CSV."""
     writer = csv.writer(_Line(), lineterminator="\n")
     yield writer.writerow([column.key for column in table.columns])
     for row in table.rows:
@@ -122,7 +112,7 @@ def csv_lines(table: Table) -> Iterator[str]:
 
 
 class _Line:
-    """A file that gives back what is written to it, and with it ``writerow``."""
+    """A file whose ``write``, and so ``writerow``, returns the text."""
 
     def write(self, text: str) -> Any:
         return text
@@ -143,12 +133,12 @@ def json_lines(records: Sequence[Record[Any, Any]]) -> Iterator[str]:
 
 
 def html_page(tables: Sequence[Table], title: str) -> str:
-    """Return a page that stands alone: no script, no other file."""
+    """Return a page without scripts or other files."""
     return "".join(html_lines(tables, title))
 
 
 def html_lines(tables: Sequence[Table], title: str) -> Iterator[str]:
-    """Yield the lines of a page that stands alone."""
+    """Yield the lines of a page without scripts or other files."""
     yield f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(plain(title))}</title>\n'
     yield f"<style>{_STYLE}</style>\n"
     for table in tables:
@@ -157,7 +147,7 @@ def html_lines(tables: Sequence[Table], title: str) -> Iterator[str]:
 
 
 def _html_section(table: Table) -> Iterator[str]:
-    table, text = spoken(table), cells(table)
+    table, text = readable(table), cells(table)
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in text.headings)
     yield f"<h2>{html.escape(table.title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
     yield from (f"<tr>{_html_cells(row, text.numeric)}</tr>\n" for row in text.rows)

@@ -1,4 +1,4 @@
-"""A table on a terminal, where what does not fit is left out, and a line says so; or as plain lines in a pipe."""
+"""A table on a terminal, where a line says what does not fit, or as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from actbench.results.render.formats import Cells, cells, spoken
+from actbench.results.render.formats import Cells, cells, readable
 from actbench.results.tables import Table
 
 LIMIT = 500
@@ -25,13 +25,12 @@ _BOX = box.SIMPLE_HEAD
 
 @dataclass(frozen=True)
 class Screen:
-    """The beginning of a table as a rich renderable, in as many columns as fit."""
+    """The first rows of a table as a rich renderable, in as many columns as fit."""
 
     table: Table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Lay out the columns that fit, then the notes, then what is left out."""
-        whole = spoken(self.table)
+        whole = readable(self.table)
         table = fitted(replace(whole, rows=whole.rows[:LIMIT]), options.max_width)
         yield from console.render(_grid(table), options)
         left_out = [column.title for column in whole.columns if not (column.spread_of or column in table.columns)]
@@ -44,7 +43,7 @@ class Screen:
 
 
 def show(table: Table, console: Console) -> None:
-    """Print a table, and its notes below. What is no terminal, such as a pipe, gets every row and every column."""
+    """Print a table with its notes; a pipe gets every row and every column."""
     if console.is_terminal:
         console.print(Screen(table), crop=False)
         return
@@ -55,7 +54,7 @@ def show(table: Table, console: Console) -> None:
 
 def fitted(table: Table, width: int) -> Table:
     """Return the table with as few columns left out as it takes to fit in ``width`` characters."""
-    shown = [column for column in spoken(table).columns if not column.spread_of]
+    shown = [column for column in readable(table).columns if not column.spread_of]
     widths = dict(zip(shown, (each + 2 for each in _widths(cells(table))), strict=True))  # a space and a divider
     while sum(widths.values()) > width:
         detail = max(column.detail for column in widths)
@@ -69,7 +68,7 @@ def fitted(table: Table, width: int) -> Table:
 
 
 def _left_out(rows: int, notes: int) -> str:
-    """Say how many rows and notes a table has more than are shown, and where they are."""
+    """Say how many rows and notes are not shown, and where they are."""
     counts = ((rows - LIMIT, "row"), (notes - LIMIT, "note"))
     found = [f"{more:,} more {what}{'s' if more > 1 else ''}" for more, what in counts if more > 0]
     return (
@@ -95,8 +94,8 @@ def _grid(table: Table) -> Grid:
 
 
 def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
-    """Yield the lines of a whole table, laid out as rich does, which takes a hundred times as long."""
-    table, text = spoken(table), cells(table)
+    """Yield the lines of a whole table, laid out as rich does a hundred times slower."""
+    table, text = readable(table), cells(table)
     if text.headings:
         if table.title:
             yield table.title
@@ -151,7 +150,7 @@ def _widths(text: Cells) -> list[int]:
 
 
 def _size(texts: Sequence[str]) -> Callable[[str], int]:
-    """Return what tells how many places each of some texts takes."""
+    """Return the function that counts the terminal cells of a text."""
     letters = "".join(texts)
     return len if letters.isascii() or all(cell_len(letter) == 1 for letter in set(letters)) else cell_len
 

@@ -14,13 +14,10 @@ from actbench.paths import check_makeable
 
 
 class LineFile:
-    """A file that lines are added to. Its length is known, so that another writer is noticed.
+    """A file that lines are added to; its length is known, so that another writer is noticed.
 
-    Args:
-        path: The file; made by the first line.
-        whole_bytes: Length up to the end of the last whole line. Before the next is added, what follows is moved to
-            the end of a file beside this one, whose name ends with ``.torn``.
-        file_bytes: Length of the file.
+    Before the next line is added, what follows the ``whole_bytes`` of whole lines is moved to the end of a file beside
+    this one, whose name ends with ``.torn``.
     """
 
     def __init__(self, path: Path, whole_bytes: int = 0, file_bytes: int = 0) -> None:
@@ -29,7 +26,7 @@ class LineFile:
         self.file_bytes = file_bytes
 
     def append(self, line: bytes) -> None:
-        """Add a line, without its end, and wait until the disk has it.
+        """Add a line, without its end, and sync the file.
 
         Raises:
             StoreError: It cannot be written, or another program changed the file. No part of the line stays behind.
@@ -100,8 +97,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """Hold the lock beside the file, which is gone afterwards; folders on the way to it are made.
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock beside the file; missing folders are made.
 
     Raises:
         StoreError: Another process holds it, or it cannot be written there.
@@ -135,7 +132,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def _holder(lock_path: Path) -> str:
-    """Return which process wrote the lock file, as far as it says."""
+    """Return which process wrote the lock file, where it says."""
     try:
         text = lock_path.read_text().strip()
     except (FileNotFoundError, UnicodeDecodeError):

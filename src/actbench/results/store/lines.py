@@ -27,13 +27,9 @@ _BLOCK = 2**16  # bytes that are read at a time from the end of a file
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a file, which are read as they are asked for: a file may be larger than what memory is left.
+    """The lines of a file, read as they are asked for: a file may be larger than the memory.
 
-    Attributes:
-        path: The file.
-        notice: That a half-written line follows the whole ones, for the user; None where none does.
-        whole_bytes: Length of the file without the half-written line.
-        file_bytes: Length of the file.
+    ``notice`` tells the user that a half-written line follows the whole ones.
     """
 
     path: Path
@@ -42,19 +38,15 @@ class Lines:
     file_bytes: int
 
     def numbered(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the whole lines that are not blank, without their ends and with their numbers from 1.
-
-        Raises:
-            StoreError: The file cannot be read.
-        """
+        """Yield the whole lines that are not blank, without their ends and with their numbers from 1."""
         return ((number, line) for number, line in _numbered(self.path, self.whole_bytes) if line.strip())
 
 
 def split(path: Path) -> Lines:
     """Find the lines of a file.
 
-    Only what follows the last newline can be half-written, and only where it is the beginning of a record: what else
-    stands there was not left by a killed process, and nothing is thrown away for it.
+    Only what follows the last newline can be half-written, and only if it begins a record: nothing else there was left
+    by a killed process, and it is not thrown away.
 
     Raises:
         StoreError: The file cannot be read, or what follows its last newline is no beginning of a record.
@@ -115,12 +107,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def parse(kind: type[RecordT], line: bytes, place: str) -> RecordT:
-    """Read a line as a record; one of an older schema version is brought to the present one.
-
-    Args:
-        kind: Class of the record.
-        line: JSON.
-        place: Name of the file and number of the line, for the message.
+    """Read a line as a record, migrating older schema versions; ``place`` is for messages.
 
     Raises:
         StoreError: The line is broken or was written by a newer actbench.
@@ -169,7 +156,7 @@ def _is_json(line: bytes) -> bool:
 
 
 def _is_cut_short(line: bytes) -> bool:
-    """Return whether a line is the first bytes of some JSON, as a killed process leaves them."""
+    """Return whether a line is the beginning of some JSON, as a killed process leaves it."""
     try:  # the cut may go through a character
         text = codecs.getincrementaldecoder("utf-8")().decode(line)
     except UnicodeDecodeError:
@@ -182,7 +169,7 @@ def _is_cut_short(line: bytes) -> bool:
 
 
 def _begins_with_whole(text: str) -> bool:
-    """Return whether a text is a JSON value and something after it, which reading in part does not tell."""
+    """Return whether a text is a JSON value with something after it, which ``allow_partial`` does not tell."""
     try:
         json.JSONDecoder().raw_decode(text)
     except ValueError:

@@ -1,8 +1,7 @@
 """Results files: one record a line, appended as each case ends, so that a killed experiment loses nothing.
 
-A file is only ever lengthened. The exception is the half-written line, without its newline, that a killed process may
-leave at its end: it is left out when reading, and moved to a file beside before the next line is written. Of several
-records of one case the last counts.
+A file is only ever lengthened, except that the half-written line which a killed process may leave at its end is moved
+to a file beside before the next line is written. Of several records of one case the last counts.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from actbench.paths import file_name
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Data, Failure, Machine, Record
 from actbench.results.store import lines
-from actbench.results.store.linefile import LineFile, alone
+from actbench.results.store.linefile import LineFile, locked
 from actbench.results.store.lines import RecordT
 
 Identity = tuple[Data, str, str | None]
@@ -30,13 +29,9 @@ RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside th
 
 @dataclass(frozen=True)
 class Results(Generic[RecordT]):
-    """What a results file holds.
+    """What a results file holds: the last record of each case, machine and GPU, in the order of the file.
 
-    Attributes:
-        records: In the order of the file, one for each case, machine and GPU.
-        notice: What a user must know of how the file was read, or None.
-        whole_bytes: Length of the part that holds whole lines.
-        file_bytes: Length of the file.
+    ``notice`` is what a user must know of how the file was read. ``whole_bytes`` is the length of its whole lines.
     """
 
     records: tuple[RecordT, ...]
@@ -61,23 +56,19 @@ class Store(Generic[RecordT]):
     @classmethod
     @contextmanager
     def opened(cls, path: Path, kind: type[RecordT], machine: Machine | None = None) -> Iterator[Store[RecordT]]:
-        """Hold the file for as long as an experiment runs; folders on the way to it are made.
+        """Hold the file for as long as an experiment runs; missing folders are made.
 
-        Args:
-            path: The file.
-            kind: Class of its records.
-            machine: This one: the records of others, or with another GPU, in a file that several share, leave a case to
-                be run here. None counts the records of all.
+        Given a machine, the records of other machines or GPUs in a shared file do not count: their cases are run here.
 
         Raises:
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
         """
-        with alone(path):
+        with locked(path):
             yield cls(path, read(path, kind) if path.exists() else Results((), None, 0, 0), machine)
 
     @property
     def records(self) -> tuple[RecordT, ...]:
-        """What the file holds now, one record for each case, machine and GPU."""
+        """The last record of each case, machine and GPU."""
         return tuple(self._records.values())
 
     def find(self, case: Data) -> RecordT | None:
@@ -87,7 +78,7 @@ class Store(Generic[RecordT]):
     def done(self, case: Data) -> bool:
         """Whether the file holds a record, measured or failed, of a case.
 
-        A case that was ``unavailable`` is not done: what the machine lacked may have been installed since.
+        An ``unavailable`` case is not done: what the machine lacked may have been installed since.
         """
         record = self.find(case)
         return record is not None and not (_failed(record) and record.outcome.reason == "unavailable")
@@ -103,7 +94,7 @@ class Store(Generic[RecordT]):
             self._here[record.case] = record
 
     def append(self, record: RecordT) -> None:
-        """Write a record behind the others and wait until the disk has it.
+        """Write a record and sync it.
 
         Raises:
             StoreError: The line cannot be written; the file is then as it was before.
@@ -117,11 +108,7 @@ def read(path: Path) -> Results[MeasuredRecord]: ...
 @overload
 def read(path: Path, kind: type[RecordT]) -> Results[RecordT]: ...
 def read(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
-    """Read a results file; no lock is needed, an experiment may be writing to it.
-
-    Args:
-        path: The file.
-        kind: Class of its records.
+    """Read a results file of records of a kind; no lock is needed, an experiment may be writing to it.
 
     Raises:
         StoreError: The file cannot be read, is no results file, or holds a broken line or one of a newer actbench; the
@@ -132,14 +119,9 @@ def read(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
 
 
 def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRecord], list[str]]:
-    """Read several results files of sweeps as one, the later ones counting.
+    """Read several results files of sweeps as one, the later ones counting, and return their records and notices.
 
-    Args:
-        paths: The files.
-        sites: Whether the records keep what was converted and what was not reached, which tables do not show.
-
-    Returns:
-        The records and the notices.
+    ``sites`` tells whether records keep what was converted and not reached, which tables do not show.
     """
     found = [lines.split(path) for path in paths]
     records = _latest(found, MeasuredRecord, sites)
@@ -148,7 +130,7 @@ def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRe
 
 def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = True) -> dict[Identity, RecordT]:
     """Return the last record of each case, machine and GPU."""
-    shared = _Shared(sites)
+    shared = _Interned(sites)
     found: dict[Identity, RecordT] = {}
     for file in files:
         for number, line in file.numbered():
@@ -159,7 +141,7 @@ def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = Tru
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the results files among paths and in the folders among them, at any depth, each once.
+    """Return the results files among paths and, at any depth, in the folders among them, each once.
 
     Raises:
         StoreError: A folder holds none.
@@ -194,12 +176,10 @@ _SITES = ("sites", "unreached")
 _FIELDS_SET = "__pydantic_fields_set__"
 
 
-class _Shared:
-    """The parts of records that were read so far.
+class _Interned:
+    """The parts of records that were read so far, shared by later records.
 
-    Args:
-        sites: Whether records keep what was converted and what was not reached. No table of results shows it, and of
-            many rows it takes most of the memory.
+    Without ``sites`` records drop what was converted and not reached: of many rows it takes most of the memory.
     """
 
     def __init__(self, sites: bool = True) -> None:
@@ -208,7 +188,7 @@ class _Shared:
         self._names: dict[frozenset[str], set[str]] = {}
 
     def share(self, record: Record[Any, Any]) -> None:
-        """Put the parts of earlier records in place of the equal ones of a record that nobody else has yet."""
+        """Put the parts of earlier records in place of equal ones of a new record."""
         fields = record.__dict__
         fields["machine"] = self._part(record.machine)
         fields["versions"] = self._part(record.versions)
@@ -226,7 +206,7 @@ class _Shared:
                 fields[name] = tuple(map(self._part, fields[name])) if self._sites else ()
 
     def _part(self, part: Data) -> Data:
-        """Return the first part that is equal to this one; the fields of such parts are texts, integers and tuples."""
+        """Return the first part that equals this one; the fields of parts are texts, integers and tuples."""
         key = (type(part), *part.__dict__.values())
         found = self._parts.get(key)
         if found is None:
@@ -235,6 +215,6 @@ class _Shared:
         return found
 
     def _share_names(self, part: Data) -> None:
-        """Share the set of the names that were given; pydantic makes one for each object, larger than its values."""
+        """Share pydantic's set of the given fields, which is larger than their values."""
         names = part.model_fields_set
         object.__setattr__(part, _FIELDS_SET, self._names.setdefault(frozenset(names), names))

@@ -1,7 +1,6 @@
-"""Every column of the comparison of schemes, declared once: its key, title, unit, direction and how to compute it.
+"""The columns of the comparison of schemes, each with key, title, unit, direction and how to compute it.
 
-A column knows nothing of formats, and a format nothing of memory. Values are in base units; None means that there is
-nothing to show.
+Values are in base units; None means that there is nothing to show.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ class Column(Generic[Item]):
     """A column of a table of items.
 
     Attributes:
-        key: Name in CSV and in data frames; amounts carry their base unit in it.
+        key: Name in CSV and data frames; amounts carry their base unit in it.
         title: Name in front of people.
-        unit: What the values are: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``rate``
-            samples a second.
+        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``rate`` samples a second.
         compute: From an item to its value.
         better: Which direction is an improvement, where one is.
-        spread_of: Key of the column whose plus-minus this one is; formats for people put it there.
-        detail: Where a terminal is narrow, the columns of the highest detail are left out first; those of 0 never.
-        quiet: Whether formats for people leave it out, because it tells rows apart nowhere; CSV has it all the same.
+        spread_of: Key of the column whose plus-minus this one is.
+        detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
+        quiet: Whether only CSV has it, because it tells rows apart nowhere.
     """
 
     key: str
@@ -44,7 +42,7 @@ class Column(Generic[Item]):
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
-    """Return ``above / below``, or None where one is missing or the result would say nothing."""
+    """Return ``above / below``, or None where one is missing or negative, or ``below`` is zero."""
     return above / below if above is not None and below is not None and above >= 0 and below > 0 else None
 
 
@@ -60,7 +58,7 @@ def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Colu
 
 
 def _task(entry: Entry) -> Value:
-    """Return the task that the model was trained for; the one asked for, which may be ``auto``, in older records."""
+    """Return the task that the model was trained for; in older records the one asked for, which may be ``auto``."""
     return getattr(entry.built, "task", None) or entry.record.case.task
 
 
@@ -106,12 +104,12 @@ def _published(quantity: str) -> Callable[[Entry], Value]:
 
 
 def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Callable[[Entry], Value]:
-    """Return what ``compute`` makes of the exact model's and the scheme's value of a field."""
+    """Compute a value from a field of the exact model's and the scheme's measurement."""
     return lambda entry: compute(getattr(entry.exact, name, None), getattr(entry.measured, name, None))
 
 
 def value_of(of: Callable[[Item], Spread | None]) -> Callable[[Item], Value]:
-    """Return what gives an item's value without its spread."""
+    """Return a function from an item to its value without the spread."""
     return lambda item: spread.value if (spread := of(item)) else None
 
 
@@ -127,7 +125,7 @@ def with_spread(
     spread_unit: Unit | None = None,
     sign: str = "±",
 ) -> tuple[Column[Item], Column[Item]]:
-    """Return the columns of a value and of its spread, whose key and unit follow from the value's unless given."""
+    """Return the columns of a value and of its spread, whose key and unit follow the value's unless given."""
 
     def spread(item: Item) -> Value:
         return found.spread if (found := of(item)) else None
@@ -145,10 +143,6 @@ def _spread(name: str) -> Callable[[Entry], Spread | None]:
 def _saving(exact: float | None, scheme: float | None) -> float | None:
     left = quotient(scheme, exact)
     return None if left is None else 1 - left
-
-
-def _batch_ratio(exact: float | None, scheme: float | None) -> float | None:
-    return quotient(scheme, exact)
 
 
 def _estimate_error(name: str) -> Callable[[Entry], Value]:
@@ -208,7 +202,14 @@ RESULTS: tuple[Column[Entry], ...] = (
     *with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
     Column("largest_batch", "Largest batch", "count", _measured("largest_batch"), "higher"),
     Column("published_largest_batch", "Largest batch, published", "count", _published("largest_batch")),
-    Column("batch_ratio", "Batch ratio", "ratio", _against_exact("largest_batch", _batch_ratio), "higher", detail=1),
+    Column(
+        "batch_ratio",
+        "Batch ratio",
+        "ratio",
+        _against_exact("largest_batch", lambda exact, scheme: quotient(scheme, exact)),
+        "higher",
+        detail=1,
+    ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     Column("gradient_error", "Gradient error", "number", _measured("gradient_error"), "lower", detail=2),
     Column("gradient_cosine", "Gradient cosine", "number", _measured("gradient_cosine"), "higher", detail=3),

@@ -1,4 +1,4 @@
-"""Records side by side: each with the exact model's and the estimate of its case, marked when no other beats it."""
+"""Records side by side: each with the exact model's and its estimate, marked when no other beats it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ from actbench.results.tables.values import Spread, ratio, step_time, throughput
 
 
 class Estimates:
-    """The simulations among records.
-
-    Args:
-        records: Each with what was measured, but for the scheme.
-    """
+    """The simulations among records, each given with what was measured but for the scheme."""
 
     def __init__(self, records: Iterable[tuple[MeasuredRecord, Any]]) -> None:
         self._found: dict[Any, list[MeasuredRecord]] = defaultdict(list)
@@ -37,10 +33,9 @@ class Estimates:
                 self._found[what, record.case.scheme, record.case.device_profile == "cpu"].append(record)
 
     def of(self, record: MeasuredRecord, what: Any) -> Measurement | None:
-        """Return the estimate of a measurement: that of the CPU for the CPU, that of a GPU for a GPU.
+        """Return the estimate of a measurement, or None.
 
-        Of several simulated GPUs it is the one that the record's GPU is named like; where none is, there is no
-        estimate.
+        Of several simulated GPUs it is the one whose name stands in that of the record's GPU.
         """
         key = (what, record.case.scheme, record.case.meter == "cpu")
         if record.case.meter == "simulated" or key not in self._found:
@@ -55,7 +50,7 @@ class Estimates:
 
 
 class _Devices:
-    """Simulations of one thing, by the first word of the device that they are of."""
+    """Simulations of one thing, by the first word of their device."""
 
     def __init__(self, records: Sequence[MeasuredRecord]) -> None:
         self._by_name: dict[str, list[MeasuredRecord]] = defaultdict(list)
@@ -64,7 +59,7 @@ class _Devices:
         self._lengths = sorted(set(map(len, self._by_name)))
 
     def named_in(self, gpu: str) -> list[MeasuredRecord]:
-        """Return those whose device stands in the name of a GPU, two at most of each device."""
+        """Return those whose device stands in the name of a GPU, at most two of each device."""
         gpu = gpu.lower()
         parts = {gpu[start : start + length] for length in self._lengths for start in range(len(gpu) - length + 1)}
         return [record for part in parts if part in self._by_name for record in self._by_name[part][:2]]
@@ -74,15 +69,13 @@ class Entry(NamedTuple):
     """A record with the measurements it is read against.
 
     Attributes:
-        record: The record.
         measured: Its measurement, or None when the case failed.
         exact: What the exact model measured in the same case on the same machine.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
-        same_model: A measurement of the same model, fed the same, of the exact one if there is one: a failed record
-            says less.
+        same_model: A measurement of the same model, of the exact one if there is one: a failed record says less.
         step: Seconds of a step.
-        relative_throughput: Throughput over that of the exact model, which is 1 without a spread for the exact model
-            itself. None where the two were not timed together: drift between two sessions is no property of a scheme.
+        relative_throughput: Throughput over the exact model's. None where the two were not timed together: drift
+            between two sessions is no property of a scheme.
         pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
     """
 
@@ -96,13 +89,13 @@ class Entry(NamedTuple):
     pareto: bool | None
 
     def own(self, setting: Literal["dtype", "optimizer"]) -> str:
-        """Return a setting of the case, or where it leaves that to the model what the model brought."""
+        """Return a setting of the case, or what the model brought where the case leaves it to the model."""
         asked: str | None = getattr(self.record.case, setting)
         return asked or getattr(self.same_model, setting, None) or "the model's own"
 
     @property
     def built(self) -> Built | None:
-        """What the model and task of the case came to; of a failed case what they came to in another row."""
+        """What the case was built as; of a failed case what another row of the model was."""
         known = self.measured or self.same_model
         return known.built if known else None
 
@@ -114,14 +107,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Peers:
-    """What the records of one group are read against.
-
-    Attributes:
-        what: Number of what was measured.
-        same_model: See :class:`Entry`.
-        exact: What the exact model measured in the group.
-        exact_step: Its seconds.
-    """
+    """What the records of one group are read against; ``what`` is the number of what was measured."""
 
     what: int
     same_model: Measurement | None = None
@@ -130,9 +116,9 @@ class _Peers:
 
 
 def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
-    """Return an entry for each record, in an order that depends on the cases only, not on when they were measured.
+    """Return an entry for each record, in an order that depends on the cases only.
 
-    Rows that can be compared stand beside each other, the exact model first, then simple schemes, then composed ones.
+    Comparable rows stand beside each other, the exact model first, then simple schemes, then composed ones.
     """
     numbers: dict[Group, int] = {}
     groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
@@ -162,13 +148,7 @@ def _measured(record: MeasuredRecord) -> Measurement | None:
 
 
 def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[_Peers]:
-    """Return what each group's records are read against.
-
-    Args:
-        records: The records.
-        groups: The number of each record's group.
-        keys: The groups.
-    """
+    """Return what each group's records are read against, from the number of each record's group and the groups."""
     built = list(map(what_is_built, keys))
     numbers: dict[Any, int] = {}
     peers = [_Peers(numbers.setdefault(what_is_measured(key), len(numbers))) for key in keys]
@@ -188,7 +168,7 @@ def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
 
 
 def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
-    """Return the places of records in the order of their groups, then of their schemes."""
+    """Return the places of records, sorted by group, then by scheme."""
     number = {group: place for place, group in enumerate(in_order(keys))}
     of_group = [number[key] for key in keys]
     of_scheme = scheme_places(record.case.scheme for record in records)
@@ -200,7 +180,7 @@ def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
 
 
 def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> Spread | None:
-    """Return the throughput over that of the exact model's steps that took turns with these."""
+    """Return the throughput over that of the exact model's steps that were interleaved with these."""
     if measured is None or step is None:
         return None
     if peers.exact is measured:
@@ -211,7 +191,7 @@ def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> 
 
 
 def _best(rows: Sequence[tuple[MeasuredRecord, _Peers]], speeds: Sequence[Spread | None]) -> list[bool | None]:
-    """Return for each row whether none of its group beats it; None where it is alone or has no speed."""
+    """Return for each row whether none of its group beats it; None for rows alone or without a speed."""
     costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
     for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
         if speed is not None and isinstance(record.outcome, Measurement):

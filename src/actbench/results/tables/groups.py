@@ -1,4 +1,4 @@
-"""Groups of records that can be compared, the order of schemes in them, and which no other beats."""
+"""Groups of comparable records, the order of schemes in them, and which scheme no other beats."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ what_is_built = _of(_BUILT_FROM)
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Sort groups by machine, model, workload, batch size, meter and how it measured."""
+    """Sort groups by machine, then by :data:`FIELDS`."""
     found = list(groups)
     for place in reversed(range(2 + len(FIELDS))):  # the least first: sorting leaves those in order that are equal
         if len({group[place] for group in found}) > 1:
@@ -68,14 +68,14 @@ def _sortable(value: Any) -> tuple[Any, ...]:
 
 
 def scheme_places(schemes: Iterable[str]) -> dict[str, int]:
-    """Return the place of each scheme among all; one that is written in two ways has one place."""
+    """Return the place of each scheme among all; two spellings of one scheme share a place."""
     keys = {scheme: _key(scheme) for scheme in set(schemes)}
     places = {key: place for place, key in enumerate(sorted(set(keys.values())))}
     return {scheme: places[key] for scheme, key in keys.items()}
 
 
 def _key(scheme: str) -> tuple[Any, ...]:
-    """Order schemes by the number of their parts, then by name, then by value as a number where it is one."""
+    """Order schemes by the number of their parts, then by name, then by value, as a number where it is one."""
     try:
         parts = spec.parse(scheme)
     except SpecError:
@@ -95,10 +95,9 @@ Costs = tuple[float, float]
 
 
 def unbeaten(costs: Sequence[Costs]) -> list[bool]:
-    """Return for each whether no other has neither cost higher and one of them lower.
+    """Return for each pair of costs whether no other is as low in both and lower in one, in the time of a sort.
 
-    Equal ones do not beat each other, and a cost that is no number neither beats nor is beaten. Takes as long as
-    sorting them.
+    Equal ones do not beat each other, and NaN neither beats nor is beaten.
     """
     known = sorted({pair for pair in costs if not any(map(math.isnan, pair))})
     beaten: set[Costs] = set()

@@ -1,13 +1,15 @@
-"""Tables: columns that were declared once, filled from records, with the notes a reader needs to trust the numbers."""
+"""Tables: declared columns filled from records, with notes on settings, machines, published figures and failures."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actbench.results.measured import MeasuredRecord
-from actbench.results.records import OPTIMIZER
+from actbench.results.records import OPTIMIZER, Failure, Published
 from actbench.results.tables.columns import (
     BATCH,
     ESTIMATES,
@@ -18,28 +20,123 @@ from actbench.results.tables.columns import (
     OPTIMIZER_STATE,
     RESULTS,
     SCHEME,
+    SETTINGS,
     Column,
 )
 from actbench.results.tables.entries import Entry, join
-from actbench.results.tables.notes import Settings, constant, notes_of
-from actbench.results.tables.values import Rows, Value, blocks
+from actbench.results.tables.values import Rows, Unit, Value, blocks, write
 
 if TYPE_CHECKING:
     import pandas
+
+
+Group = tuple[str, str]
+"""A model and a meter."""
+
+_ALL = "All rows"
+
+
+class Settings:
+    """The settings of a table's rows; ``varying`` are the columns in which rows of one model and meter differ."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        found = constant(entries, (METER, *SETTINGS))
+        self.varying = tuple(column for column in SETTINGS if found[column] is None)
+        self._constant = {column: values for column, values in found.items() if values is not None}
+        if len(set(self._constant[METER].values())) > 1:
+            del self._constant[METER]
+
+    def described(self) -> list[str]:
+        """Describe each constant setting for the largest group of rows that share it."""
+        told: dict[str, list[str]] = {}
+        for column, values in self._constant.items():
+            for whose, value in _largest(values):
+                if value is not None:
+                    told.setdefault(whose, []).append(f"{column.title.lower()} {write(value, column.unit)}")
+        return [
+            f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != _ALL, whose))
+        ]
+
+
+def constant(
+    entries: Sequence[Entry], columns: Sequence[Column[Entry]]
+) -> dict[Column[Entry], dict[Group, Value] | None]:
+    """Return for each column the value of the rows of each model and meter; None where rows of one group differ."""
+    groups: set[Group] = set()
+    found: dict[Column[Entry], set[tuple[Group, Value]]] = {column: set() for column in columns}
+    for block in blocks(entries):
+        theirs = [(entry.record.case.model, entry.record.case.meter) for entry in block]
+        groups.update(theirs)
+        for column, values in found.items():
+            values.update(zip(theirs, map(column.compute, block), strict=True))
+    return {column: dict(values) if len(values) == len(groups) else None for column, values in found.items()}
+
+
+def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
+    """Yield the value of all, or else those of the models, or else those of each model and meter."""
+    if len(set(values.values())) == 1:
+        yield _ALL, next(iter(values.values()))
+        return
+    models = {model for model, _ in values}
+    if len({(model, value) for (model, _), value in values.items()}) == len(models):
+        yield from {model: value for (model, _), value in values.items()}.items()
+        return
+    yield from ((f"{model} ({meter})", value) for (model, meter), value in values.items())
+
+
+_PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
+
+
+def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
+    """Return the notes of a table with these rows and settings."""
+    records = [entry.record for entry in entries]
+    failed = (record for record in records if isinstance(record.outcome, Failure))
+    lines = chain(
+        settings.described(), map(_machine, records), _published(records), map(_failure, failed), _warnings(records)
+    )
+    notes = dict.fromkeys(lines)
+    if any(record.versions.dirty for record in records):
+        notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
+    return tuple(notes)
+
+
+def _machine(record: MeasuredRecord) -> str:
+    machine, versions = record.machine, record.versions
+    device = machine.gpu or f"{machine.processor}, {machine.cores} cores"
+    commit = f", commit {versions.commit[:7]}" if versions.commit else ""
+    return f"Measured on {machine.name} ({device}) with actbench {versions.actbench}{commit}, torch {versions.torch}."
+
+
+def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
+    for record in records:
+        for item in record.published:
+            yield published_note(record.case.scheme, item)
+
+
+def published_note(scheme: str, item: Published) -> str:
+    """Return the sentence about a published figure of a scheme."""
+    value = write(item.value, _PUBLISHED_UNITS[f"published_{item.quantity}"])
+    quantity = item.quantity.replace("_", " ")
+    return f"Published for {scheme}: {quantity} {value} ({item.setting}; {item.source})."
+
+
+def _failure(record: MeasuredRecord) -> str:
+    assert isinstance(record.outcome, Failure)
+    return f"{record.case.name}: {record.outcome.reason}: {' '.join(record.outcome.message.split())}"
+
+
+def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
+    counts = Counter(text for record in records for text in getattr(record.outcome, "warnings", ()))
+    for text, count in counts.items():
+        yield f"Warning: {text}" if count == len(records) else f"Warning in {count} of {len(records)} rows: {text}"
+
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of raw values in base units under declared columns; a column without any value is not among them.
-
-    Attributes:
-        title: What the table shows.
-        columns: From left to right.
-        rows: Values by column key.
-        notes: Sentences to stand below the table.
-    """
+    """Rows of raw values, by column key, in base units; a column without any value is not among the columns."""
 
     title: str
     columns: tuple[Column[Any], ...]
@@ -48,7 +145,7 @@ class Table:
 
 
 def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], notes: Sequence[str] = ()) -> Table:
-    """Compute every column of every item; columns that are empty throughout are left out."""
+    """Compute every column of every item; empty columns are left out."""
     values: dict[str, list[Value]] = {column.key: [] for column in columns}
     for block in blocks(items):
         for column in columns:
@@ -58,17 +155,17 @@ def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], not
 
 
 def results_table(records: Sequence[MeasuredRecord], title: str = "Results") -> Table:
-    """Return the comparison of schemes: one row for each record, ratios against the exact model's."""
+    """Return the comparison of schemes: a row for each record, ratios against the exact model's."""
     return _results_table(join(records), title)
 
 
 def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
-    """Return how far the simulated meter was off, one row for each measured case that was also simulated."""
+    """Return how far the simulated meter was off, a row for each case that was measured and simulated."""
     return _estimates_table(join(records), title)
 
 
 def report_tables(records: Sequence[MeasuredRecord], title: str = "Results") -> tuple[Table, ...]:
-    """Return the comparison of schemes and, where cases were measured and simulated, how far the simulation was off."""
+    """Return the comparison of schemes and, where there are any, the table of estimates."""
     entries = join(records)
     estimates = _estimates_table(entries)
     return (_results_table(entries, title), *([estimates] if estimates.rows else []))
@@ -97,7 +194,7 @@ def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entr
 
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
-    """Return the columns of results; bytes of optimizer state are quiet where all rows of a model have the same."""
+    """Return the columns of results; optimizer state is quiet where all rows of a model have the same."""
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
     quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None

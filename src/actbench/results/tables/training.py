@@ -1,7 +1,7 @@
 """The table of training runs: one row for each model and scheme, over the seeds.
 
-Differences from the exact model are of runs with the same seed, which begin with the same weights and see the same
-batches; their spread is therefore smaller than that of the runs themselves.
+Differences from the exact model are of runs with the same seed, that is with the same first weights and batches; their
+spread is therefore smaller than that of the runs themselves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.tables import Table, fill
 from actbench.results.tables.columns import Column, value_of, with_spread
-from actbench.results.tables.notes import published_note
+from actbench.results.tables.table import published_note
 from actbench.results.tables.values import Spread, Unit, ratio, step_time
 
 Score = Callable[[Trained], float | None]
@@ -24,7 +24,7 @@ Score = Callable[[Trained], float | None]
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one scheme that differ in their seed only, and those of the exact model beside them."""
+    """The runs of one scheme that differ in their seed only, and those of the exact model."""
 
     runs: tuple[TrainingRun, ...]
     exact: tuple[TrainingRun, ...]
@@ -57,7 +57,7 @@ def mean_and_deviation(values: Sequence[float]) -> Spread | None:
 
 
 def difference(row: Row, of: Score) -> Spread | None:
-    """Return how much more the scheme has than the exact model, paired by seed; None for the exact model itself."""
+    """Return by how much the scheme exceeds the exact model, paired by seed; None for the exact model itself."""
     if row.case.scheme == "exact":
         return None
     exact = {run.case.seed: run.outcome for run in row.exact}
@@ -78,16 +78,12 @@ def _rows(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
 
 
 def _final(name: str) -> Score:
-    """Return what gives a field of the evaluation of the finished model."""
+    """Return a function to a field of the evaluation of the finished model."""
     return lambda outcome: getattr(outcome.final, name)
 
 
 def _scores(of: Score) -> Callable[[Row], Spread | None]:
     return lambda row: mean_and_deviation([score for outcome in row.trained if (score := of(outcome)) is not None])
-
-
-def _against(of: Score) -> Callable[[Row], Spread | None]:
-    return lambda row: difference(row, of)
 
 
 def _step(row: Row) -> Spread | None:
@@ -114,29 +110,22 @@ def _status(row: Row) -> str | None:
     return ", ".join(parts) or None
 
 
-def _dirty(row: Row) -> bool | None:
-    return any(run.versions.dirty for run in row.runs) or None
-
-
 def _metric(
     key: str, title: str, unit: Unit, better: Literal["lower", "higher"], *, changes: Unit, detail: int = 0
 ) -> tuple[Column[Row], ...]:
-    """Return the columns of a metric: its mean, and by how much it differs from the exact model's, each with a spread.
-
-    ``changes`` is the unit of the difference, of which the columns of the highest ``detail`` are left out first.
-    """
-    score, more = _scores(_final(key)), _against(_final(key))
-    difference = f"{key}_difference"
+    """Return the columns of a metric's mean and of its difference from the exact model, with spreads."""
+    score, more = _scores(_final(key)), lambda row: difference(row, _final(key))
+    difference_key = f"{key}_difference"
     return (
         *with_spread(key, title, unit, score, better, spread_key=f"{key}_deviation"),
         *with_spread(
-            difference,
+            difference_key,
             f"{title}, minus exact",
             changes,
             more,
             better,
             detail=detail,
-            spread_key=f"{difference}_deviation",
+            spread_key=f"{difference_key}_deviation",
             spread_unit=unit,
         ),
     )
@@ -164,7 +153,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("optimizer_bytes", "Optimizer", "bytes", _largest("optimizer_bytes"), "lower", detail=2),
     *with_spread("step_seconds", "Step", "seconds", _step, "lower", detail=1),
     Column("relative_speed", "Speed", "ratio", value_of(_speed), "higher", detail=1),
-    Column("dirty", "Uncommitted", "flag", _dirty, detail=3),
+    Column("dirty", "Uncommitted", "flag", lambda row: any(run.versions.dirty for run in row.runs) or None, detail=3),
     Column("status", "Status", "text", _status),
 )
 

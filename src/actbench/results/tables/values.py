@@ -1,4 +1,4 @@
-"""Values of tables: what they can be, how each is written, what is made of the seconds of steps, and rows of them."""
+"""Values of tables: how each is written, what is made of the seconds of steps, and rows."""
 
 from __future__ import annotations
 
@@ -51,11 +51,9 @@ _NUMBERS: dict[Unit, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A value and its spread; the spread is None where it is not known.
+    """A value and its spread, which is None where it is not known.
 
-    Attributes:
-        value: The median, or what was made of medians.
-        spread: Half the interquartile range: half of the steps are within it of the median; or what was made of it.
+    The value is a median and the spread half the interquartile range, or both are computed from such.
     """
 
     value: float
@@ -63,7 +61,7 @@ class Spread:
 
 
 def step_time(seconds: Sequence[float] | None) -> Spread | None:
-    """Return the median step in seconds; one step alone has no spread."""
+    """Return the median step in seconds; one step has no spread."""
     if not seconds:
         return None
     if len(seconds) == 1:
@@ -73,7 +71,7 @@ def step_time(seconds: Sequence[float] | None) -> Spread | None:
 
 
 def throughput(batch_size: int, step: Spread | None) -> Spread | None:
-    """Return samples a second; its relative spread is that of the step."""
+    """Return samples a second, with the relative spread of the step."""
     if step is None or step.value <= 0:
         return None
     rate = batch_size / step.value
@@ -81,7 +79,7 @@ def throughput(batch_size: int, step: Spread | None) -> Spread | None:
 
 
 def ratio(above: Spread | None, below: Spread | None) -> Spread | None:
-    """Return the quotient of two independent values: the squares of their relative spreads add up."""
+    """Return the quotient of two independent values: squares of relative spreads add up."""
     if above is None or below is None or above.value <= 0 or below.value <= 0:
         return None
     quotient = above.value / below.value
@@ -96,17 +94,12 @@ _AT_ONCE = 256
 
 
 def blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Yield a few hundred items at a time: what several columns read of them then is still in the processor's cache."""
+    """Yield a few hundred items at a time, which stay in the processor's cache while several columns read them."""
     return (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE))
 
 
 class Rows(Sequence[Mapping[str, Value]]):
-    """Rows that are made as they are asked for.
-
-    Args:
-        columns: The values of each column by its key, as many in each.
-        count: How many rows there are.
-    """
+    """A number of rows, made as they are asked for, from the values of each column by its key."""
 
     def __init__(self, columns: Mapping[str, Sequence[Value]], count: int) -> None:
         self._columns = dict(columns)

@@ -1,13 +1,61 @@
-"""Data sets to train on: pictures, text to go on with, and sentences to tell apart or to rate."""
+"""Data sets to train on: pictures, text to continue, and sentences to classify or to rate."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
 
 from actbench.errors import UsageError
-from actbench.results.runs import TrainingCase
-from actbench.training.data.samples import DataSet, Kind, Samples
+from actbench.results.runs import Metric, TrainingCase
+
+Kind = Literal["pictures", "language", "sentences", "ratings"]
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a model is shown and should answer.
+
+    Attributes:
+        inputs: Pictures ``(n, channels, height, width)`` float32, or token ids ``(n, length)`` int64.
+        labels: Classes ``(n,)`` int64; for language the ids themselves; ratings ``(n,)`` float32.
+        beside: Further inputs by name: ``attention_mask (n, length)``, say.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Samples to train on and samples to evaluate on.
+
+    Attributes:
+        kind: ``pictures`` and ``sentences`` are classified, ``language`` is continued token by token, ``ratings`` are
+            predicted for sentences.
+        classes: Classes of the labels; for language, tokens; for ratings, 1.
+        vocabulary: How many tokens there are; None for pictures.
+        augment: Changes a batch of training inputs at random.
+    """
+
+    name: str
+    kind: Kind
+    train: Samples
+    validation: Samples
+    classes: int
+    vocabulary: int | None = None
+    metric: Metric = "accuracy"
+    augment: Augment | None = None
+
 
 __all__ = ["DataSet", "Kind", "Samples", "kind_of", "load", "names"]
 
@@ -16,30 +64,27 @@ Load = Callable[[TrainingCase, int], DataSet]
 
 
 def _digits(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data import digits
+    from actbench.training.data.pictures import load_digits
 
-    return digits.load()
+    return load_digits()
+
+
+def _cifar(case: TrainingCase, length: int) -> DataSet:
+    from actbench.training.data.pictures import load_cifar
+
+    return load_cifar(int(case.data.removeprefix("cifar")))
 
 
 def _text(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data import text
+    from actbench.training.data.generated import load_text
 
-    return text.load(length)
+    return load_text(length)
 
 
 def _reviews(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data import reviews
+    from actbench.training.data.generated import load_reviews
 
-    return reviews.load(length)
-
-
-def _cifar(classes: int) -> Load:
-    def load(case: TrainingCase, length: int) -> DataSet:
-        from actbench.training.data import cifar
-
-        return cifar.load(classes)
-
-    return load
+    return load_reviews(length)
 
 
 def _sentences(case: TrainingCase, length: int) -> DataSet:
@@ -52,8 +97,8 @@ _LOADERS: dict[str, tuple[Kind, Load]] = {
     "digits": ("pictures", _digits),
     "text": ("language", _text),
     "reviews": ("sentences", _reviews),
-    "cifar10": ("pictures", _cifar(10)),
-    "cifar100": ("pictures", _cifar(100)),
+    "cifar10": ("pictures", _cifar),
+    "cifar100": ("pictures", _cifar),
     "sst2": ("sentences", _sentences),
     "mrpc": ("sentences", _sentences),
     "rte": ("sentences", _sentences),
@@ -68,20 +113,12 @@ def names() -> list[str]:
 
 
 def kind_of(name: str) -> Kind:
-    """Return the kind of a data set without loading it.
-
-    Raises:
-        UsageError: There is no such data set.
-    """
+    """Return the kind of a data set without loading it; a UsageError if there is none of this name."""
     return _known(name)[0]
 
 
 def load(case: TrainingCase, length: int) -> DataSet:
-    """Load the data set of a run.
-
-    Args:
-        case: Names one of :func:`names`, and what makes tokens of sentences.
-        length: Tokens of a sample; pictures have none.
+    """Load the data set of a run with samples of ``length`` tokens; pictures have none.
 
     Raises:
         UsageError: There is no such data set, a library that reads it is missing, or its files are.

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from actbench.errors import UsageError
 from actbench.results.runs import Metric, TrainingCase
-from actbench.training.data.cifar import FOLDER_VARIABLE, data_folder
-from actbench.training.data.samples import DataSet, Samples
-from actbench.workloads import folder, names, presets
+from actbench.training.data import DataSet, Samples
+from actbench.training.data.pictures import FOLDER_VARIABLE, data_folder
+from actbench.workloads import folder, names
 
 FILE_NAME = "tokenizer.json"
 _PADDING = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
@@ -26,13 +26,12 @@ _PADDING = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 
 @dataclass(frozen=True)
 class Tokens:
-    """Sentences as a model is shown them.
+    """Sentences as a model is shown them, with the size of the vocabulary.
 
     Attributes:
         ids: ``(n, length)`` int64.
-        beside: ``attention_mask (n, length)`` int64, 1 where no padding stands, and ``token_type_ids`` where two
-            sentences are told apart.
-        vocabulary: How many tokens there are.
+        beside: ``attention_mask (n, length)`` int64, 0 at padding, and ``token_type_ids`` where samples have two
+            sentences.
     """
 
     ids: Tensor
@@ -41,13 +40,10 @@ class Tokens:
 
 
 class Tokenizer:
-    """Makes tokens of sentences, cut or padded to one length.
-
-    Args:
-        file: A ``tokenizer.json``.
+    """Makes tokens of sentences, cut or padded to one length, by a ``tokenizer.json``.
 
     Raises:
-        UsageError: It cannot be read.
+        UsageError: The file cannot be read.
     """
 
     def __init__(self, file: Path) -> None:
@@ -65,12 +61,7 @@ class Tokenizer:
         self._pad = {"pad_token": token, "pad_id": self._tokenizer.token_to_id(token)}
 
     def __call__(self, sentences: Sequence[Sequence[str]], length: int) -> Tokens:
-        """Return samples of one or two sentences each as tokens.
-
-        Args:
-            sentences: For each sample its sentences, one or two.
-            length: Tokens of a sample.
-        """
+        """Return samples of one or two sentences each as ``length`` tokens."""
         self._tokenizer.enable_truncation(length)
         self._tokenizer.enable_padding(length=length, **self._pad)
         rows = [parts[0] if len(parts) == 1 else tuple(parts) for parts in sentences]
@@ -84,7 +75,7 @@ class Tokenizer:
 
 
 def tokenizer_file(case: TrainingCase) -> Path:
-    """Return the file of what makes tokens for the model of a run: what the recipe names, or the model's own.
+    """Return the tokenizer file of a run: what the recipe names, or the model's own.
 
     Raises:
         UsageError: There is none, or it cannot be had.
@@ -97,7 +88,7 @@ def tokenizer_file(case: TrainingCase) -> Path:
         raise UsageError(f"{case.model} has no tokenizer of its own: write tokenizer = into the recipe")
     if name.kind == "folder":
         return _in_folder(Path(name.name), case)
-    repositories = presets.presets()[name.name].hub if name.kind == "preset" else (name.name,)
+    repositories = names.presets()[name.name].hub if name.kind == "preset" else (name.name,)
     if not repositories:
         raise UsageError(
             f"{case.model} has no tokenizer of its own, which {case.data} needs: write tokenizer = into the recipe, "
@@ -136,11 +127,11 @@ class Task:
 
     Attributes:
         repository: Its name on the hub.
-        part: Which of its parts; None where it has one only.
-        columns: Those that hold the sentences of a sample.
-        classes: How many; 1 where labels are ratings.
+        part: Which of its parts, where it has several.
+        columns: Those of a sample's sentences.
+        classes: 1 where labels are ratings.
         metric: As GLUE scores it.
-        held_back: The split to judge by; GLUE keeps the labels of its test split to itself.
+        held_back: The split to evaluate on; GLUE does not publish the labels of its test split.
     """
 
     repository: str
@@ -165,8 +156,8 @@ def load(case: TrainingCase, length: int) -> DataSet:
     """Return the sentences as tokens ``(n, length)`` int64, with classes (int64) or ratings (float32).
 
     Files are looked for in a folder of the data set's name below the one that ``ACTBENCH_DATA`` names, or the user's
-    cache folder, in any form that ``datasets`` reads (parquet, csv, JSON lines, or what ``save_to_disk`` writes); where
-    there is none, ``datasets`` takes its cache or the hub.
+    cache folder, in any form that ``datasets`` reads (parquet, csv, JSON lines, or what ``save_to_disk`` writes); else
+    ``datasets`` takes its cache or the hub.
 
     Raises:
         UsageError: ``datasets`` is not installed, the files are not there and cannot be fetched, they are no files of
@@ -249,7 +240,7 @@ def _from_hub(library: Any, task: Task) -> Any:
 
 @contextmanager
 def _silent(library: Any) -> Iterator[None]:
-    """Keep the library from logging and drawing bars: stdout and stderr belong to the command that runs."""
+    """Keep the library from logging and drawing bars."""
     level, bars = library.logging.get_verbosity(), not library.are_progress_bars_disabled()
     library.logging.set_verbosity_error()
     library.disable_progress_bars()

@@ -1,8 +1,8 @@
-"""Sums over the edges of a graph that keep no message: what backward needs is the graph and the nodes' features.
+"""Sums over the edges of a graph that save no message: backward needs the graph and the nodes' features.
 
 ``actbench::edge_sum(row_pointers, columns, weights, x)`` is the product of a sparse matrix, one for each head, with
 the features of the nodes; ``actbench::edge_dot(row_pointers, columns, left, right)`` is the inner product of the
-features at the two ends of each edge, which is what the first one's weights get as their gradient.
+features at the two ends of each edge, which is the gradient of the first one's weights.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _matrix(row_pointers: Tensor, columns: Tensor, values: Tensor) -> Tensor:
 
 @functools.cache
 def _take_the_warning() -> None:
-    """Make a first sparse matrix, with which torch warns, once in a process, that their support is in beta state."""
+    """Make a first sparse matrix, for which torch warns once in a process that their support is in beta state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         index = torch.zeros(1, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""A generated graph like a network of citations: as large as ogbn-arxiv, with hubs, and with classes to be learned.
+"""A generated graph like a network of citations: as large as ogbn-arxiv, with hubs and learnable classes.
 
 Every shape follows from the sizes alone, so all of it works on fake tensors too.
 """
@@ -26,12 +26,6 @@ SIGNAL = 0.2
 def citations(nodes: int, edges: int, classes: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw distinct pairs of a node and an earlier one that it cites; node i is of class i modulo ``classes``.
 
-    Args:
-        nodes: Number of nodes.
-        edges: Number of pairs, ``nodes (nodes - 1) / 2`` at most.
-        classes: Number of classes.
-        random: Where numbers are drawn from.
-
     Returns:
         The citing and the cited nodes, ``(edges,)`` int64 each, sorted by both.
     """
@@ -53,13 +47,9 @@ def citations(nodes: int, edges: int, classes: int, random: torch.Generator) -> 
 
 
 def adjacency(citing: Tensor, cited: Tensor, nodes: int, *, self_loops: bool) -> tuple[Graph, Tensor]:
-    """Make the graph of pairs of distinct nodes, each an edge in both directions.
+    """Make the graph of pairs ``(pairs,)`` int64 of distinct nodes, each an edge in both directions.
 
-    Args:
-        citing: ``(pairs,)`` int64.
-        cited: ``(pairs,)`` int64.
-        nodes: Number of nodes.
-        self_loops: Whether each node is also its own neighbour.
+    With ``self_loops`` each node is also its own neighbour.
 
     Returns:
         The graph, and the row of each of its edges, ``(edges,)`` int64.
@@ -76,7 +66,7 @@ def adjacency(citing: Tensor, cited: Tensor, nodes: int, *, self_loops: bool) ->
 
 
 def side_by_side(graph: Graph, copies: int) -> Graph:
-    """Return a graph that consists of so many copies of one, with no edge between them."""
+    """Return a graph of so many unconnected copies of one."""
     nodes, edges = graph.row_pointers.numel() - 1, graph.columns.numel()
     starts = repeated(graph.row_pointers[:-1], copies, edges)
     return Graph(
@@ -113,7 +103,7 @@ def features(labels: Tensor, width: int, classes: int, random: torch.Generator) 
 
 
 def _citations_of_each(nodes: int, edges: int, random: torch.Generator) -> Tensor:
-    """Return how many earlier nodes each node cites, ``(nodes,)`` int64, with ``edges`` as their sum."""
+    """Return how many earlier nodes each node cites, ``(nodes,)`` int64 with the sum ``edges``."""
     usual = _usual_citations(nodes, edges)
     node = torch.arange(nodes)
     spare = edges - _most_citations(nodes, usual)
@@ -129,11 +119,11 @@ def _citations_of_each(nodes: int, edges: int, random: torch.Generator) -> Tenso
 
 
 def _most_citations(nodes: int, limit: int) -> int:
-    """Return how many citations there are when each node makes ``limit`` or, of the first, cites all before it."""
+    """Return how many citations there are when each node makes ``limit``, or as many as nodes precede it."""
     return limit * nodes - limit * (limit + 1) // 2
 
 
 def _usual_citations(nodes: int, edges: int) -> int:
-    """Return the largest limit that does not make more citations than there are to be."""
+    """Return the largest limit that makes no more than ``edges`` citations."""
     twice = 2 * nodes - 1
     return (twice - math.isqrt(twice**2 - 8 * edges - 1) - 1) // 2

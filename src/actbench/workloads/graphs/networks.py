@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +51,7 @@ class MeanConvolution(nn.Module):
 
 
 class AttentionConvolution(nn.Module):
-    """The layer of a GAT: each head weighs neighbours by a softmax over what two vectors score; plus a residual.
+    """The layer of a GAT: each head weighs neighbours by a softmax over scores of two vectors; plus a residual.
 
     Velickovic et al., "Graph Attention Networks", arXiv 1710.10903, equations 3 and 4.
     """
@@ -94,10 +95,15 @@ class GraphBlock(nn.Module):
 class GCN(nn.Module):
     """Hidden layers of :class:`GraphConvolution` and one more for the class scores."""
 
+    convolution: ClassVar[type[GraphConvolution | MeanConvolution]] = GraphConvolution
+
     def __init__(self, sizes: tuple[int, ...], dropout: float) -> None:
         super().__init__()
-        self.layers = _hidden(GraphConvolution, sizes, dropout)
-        self.last = GraphConvolution(*sizes[-2:])
+        self.layers = nn.ModuleList(
+            GraphBlock(self.convolution(inputs, outputs), outputs, dropout)
+            for inputs, outputs in itertools.pairwise(sizes[:-1])
+        )
+        self.last = self.convolution(*sizes[-2:])
 
     def forward(self, x: Tensor, graph: Graph, weights: Tensor) -> Tensor:
         """Return class scores ``(nodes, classes)`` from features ``(nodes, inputs)`` and ``weights (edges, 1)``."""
@@ -106,19 +112,10 @@ class GCN(nn.Module):
         return self.last(x, graph, weights)  # type: ignore[no-any-return]
 
 
-class GraphSAGE(nn.Module):
+class GraphSAGE(GCN):
     """Hidden layers of :class:`MeanConvolution` and one more for the class scores."""
 
-    def __init__(self, sizes: tuple[int, ...], dropout: float) -> None:
-        super().__init__()
-        self.layers = _hidden(MeanConvolution, sizes, dropout)
-        self.last = MeanConvolution(*sizes[-2:])
-
-    def forward(self, x: Tensor, graph: Graph, weights: Tensor) -> Tensor:
-        """Return class scores ``(nodes, classes)`` from features ``(nodes, inputs)`` and ``weights (edges, 1)``."""
-        for layer in self.layers:
-            x = layer(x, graph, weights)
-        return self.last(x, graph, weights)  # type: ignore[no-any-return]
+    convolution = MeanConvolution
 
 
 class GAT(nn.Module):
@@ -140,11 +137,3 @@ class GAT(nn.Module):
         for layer in self.layers:
             x = layer(x, graph, rows)
         return self.last(x, graph, rows) + self.bias  # type: ignore[no-any-return]
-
-
-def _hidden(
-    convolution: type[GraphConvolution | MeanConvolution], sizes: tuple[int, ...], dropout: float
-) -> nn.ModuleList:
-    return nn.ModuleList(
-        GraphBlock(convolution(inputs, outputs), outputs, dropout) for inputs, outputs in itertools.pairwise(sizes[:-1])
-    )

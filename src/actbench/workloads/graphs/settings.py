@@ -1,4 +1,4 @@
-"""Graph networks as workloads: which there are, and what of them can be changed after the ``@``."""
+"""Graph networks as workloads: which there are, and their settings after the ``@``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case, Data
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
+from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
-from actbench.workloads.optimizers import make_optimizer
 
 ARXIV_NODES, ARXIV_TRAINING_NODES = 169_343, 90_941
 ARXIV_PAIRS = 1_157_799  # of its 1,166,243 citations 8,444 are answered by one in the other direction
@@ -32,13 +32,11 @@ class Settings(Data):
     """Sizes of a graph network and of its graph; by default those of OGB's GCN example on ogbn-arxiv.
 
     Attributes:
-        hidden_size: Width of the hidden layers.
         num_layers: Layers, the last one included.
         dropout: Share of activations that each hidden layer drops.
         num_nodes: Nodes of one graph.
-        num_edges: Pairs of nodes with an edge; each pair has it in both directions.
+        num_edges: Pairs of nodes with an edge in both directions.
         num_features: Width of a node's features.
-        num_classes: Classes of nodes.
     """
 
     hidden_size: Count = 256
@@ -56,61 +54,34 @@ class Settings(Data):
 
     @property
     def training_nodes(self) -> int:
-        """How many nodes have a part in the loss: the first ones, in the proportion of ogbn-arxiv."""
+        """How many nodes, the first ones, have a part in the loss, in the proportion of ogbn-arxiv."""
         return max(1, self.num_nodes * ARXIV_TRAINING_NODES // ARXIV_NODES)
-
-    def network(self) -> nn.Module:
-        """Build the network."""
-        return GCN(self.sizes, self.dropout)
-
-
-class SageSettings(Settings):
-    """A GraphSAGE, by default of the sizes of OGB's example."""
-
-    def network(self) -> nn.Module:
-        """Build the network."""
-        return GraphSAGE(self.sizes, self.dropout)
 
 
 class AttentionSettings(Settings):
-    """A GAT, by default of the sizes of DGL's example on ogbn-arxiv.
-
-    Attributes:
-        hidden_size: Width of each head.
-        num_heads: Heads of the hidden layers.
-    """
+    """A GAT, by default of the sizes of DGL's example on ogbn-arxiv; ``hidden_size`` is the width of each head."""
 
     hidden_size: Count = 250
     num_heads: Count = 3
     dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.75
-
-    def network(self) -> nn.Module:
-        """Build the network."""
-        return GAT(self.sizes, self.dropout, self.num_heads)
 
 
 @dataclass(frozen=True)
 class Network:
     """A graph network by its name.
 
-    Attributes:
-        settings: What of it can be changed.
-        self_loops: Whether its graph has an edge from each node to itself.
-        edges: From the graph and the row of each edge to what the network takes beside the graph.
-        note: One line for ``actbench models``.
+    ``module`` builds it from its settings. ``edges`` makes what it takes beside the graph, from the graph and the row
+    of each edge.
     """
 
     settings: type[Settings]
+    module: Callable[[Any], nn.Module]
     self_loops: bool
     edges: Callable[[Graph, Tensor], Tensor]
     note: str
 
     def changed(self, changes: Mapping[str, Any], spec: str) -> Settings:
-        """Return its settings with some of them changed.
-
-        Raises:
-            ModelError: A key does not exist, or a value is not one of its.
-        """
+        """Return its settings with changes; a ModelError if a key does not exist, or a value is wrong."""
         keys = list(self.settings.model_fields)
         for key in changes:
             if key not in keys:
@@ -135,18 +106,21 @@ class Network:
 NETWORKS = {
     "gcn": Network(
         Settings,
+        lambda settings: GCN(settings.sizes, settings.dropout),
         self_loops=True,
         edges=generated.symmetric_weights,
         note="3 layers of 256; a sample is a graph like ogbn-arxiv",
     ),
     "graphsage": Network(
-        SageSettings,
+        Settings,
+        lambda settings: GraphSAGE(settings.sizes, settings.dropout),
         self_loops=False,
         edges=generated.mean_weights,
         note="3 layers of 256; a sample is a graph like ogbn-arxiv",
     ),
     "gat": Network(
         AttentionSettings,
+        lambda settings: GAT(settings.sizes, settings.dropout, settings.num_heads),
         self_loops=True,
         edges=lambda graph, rows: rows,
         note="3 layers of 3 heads of 250; a sample is a graph like ogbn-arxiv",
@@ -162,13 +136,8 @@ class GraphWorkload:
     """A graph network on a whole generated graph, with cross-entropy at its training nodes.
 
     The batch size is the number of graphs: n copies of one graph side by side, with no edge between them, the features
-    drawn anew in each. At 1 it is the usual full-batch training.
-
-    Args:
-        name: Name of the network.
-        changes: Sizes to change, by key of its settings.
-        case: Gives the types, the weights policy and the optimizer; lengths, image sizes and attention
-            implementations mean nothing here.
+    drawn anew in each. At 1 it is the usual full-batch training. ``changes`` are those of its settings; sequence
+    lengths, image sizes and attention implementations mean nothing here.
 
     Raises:
         ModelError: A change is not possible, or another task or published weights are asked of it.
@@ -188,7 +157,7 @@ class GraphWorkload:
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
-        module = construct(self.settings.network, materialize=materialize, seed=seed)
+        module = construct(lambda: self.network.module(self.settings), materialize=materialize, seed=seed)
         self.weights_origin = "random" if materialize else folder.without_values(self.case.weights)
         return TrainingSetup(
             module=module.to(self._dtype),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench.measuring.meters.ledger import Ledger
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
 from actbench.workloads.fake import fake_mode
 
@@ -20,7 +20,7 @@ def mode(request: pytest.FixtureRequest):
 
 
 def test_bytes_come_with_a_tensor_and_go_with_it(mode) -> None:
-    with mode, Ledger() as ledger:
+    with mode, StorageTracker() as ledger:
         a = torch.empty(10, 3)
         b = a + 1
         assert ledger.live_bytes == 2 * 30 * FLOAT
@@ -33,7 +33,7 @@ def test_bytes_come_with_a_tensor_and_go_with_it(mode) -> None:
 
 
 def test_views_and_in_place_operators_are_free(mode) -> None:
-    with mode, Ledger() as ledger:
+    with mode, StorageTracker() as ledger:
         a = torch.zeros(10, 3)
         b = a.t()[1:]
         a.mul_(2)
@@ -47,7 +47,7 @@ def test_views_and_in_place_operators_are_free(mode) -> None:
 def test_a_view_of_what_was_there_before_is_charged_unless_it_was_added(mode) -> None:
     with mode:
         weight = torch.empty(5, 7)
-        with Ledger() as ledger:
+        with StorageTracker() as ledger:
             ledger.add([weight])
             ledger.reset_peak()
             kept = weight.t()
@@ -57,7 +57,7 @@ def test_a_view_of_what_was_there_before_is_charged_unless_it_was_added(mode) ->
 
 
 def test_a_resized_storage_counts_anew(mode) -> None:
-    with mode, Ledger() as ledger:
+    with mode, StorageTracker() as ledger:
         a = torch.empty(8)
         a.resize_(100)
 
@@ -65,7 +65,7 @@ def test_a_resized_storage_counts_anew(mode) -> None:
 
 
 def test_an_out_argument_is_not_new(mode) -> None:
-    with mode, Ledger() as ledger:
+    with mode, StorageTracker() as ledger:
         a = torch.empty(8)
         torch.add(a, 1, out=a)
 
@@ -73,7 +73,7 @@ def test_an_out_argument_is_not_new(mode) -> None:
 
 
 def test_storages_are_rounded_up_one_by_one(mode) -> None:
-    with mode, Ledger(rounding=512) as ledger:
+    with mode, StorageTracker(rounding=512) as ledger:
         kept = [torch.empty(1), torch.empty(128), torch.empty(129), torch.empty(0)]
 
         assert ledger.live_bytes == 512 + 512 + 2 * 512 + 0
@@ -81,7 +81,7 @@ def test_storages_are_rounded_up_one_by_one(mode) -> None:
 
 
 def test_the_peak_begins_anew_at_what_is_alive(mode) -> None:
-    with mode, Ledger() as ledger:
+    with mode, StorageTracker() as ledger:
         a = torch.empty(100)
         _ = a + 1
         del _
@@ -91,14 +91,14 @@ def test_the_peak_begins_anew_at_what_is_alive(mode) -> None:
 
 
 def test_host_memory_counts_only_where_it_is_the_device(mode) -> None:
-    def copied(ledger: Ledger) -> Tensor:
+    def copied(ledger: StorageTracker) -> Tensor:
         with ledger:
             source = torch.empty(256)
             copy = hostmemory.to_host(source)
             del source
         return copy
 
-    device, cpu = Ledger(host_is_free=True), Ledger()
+    device, cpu = StorageTracker(host_is_free=True), StorageTracker()
     with mode:
         kept = copied(device), copied(cpu)
 
@@ -113,7 +113,7 @@ def test_temporaries_raise_the_peak_alone(mode) -> None:
     def thousand_in_exp(func: object, args: object, result: object) -> int:
         return 1000 if func is torch.ops.aten.exp.default else 0
 
-    with mode, Ledger(temporaries=thousand_in_exp) as ledger:
+    with mode, StorageTracker(temporaries=thousand_in_exp) as ledger:
         a = torch.empty(10)
         b = a.exp()
 
@@ -126,7 +126,7 @@ def test_a_training_step_equals_hand_arithmetic(mode) -> None:
     with mode:
         module = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, WIDTH, bias=False))
         x = torch.randn(ROWS, WIDTH)
-        with Ledger() as ledger:
+        with StorageTracker() as ledger:
             ledger.add([*module.parameters(), x])
             weights = (WIDTH * HIDDEN + HIDDEN + HIDDEN * WIDTH) * FLOAT
             base = weights + ROWS * WIDTH * FLOAT
@@ -144,7 +144,7 @@ def test_a_training_step_equals_hand_arithmetic(mode) -> None:
 
 
 def test_no_two_storages_have_one_name():
-    with Ledger() as ledger:
+    with StorageTracker() as ledger:
         for _ in range(50):
             torch.empty(10)
 

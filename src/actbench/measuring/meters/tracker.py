@@ -1,4 +1,4 @@
-"""Bytes of the storages that are alive, real or fake, kept while operators run."""
+"""Bytes of the storages that are alive, real or fake, tracked while operators run."""
 
 from __future__ import annotations
 
@@ -31,20 +31,19 @@ def round_up(amount: int, block: int) -> int:
     return -(-amount // block) * block
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds a storage's bytes when an operator first returns it and takes them off when it dies.
 
-    It holds no tensor and no storage itself, so what it watches lives exactly as long as without it. Storages and not
-    tensors are counted, so views are free, and a storage that an operator resizes is counted anew. What an operator
-    allocates and frees before it returns is not seen; ``temporaries`` says how much that is.
+    It holds no tensor and no storage, so what it watches lives as long as without it. Storages are counted, so views
+    are free, and a storage that an operator resizes is counted anew. What an operator allocates and frees before it
+    returns is not seen; ``temporaries`` says how much that is.
 
     Args:
         rounding: Every storage counts as the next multiple of this many bytes: the block size of the allocator.
-        host_is_free: Leave out storages that lie in host memory (:func:`actbench.ops.hostmemory.mark`).
+        host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
         temporaries: Bytes that an operator needs while it runs; None counts results only.
 
     Attributes:
-        host_is_free: As given.
         events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
             part of the events can be played again.
     """
@@ -78,10 +77,10 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _settle(self) -> None:
-        """Enter the sum of two gradients, once what it was made of is gone if nobody else holds it.
+        """Count the sum of two gradients once its addends are gone, if nobody else holds them.
 
-        Autograd adds a gradient into the one that is there, where it alone holds that one and its memory; under a mode
-        for operators such as this it makes a new one and lets the old one go.
+        Autograd adds a gradient in place into one that it alone holds; under a dispatch mode such as this it makes a
+        new one and lets the old one go.
         """
         storage = None if self._sum is None else self._sum()
         self._sum = None
@@ -90,7 +89,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._peak_bytes = max(self._peak_bytes, self._live_bytes)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Enter the storages of tensors that were made before the ledger began, or whose place has changed."""
+        """Count the storages of tensors that were made before, or whose place has changed."""
         for tensor in tensors:
             for plain in plain_tensors(tensor):
                 self._enter(plain.untyped_storage())
@@ -113,7 +112,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._peak_bytes = self.live_bytes
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in host memory that this ledger does not count."""
+        """Return whether a tensor lies in host memory that is not counted."""
         return self.host_is_free and is_host(tensor.untyped_storage())
 
     def _enter_temporaries(self, amount: int) -> None:
@@ -143,7 +142,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _can_be_added_to(gradient: Any) -> bool:
     """Return whether autograd would add to a gradient in place, if nobody else held it.
 
-    A view holds what it is a view of, and with it the memory a second time: such is the gradient of a linear layer's
-    weight, and of what was broadcast.
+    A view, such as the gradient of a linear layer's weight or of what was broadcast, holds its base, and with it the
+    memory a second time.
     """
     return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)
