@@ -37,7 +37,7 @@ def specs(*changes: Change) -> list[str]:
 
 def of_modules() -> list[str]:
     """Return the specifications of schemes that change what modules save."""
-    return specs(*OF_PARTS)
+    return specs(*OF_PARTS, "loss")
 
 
 def limited() -> list[str]:
@@ -81,7 +81,26 @@ def losses(setup: TrainingSetup, batch: Batch) -> torch.Tensor:
     return setup.forward(batch).detach()
 
 
-@pytest.mark.parametrize("spec", specs())
+@pytest.mark.parametrize("spec", specs("loss"))
+def test_a_scheme_of_the_loss_gives_the_same_value_and_gradients_to_rounding(
+    spec: str, setup: TrainingSetup, batch: Batch
+) -> None:
+    def after(setup: TrainingSetup) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        torch.manual_seed(1)
+        step = TrainStep(setup, batch)
+        loss = step.forward()
+        step.backward(loss)
+        return loss.detach(), [gradient.clone() for gradient in step.gradients().values()]
+
+    loss, gradients = after(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
+    found, others = after(schemes.build(spec).apply(setup))
+
+    torch.testing.assert_close(found, loss)
+    for one, other in zip(others, gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in specs() if "loss" not in schemes.build(spec).changes])
 def test_the_forward_pass_is_exact_to_the_bit_unless_the_scheme_says_otherwise(
     spec: str, setup: TrainingSetup, batch: Batch
 ) -> None:
