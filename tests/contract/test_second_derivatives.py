@@ -17,6 +17,7 @@ from actbench.setup import TrainingSetup
 EXAMPLES = {
     "checkpoint": "checkpoint,blocks=Linear/Block",
     "encode": "encode:int:6",
+    "chunked_loss": "chunked_loss,head=0",
     "fewbit": "fewbit:3",
     "randomized": "randomized:0.5",
 }
@@ -29,7 +30,7 @@ VARIANTS = [
     "actnn+gact",
 ]
 NETWORKS = ["chain", "linear", "activation", "norm", "convolutions", "pooled"]
-STAY_EXACT = (EXAMPLES["checkpoint"], "checkpoint,blocks=Sequential", "offload")
+STAY_EXACT = (EXAMPLES["checkpoint"], EXAMPLES["chunked_loss"], "checkpoint,blocks=Sequential", "offload")
 ACTIVATIONS = {"invact": nn.GELU, "resilu2": nn.SiLU, "regelu2": nn.GELU}
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -17,6 +17,9 @@ from actbench.setup import Part, TrainingSetup
 _OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 _REFUSED = ("maximize", "capturable", "differentiable")
 _STATE = "optimizer state"
+_UNCOMPILED = (
+    "the step is simulated operator by operator; on CUDA torch compiles it, which takes less than its peak here"
+)
 _SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
@@ -77,6 +80,8 @@ class Adam8bit(Scheme):
 
         site = Site(path=f"({_STATE})", was=_STATE, becomes=self.becomes)
         changed = setup.changed(setup.module, (site,), by=Part(self.spec))
+        if any(isinstance(parameter, FakeTensor) for parameter in setup.module.parameters()):
+            changed = replace(changed, warnings=(*changed.warnings, f"{self.name}: {_UNCOMPILED}"))
         return replace(changed, make_optimizer=make_in_few_bits)
 
 
