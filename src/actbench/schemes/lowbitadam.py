@@ -17,7 +17,7 @@ from actbench.setup import Part, TrainingSetup
 _OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 _REFUSED = ("maximize", "capturable", "differentiable")
 _STATE = "optimizer state"
-_UNCOMPILED = (
+_UNCOMPILED = "the step is simulated operator by operator; on CUDA torch compiles it, and it needs less"
     "the step is simulated operator by operator; on CUDA torch compiles it, which takes less than its peak here"
 )
 _SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
