@@ -18,8 +18,6 @@ _OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
 _REFUSED = ("maximize", "capturable", "differentiable")
 _STATE = "optimizer state"
 _UNCOMPILED = "the step is simulated operator by operator; on CUDA torch compiles it, and it needs less"
-    "the step is simulated operator by operator; on CUDA torch compiles it, which takes less than its peak here"
-)
 _SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
