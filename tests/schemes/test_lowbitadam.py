@@ -104,6 +104,28 @@ def test_saved_state_is_of_plain_tensors_and_a_run_goes_on_from_it(name: str) ->
         assert torch.equal(one, other)
 
 
+def test_the_state_of_torchs_optimizer_is_rounded_as_it_is_loaded() -> None:
+    exact = TrainStep(setup(adamw), batch())
+    exact()
+    step = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
+    step()
+    packed_bytes = footprint.stored_bytes(footprint.optimizer_state(step.optimizer))
+
+    step.optimizer.load_state_dict(exact.optimizer.state_dict())
+
+    assert footprint.stored_bytes(footprint.optimizer_state(step.optimizer)) == packed_bytes
+    step()
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    step = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
+    step()
+    other = TrainStep(schemes.build("adam8bit").apply(setup(adamw, nn.Sequential(nn.Linear(64, 64)))), batch())
+
+    with pytest.raises(ValueError, match="more parameters"):
+        other.optimizer.load_state_dict(step.optimizer.state_dict())
+
+
 def test_schedulers_may_write_numbers() -> None:
     step = TrainStep(schemes.build("adam8bit").apply(setup(adamw)), batch())
     before = [p.detach().clone() for p in step.setup.module.parameters()]
@@ -120,6 +142,7 @@ def test_schedulers_may_write_numbers() -> None:
     [
         (lambda module: torch.optim.SGD(module.parameters(), lr=0.1), "the optimizer is SGD"),
         (lambda module: torch.optim.AdamW(module.parameters(), maximize=True), "maximize=True"),
+        (lambda module: torch.optim.AdamW(module.parameters(), amsgrad=True), "amsgrad=True"),
     ],
 )
 def test_what_it_cannot_take_is_refused(make: MakeOptimizer, why: str) -> None:

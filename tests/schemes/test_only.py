@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
 
-from actbench import conversion, schemes
+from actbench import Controller, conversion, schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
 from actbench.schemes.only import parts_of
 from actbench.setup import TrainingSetup
@@ -108,6 +108,55 @@ def test_a_part_that_stands_in_two_places_is_replaced_in_both() -> None:
     assert type(new["one"][0]) is not nn.GELU
 
 
+def test_a_list_of_modules_is_each_of_them(x: Tensor) -> None:
+    """A list is never called, so that what stands around its forward would not run."""
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.c, self.head = nn.ModuleList(block() for _ in range(3)), nn.Linear(32, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for each in self.c:
+                x = each(x)
+            result: Tensor = self.head(x)
+            return result
+
+    limited = schemes.build("dropit,only=head+gact:L1,only=c").apply(TrainingSetup(Listed()))
+
+    assert [site.path for site in limited.sites] == ["head", "c.0", "c.1", "c.2"]
+    assert not torch.equal(gradient(limited.module, x), gradient(Listed(), x))
+
+
+def test_a_module_that_has_two_names_is_found_by_each() -> None:
+    shared = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    module = nn.ModuleDict({"query": shared, "key": shared, "head": nn.GELU()})
+
+    for only, paths in (("key", ["key.1"]), ("query", ["query.1"]), ("query/key/head", ["query.1", "head"])):
+        found = schemes.build(f"fewbit:3,only={only}").apply(TrainingSetup(copy.deepcopy(module)))
+        assert [site.path for site in found.sites] == paths
+
+
+def test_the_batch_of_a_part_at_the_beginning_stays_as_it_is() -> None:
+    exact = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+    x = torch.randn(16, 32)
+    exact(x).sum().backward()
+    limited = converted("gact:L1,only=0", exact)
+    limited(x).sum().backward()
+
+    assert torch.equal(limited[0].weight.grad, exact[0].weight.grad)
+
+
+def test_a_controller_shares_out_bits_by_ones_own_loss_in_each_part(x: Tensor) -> None:
+    module = model()
+    calls: list[Tensor] = []
+    with Controller(module, "gact:L2,only=[0-1]") as controller:
+        controller.iterate(lambda: calls.append(loss := module(x).square().mean()) or loss)  # type: ignore[func-returns-value]
+
+    assert len(calls) == 2
+
+
 def test_parts_without_anything_to_convert_are_passed_over() -> None:
     found = schemes.build("fewbit:3,only=[10-12]").apply(TrainingSetup(model()))
 
@@ -117,7 +166,9 @@ def test_parts_without_anything_to_convert_are_passed_over() -> None:
 
 
 def test_a_name_that_is_of_no_module_is_an_error_with_the_closest() -> None:
-    with pytest.raises(NothingToConvertError, match=r"only=layr1 names no module of ResNet; .*layer1"):
+    with pytest.raises(
+        NothingToConvertError, match="only=layr1 names no module of ResNet; some of its modules: layer1,"
+    ):
         schemes.build("fewbit:3,only=layr1").apply(TrainingSetup(resnet18()))
 
 

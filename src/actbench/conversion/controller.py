@@ -50,8 +50,8 @@ class Controller:
         self._model: nn.Module | None = convert(model, scheme)
         self._bound = [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
         self._entered = False
-        hooked = HookedForward.of(model)
-        self._own_probing = None if hooked is None or hooked.probing is None else hooked.probing.restarted()
+        hooked = [bound for bound in self._bound if isinstance(bound, HookedForward)]  # several, of parts of a model
+        self._probings = [(bound, bound.probing.restarted()) for bound in hooked if bound.probing is not None]
 
     def iterate(self, loss_of: Callable[[], Tensor]) -> None:
         """Count a training step, and allocate bits by one's own loss where it is time.
@@ -68,12 +68,11 @@ class Controller:
             UsageError: The controller is closed, or ``loss_of`` returns something else.
         """
         model = self._open_model()
-        hooked = HookedForward.of(model)
-        if hooked is None or self._own_probing is None:
-            return
-        hooked.probing = None
-        if self._own_probing.is_due():
-            self._own_probing.allocate(hooked.hooks, model, lambda: _scalar(loss_of()))
+        for hooked, _ in self._probings:
+            hooked.probing = None
+        for hooked, probing in self._probings:
+            if probing.is_due():
+                probing.allocate(hooked.hooks, model, lambda: _scalar(loss_of()))
 
     def close(self) -> None:
         """Take the scheme off the model; on a closed controller this does nothing.

@@ -1,8 +1,8 @@
 """Cross entropy of a linear layer whose output never exists as a whole: a piece of the rows at a time.
 
-The layer returns :class:`Logits`, a tensor without values that knows what they would be computed from. Reshaping,
-casting and elementwise functions of it, such as a soft cap, wait too. Cross entropy of it is computed in pieces, and
-again in the backward pass. Whatever else is asked of it makes the values first.
+The layer returns :class:`Logits`, a tensor of the autograd graph without values, which knows what they are computed
+from. Reshaping, cutting, casting and scaling it by numbers, such as a soft cap does, waits too. Cross entropy of it is
+computed in pieces, and again in the backward pass. Whatever else is done with it computes the values first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from actbench.errors import ConversionError
 from actbench.nn import savedtensors
@@ -25,19 +25,8 @@ from actbench.nn.refusals import first_order, refuse_compiling
 UNCOMPILABLE = ("a model whose loss is computed in pieces", "its logits are a tensor without values")
 """What cannot be compiled, and why."""
 
-_ELEMENTWISE = frozenset(
-    (
-        *(Tensor.float, Tensor.to, Tensor.type, Tensor.tanh, torch.tanh),
-        *(Tensor.div, Tensor.mul, torch.div, torch.mul),
-        *(Tensor.__truediv__, Tensor.__mul__, Tensor.__rmul__),
-    )
-)
-_ASKING = frozenset(
-    (
-        *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__),
-        *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "ndim", "is_cuda")),
-    )
-)
+aten = torch.ops.aten
+Step = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,26 +35,58 @@ class Recipe:
 
     Attributes:
         hidden: What the layer is called with, (..., width).
-        head: The layer.
-        pieces: Into how many pieces the rows are cut.
-        functions: What is done to the logits after the layer, elementwise.
+        weight: The layer's, (classes, width).
+        bias: The layer's, (classes,), or None.
+        dtype: That the layer computes in.
+        versions: Of hidden, weight and bias when the layer was called.
+        head: The layer's forward.
+        shaping: What is done to the dimensions before the last.
+        scaling: What is done to each logit.
     """
 
     hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+    versions: tuple[int, ...]
     head: DeferredHead
-    pieces: int
-    functions: tuple[Callable[[Tensor], Tensor], ...] = ()
+    shaping: tuple[Step, ...] = ()
+    scaling: tuple[Step, ...] = ()
+
+    @classmethod
+    def of(cls, hidden: Tensor, head: DeferredHead) -> Recipe:
+        """Return what the output of a layer is computed from."""
+        weight, bias = head.module.weight, head.module.bias
+        made = cls(hidden, weight, bias, product_dtype(hidden), (), head)  # type: ignore[arg-type]
+        return replace(made, versions=made._versions())
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple(each._version for each in (self.hidden, self.weight, self.bias) if each is not None)
+
+    def check(self) -> None:
+        """Raise a ConversionError where what the logits are computed from was changed since."""
+        if self._versions() != self.versions:
+            raise ConversionError(
+                "chunked_loss: the logits are read after their weights, or what went into the head, were changed in "
+                "place; read them before the optimizer's step, or leave the scheme out"
+            )
+
+    def rows(self) -> Tensor:
+        """Return what the layer would be called with to give the reshaped logits."""
+        return _done(self.hidden, self.shaping)
 
     def values(self) -> Tensor:
         """Return the logits, (..., classes)."""
-        head = self.head.module
-        return self.finish(F.linear(self.hidden, head.weight, head.bias))  # type: ignore[arg-type]
+        self.check()
+        with no_autocast(self.hidden):
+            x = self.rows().to(self.dtype)
+            return _done(F.linear(x, self.weight.to(self.dtype), cast(self.bias, self.dtype)), self.scaling)
 
-    def finish(self, logits: Tensor) -> Tensor:
-        """Return what becomes of the layer's output."""
-        for function in self.functions:
-            logits = function(logits)
-        return logits
+
+def _done(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
+    for step in steps:
+        x = step(x)
+    return x
 
 
 class Logits(Tensor):
@@ -74,9 +95,8 @@ class Logits(Tensor):
     recipe: Recipe
 
     @staticmethod
-    def of(recipe: Recipe, dtype: torch.dtype) -> Logits:
-        """Return the logits of a recipe, whose values would be of a type."""
-        shape = (*recipe.hidden.shape[:-1], recipe.head.module.weight.shape[0])  # type: ignore[index]
+    def of(recipe: Recipe, shape: tuple[int, ...], dtype: torch.dtype) -> Logits:
+        """Return logits without values."""
         make: Any = Tensor._make_wrapper_subclass
         made: Logits = make(Logits, shape, dtype=dtype, device=recipe.hidden.device)
         made.recipe = recipe
@@ -84,67 +104,91 @@ class Logits(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Let what can wait wait, compute cross entropy in pieces, and make the values for anything else."""
-        kwargs = kwargs or {}
-        if func in _ASKING:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        first, *others = args or (None,)
-        if isinstance(first, Logits) and not any(isinstance(leaf, Logits) for leaf in tree_leaves((others, kwargs))):
-            found = _cross_entropy(first, *others, **kwargs) if func is F.cross_entropy else None
-            found = _later(first, func, others, kwargs) if found is None else found
+        """Compute cross entropy in pieces; anything else is for autograd, and then for operators."""
+        if func is Tensor.__setitem__ and isinstance(args[0], Logits):
+            _refuse_writing()
+        if func is F.cross_entropy and isinstance(args[0] if args else None, Logits):
+            found = _cross_entropy(*args, **(kwargs or {}))
             if found is not None:
                 return found
-        _refuse_writing(getattr(func, "__name__", ""))
-        args, kwargs = tree_map_only(Logits, lambda logits: logits.recipe.values(), (args, kwargs))
-        return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Make the values for an operator that did not come by :meth:`__torch_function__`."""
-        args, kwargs = tree_map_only(Logits, lambda logits: logits.recipe.values(), (args, kwargs or {}))
+        """Let an operator wait that can, and compute the values for any other."""
+        kwargs, first = kwargs or {}, args[0] if args else None
+        if isinstance(first, Logits):
+            if func._schema.is_mutable:
+                _refuse_writing()
+            later = _later(first, func, args[1:], kwargs)
+            if later is not None:
+                return later
+        args, kwargs = tree_map_only(Logits, lambda logits: logits.recipe.values(), (args, kwargs))
         return func(*args, **kwargs)
 
 
-def _refuse_writing(name: str) -> None:
-    if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i"):
-        raise ConversionError(
-            f"chunked_loss: the model changes its logits in place ({name}), which are not computed yet; leave the "
-            "scheme out, or have the model make new ones"
-        )
+def _refuse_writing() -> None:
+    raise ConversionError(
+        "chunked_loss: the model changes its logits in place, which are not computed yet; leave the scheme out, or "
+        "have the model make new ones"
+    )
 
 
-def _later(logits: Logits, func: Any, others: list[Any], kwargs: dict[str, Any]) -> Logits | None:
-    """Return logits of which a function is still to be computed, or None for one that cannot wait."""
-    recipe = logits.recipe
-    shapes = [leaf.dim() for leaf in tree_leaves((others, kwargs)) if isinstance(leaf, Tensor)]
-    if func in _ELEMENTWISE and not any(shapes):
-        like = func(torch.empty(0, dtype=logits.dtype, device=logits.device), *others, **kwargs)
-        functions = (*recipe.functions, lambda values: func(values, *others, **kwargs))
-        return Logits.of(replace(recipe, functions=functions), like.dtype)
-    hidden = _shaped(recipe.hidden, logits.shape, func, others) if not kwargs else None
-    return None if hidden is None else Logits.of(replace(recipe, hidden=hidden), logits.dtype)
-
-
-def _shaped(hidden: Tensor, shape: torch.Size, func: Any, others: list[Any]) -> Tensor | None:
-    """Return what the layer would be called with to give a reshaped or cut output, or None for other functions."""
-    if func is Tensor.contiguous:
-        return hidden
-    if func in (Tensor.view, Tensor.reshape):
-        *leading, last = others[0] if isinstance(others[0], tuple | list | torch.Size) else others
-        return hidden.reshape(*leading, hidden.shape[-1]) if last == shape[-1] else None
-    if func in (Tensor.flatten, torch.flatten) and len(others) == 2:
-        end = others[1] % len(shape)
-        return hidden.flatten(others[0], end) if end < len(shape) - 1 else None
-    if func is not Tensor.__getitem__:
+def _later(logits: Logits, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Logits | None:
+    """Return logits of which an operator is still to be computed, or None for one that cannot wait."""
+    recipe, shape = logits.recipe, tuple(logits.shape)
+    if func in (aten.detach.default, aten.alias.default, aten.clone.default):
+        return Logits.of(recipe, shape, logits.dtype)
+    if func is aten._to_copy.default and {*kwargs} <= {"dtype"}:
+        dtype = kwargs.get("dtype", logits.dtype)
+        return Logits.of(replace(recipe, scaling=(*recipe.scaling, lambda x: x.to(dtype))), shape, dtype)
+    by_number = func in (aten.div.Tensor, aten.mul.Tensor) and isinstance(others[0], int | float)
+    if by_number or func is aten.tanh.default:
+        return Logits.of(replace(recipe, scaling=(*recipe.scaling, lambda x: func(x, *others))), shape, logits.dtype)
+    shaping = _shaping(shape, func, others) if not kwargs else None
+    if shaping is None:
         return None
-    index = others[0] if isinstance(others[0], tuple) else (others[0],)
-    if not all(isinstance(each, int | slice) or each is Ellipsis for each in index):
+    left, step = shaping
+    return Logits.of(replace(recipe, shaping=(*recipe.shaping, step)), (*left, shape[-1]), logits.dtype)
+
+
+def _shaping(shape: tuple[int, ...], func: Any, others: tuple[Any, ...]) -> tuple[list[int], Step] | None:
+    """Return the dimensions that an operator leaves before the last, and what does the same to the layer's input."""
+    if func in (aten.view.default, aten._unsafe_view.default):
+        leading = torch.empty(shape, device="meta").view(others[0]).shape[:-1]
+        whole_rows = list(others[0])[-1] == shape[-1]
+        return (list(leading), lambda x: x.reshape(*leading, x.shape[-1])) if whole_rows else None
+    if func is not aten.slice.Tensor:
         return None
-    reaches_last = len(index) - (Ellipsis in index) == len(shape) or (index[-1:] != (Ellipsis,) and Ellipsis in index)
-    return hidden[index] if not reaches_last or index[-1] == slice(None) else None
+    dim = others[0] % len(shape) if others else 0
+    left = list(torch.empty(shape, device="meta")[(slice(None),) * dim + (slice(*others[1:]),)].shape)
+    if dim == len(shape) - 1:
+        return (left[:-1], lambda x: x) if left[-1] == shape[-1] else None
+    return left[:-1], lambda x: x[(slice(None),) * dim + (slice(*others[1:]),)]
+
+
+class _Promise(torch.autograd.Function):
+    """Logits without values, of which the gradient is that of a linear layer."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, recipe: Recipe) -> Tensor:
+        ctx.recipe = replace(recipe, hidden=hidden.detach())
+        return Logits.of(recipe, (*hidden.shape[:-1], weight.shape[0]), recipe.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        recipe: Recipe = ctx.recipe
+        with no_autocast(gradient):
+            gradient = gradient.to(recipe.dtype)
+            x = gradient @ recipe.weight.to(recipe.dtype) if ctx.needs_input_grad[0] else None
+            flat = gradient.flatten(0, -2)
+            rows = recipe.hidden.flatten(0, -2).to(recipe.dtype)
+            weight = flat.T @ rows if ctx.needs_input_grad[1] else None
+            bias = flat.sum(0) if ctx.needs_input_grad[2] else None
+        return cast(x, recipe.hidden.dtype), cast(weight, recipe.weight.dtype), cast(bias, recipe.weight.dtype), None
 
 
 def _cross_entropy(
@@ -162,47 +206,56 @@ def _cross_entropy(
     if not plain or logits.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
     recipe = logits.recipe
+    recipe.check()
     savedtensors.acted(recipe.head)
-    head = recipe.head.module
-    amount = _Pieces.apply(recipe.hidden, head.weight, head.bias, target, recipe, (ignore_index, label_smoothing))
+    sources = (recipe.rows(), recipe.weight, recipe.bias)
+    if not logits.requires_grad:  # detached, or nothing before it is trained
+        sources = tuple(None if each is None else each.detach() for each in sources)  # type: ignore[assignment]
+    amount: Tensor = _Pieces.apply(*sources, target, recipe, (ignore_index, label_smoothing))
     if reduction == "mean":
         amount = amount / (target != ignore_index).sum()
-    return amount.to(logits.dtype)  # type: ignore[no-any-return]
+    return amount if torch.is_autocast_enabled(logits.device.type) else amount.to(logits.dtype)
 
 
 class _Pieces(torch.autograd.Function):
-    """Sum of the cross entropy of all rows, in float32 at least."""
+    """Sum of the cross entropy of all rows, in float32 at least.
+
+    What goes into the head is held without autograd's saved-tensor hooks: schemes that pack by them would have the
+    softmax computed from noise a second time, which biases all gradients.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, recipe: Recipe, options: Any
     ) -> Tensor:
-        ctx.save_for_backward(hidden, weight, bias, target)
-        ctx.recipe = replace(recipe, hidden=hidden.new_empty(0))
-        ctx.options, ctx.dtype = options, product_dtype(hidden)
+        ctx.recipe = replace(recipe, hidden=hidden.detach(), weight=weight, bias=bias)
+        ctx.versions = (hidden._version, weight._version)
+        ctx.target, ctx.options = target, options
         total = torch.zeros((), dtype=_wide(hidden.dtype), device=hidden.device)
         with no_autocast(hidden):
-            matrix, offset = weight.to(ctx.dtype), cast(bias, ctx.dtype)
-            for x, y in _pieces(hidden, target, recipe.pieces):
-                total += _loss(F.linear(x.to(ctx.dtype), matrix, offset), y, recipe, options)
+            matrix, offset = weight.to(recipe.dtype), cast(bias, recipe.dtype)
+            for x, y in _pieces(hidden, target, recipe.head.pieces):
+                total += _loss(F.linear(x.to(recipe.dtype), matrix, offset), y, recipe, options)
         return total
 
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, target = ctx.saved_tensors
-        needs = ctx.needs_input_grad
+        recipe, needs = ctx.recipe, ctx.needs_input_grad
+        hidden, weight, bias = recipe.hidden, recipe.weight, recipe.bias
+        if (hidden._version, weight._version) != ctx.versions:
+            raise RuntimeError("what chunked_loss needs for its backward pass was changed by an inplace operation")
         to_hidden = torch.empty_like(hidden) if needs[0] else None
         to_weight = torch.zeros_like(weight) if needs[1] else None
         to_bias = torch.zeros_like(bias) if needs[2] else None
+        first = 0
         with no_autocast(hidden):
-            matrix, offset = weight.to(ctx.dtype), cast(bias, ctx.dtype)
-            first = 0
-            for x, y in _pieces(hidden, target, ctx.recipe.pieces):
-                x = x.to(ctx.dtype)
+            matrix, offset = weight.to(recipe.dtype), cast(bias, recipe.dtype)
+            for x, y in _pieces(hidden, ctx.target, recipe.head.pieces):
+                x = x.to(recipe.dtype)
                 with torch.enable_grad():
                     logits = F.linear(x, matrix, offset).detach().requires_grad_()
-                    loss = _loss(logits, y, ctx.recipe, ctx.options)
+                    loss = _loss(logits, y, recipe, ctx.options)
                 (found,) = torch.autograd.grad(loss, logits, gradient)
                 del logits, loss
                 if to_hidden is not None:
@@ -221,7 +274,7 @@ def _pieces(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Tenso
 
 
 def _loss(logits: Tensor, target: Tensor, recipe: Recipe, options: tuple[int, float]) -> Tensor:
-    finished = recipe.finish(logits)
+    finished = _done(logits, recipe.scaling)
     finished = finished.to(_wide(finished.dtype))
     return F.cross_entropy(finished, target, ignore_index=options[0], reduction="sum", label_smoothing=options[1])
 
@@ -257,7 +310,9 @@ class DeferredHead(ReboundForward):
         if not (module.training and torch.is_grad_enabled() and isinstance(hidden, Tensor)):
             return self.inner(module, *args, **kwargs)
         refuse_compiling(*UNCOMPILABLE)
-        return Logits.of(Recipe(hidden, self, self.pieces), product_dtype(hidden))
+        recipe = Recipe.of(hidden, self)
+        made: Logits = _Promise.apply(hidden, module.weight, module.bias, recipe)
+        return made
 
     def _twin(self, module: nn.Module) -> DeferredHead:
         return type(self)(module, self.pieces)

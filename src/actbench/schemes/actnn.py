@@ -204,7 +204,7 @@ class ActNN(Scheme):
         """Bind hooks on the outermost modules that compute attention: their products and softmax are no layers."""
         sites = []
         for path, module in attention_modules(model):
-            hooks = Hooks(packer, self.setting("bits"), small_codes(), whole_model=False)
+            hooks = Hooks(packer, self.setting("bits"), small_codes(), leaves_inputs=False)
             HookedForward(module, hooks).bind()
             becomes = f"saved tensors, {self.setting('bits'):g} bits"
             sites.append(Site(path=path, was=type(module).__name__, becomes=becomes))

@@ -14,8 +14,8 @@ from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
 from actbench.setup import Part, TrainingSetup
 
-_OPTIONS = ("lr", "betas", "eps", "weight_decay", "amsgrad")
-_REFUSED = ("maximize", "capturable", "differentiable")
+_OPTIONS = ("lr", "betas", "eps", "weight_decay")
+_REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
 _STATE = "optimizer state"
 _UNCOMPILED = "the step is simulated operator by operator; on CUDA torch compiles it, and it needs less"
 _SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
@@ -176,9 +176,7 @@ def _adapted(kind: type[Any]) -> type[Any]:
             return {**found, "state": state, "param_groups": groups}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-            own = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-            parameters = dict(zip(numbers, own, strict=False))  # torch says what does not fit
+            parameters = _by_number(state_dict, self.param_groups)
             state = {
                 number: {name: self._together(parameters[number], name, each) for name, each in of.items()}
                 for number, of in state_dict["state"].items()
@@ -186,14 +184,25 @@ def _adapted(kind: type[Any]) -> type[Any]:
             super().load_state_dict({**state_dict, "state": state})
 
         def _together(self, parameter: Tensor, name: str, saved: Any) -> Any:
-            if not isinstance(saved, dict):
+            if name not in ("exp_avg", "exp_avg_sq"):
                 return saved
             moment = self._new_buffer(parameter, signed=name == "exp_avg")
+            if not isinstance(saved, dict):  # torch's own, or of a small parameter
+                return moment.copy_(saved)
             for part, tensor in saved.items():
                 getattr(moment, part).copy_(tensor)
             return moment
 
     return type(kind.__name__, (Adapted,), {})
+
+
+def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:
+    """Return an optimizer's parameters by the numbers that a saved state has for them."""
+    numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = dict(zip(numbers, itertools.chain.from_iterable(group["params"] for group in groups), strict=False))
+    if not state_dict["state"].keys() <= parameters.keys():
+        raise ValueError("the loaded state is of more parameters than this optimizer has")
+    return parameters
 
 
 def _apart(value: Any) -> Any:

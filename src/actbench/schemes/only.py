@@ -46,39 +46,59 @@ def _expression(token: str) -> str:
 def parts_of(model: nn.Module, only: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
     """Return path and module of each part that patterns name; what lies inside of another part is no part of its own.
 
+    Of a list or a dict of modules, which has no forward, each module is a part.
+
     Raises:
         NothingToConvertError: A pattern names no module; the message has the closest paths.
+        ConversionError: A part is compiled.
     """
-    paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    modules = {path: module for path, module in model.named_modules(remove_duplicate=False) if path}
     named: set[str] = set()
     for pattern in only:
-        found = _named(pattern, paths)
+        found = _named(pattern, modules)
         if not found:
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5) or paths[:5]
+            near = _nearest(pattern, modules)
             held = f"some of its modules: {', '.join(near)}" if near else "it holds no other module"
             raise NothingToConvertError(f"only={pattern} names no module of {type(model).__name__}; {held}")
         named.update(found)
-    return list(_outermost(model, "", named, set()))
+    parts: dict[nn.Module, str] = {}
+    for path in sorted(named, key=list(modules).index):
+        if not any(path.startswith(f"{other}.") for other in named):
+            for place, part in _called(path, modules[path]):
+                parts.setdefault(part, place)
+    for place in parts.values():
+        _refuse_compiled(place, model, modules)
+    return [(place, part) for part, place in parts.items()]
 
 
-def _named(pattern: str, paths: list[str]) -> list[str]:
+def _named(pattern: str, modules: dict[str, nn.Module]) -> list[str]:
     expression = compiled(pattern)
     end = re.compile(rf"(?:.*\.){expression.pattern}")
-    return list(filter(expression.fullmatch, paths)) or list(filter(end.fullmatch, paths))
+    return list(filter(expression.fullmatch, modules)) or list(filter(end.fullmatch, modules))
 
 
-def _outermost(module: nn.Module, path: str, named: set[str], seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+def _nearest(pattern: str, modules: dict[str, nn.Module]) -> list[str]:
+    """Return the paths whose ends of as many names are most like a pattern, or the first ones."""
+    names = pattern.count(".") + 1
+    ends = {".".join(path.split(".")[-names:]): path for path in reversed(modules)}
+    close = difflib.get_close_matches(pattern, ends, n=3, cutoff=0.5)
+    return [ends[end] for end in close] or list(modules)[:5]
+
+
+def _called(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module, or those in it where it only holds others."""
+    if type(module).forward is not nn.Module.forward:
+        yield path, module
+        return
     for name, child in module.named_children():
-        if child in seen:
-            continue
-        seen.add(child)
-        place = f"{path}.{name}" if path else name
-        if place not in named:
-            yield from _outermost(child, place, named, seen)
-            continue
-        if is_compiled(module) or is_compiled(child):
-            raise ConversionError(f"only=: {place} is compiled; convert first, and compile then")
-        yield place, child
+        yield from _called(f"{path}.{name}", child)
+
+
+def _refuse_compiled(path: str, model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    names = path.split(".")
+    around = [model, *(modules[".".join(names[: count + 1])] for count in range(len(names)))]
+    if any(map(is_compiled, around)):
+        raise ConversionError(f"only=: {path} is compiled; convert first, and compile then")
 
 
 def common_part(model: nn.Module, first: tuple[str, ...], second: tuple[str, ...]) -> str | None:

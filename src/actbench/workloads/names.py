@@ -216,6 +216,6 @@ def _bare(text: str) -> ModelName:
     close = difflib.get_close_matches(text, [*known, *torchvision.names()], n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ModelError(
-        f"there is no model {text!r}; {hint}See 'actbench models' for the shipped names; others are written "
+        f"there is no model {text!r}; {hint}see 'actbench models' for the shipped names; others are written "
         "hf:org/name (the hub), ./folder (a local folder) or file.py:function (your own code)"
     )

@@ -42,7 +42,8 @@ class Hooks:
         packer: That of the model.
         bits: Bits an element is given at first.
         rules: Functions of torch that are replaced while the model runs, by ones that save less.
-        whole_model: Whether the module is the model: what it is called with is then somebody else's, and is left.
+        whole_model: Whether the module is the model, and all that it is called with the batch.
+        leaves_inputs: Whether the batch is left as it is, which others hold.
 
     Attributes:
         entries: The sites that were seen, with their bits, by where the pass begins.
@@ -51,8 +52,17 @@ class Hooks:
         probing: Whether the pass only finds out what to disturb; blocks are not recomputed in it.
     """
 
-    def __init__(self, packer: SavedTensors, bits: float, rules: Rules, *, whole_model: bool = True) -> None:
-        self.packer, self.rules, self._whole_model = packer, rules, whole_model
+    def __init__(
+        self,
+        packer: SavedTensors,
+        bits: float,
+        rules: Rules,
+        *,
+        whole_model: bool = True,
+        leaves_inputs: bool = True,
+    ) -> None:
+        self.packer, self.rules = packer, rules
+        self._whole_model, self._leaves_inputs = whole_model, leaves_inputs
         self.bits = bits
         self.entries: dict[str, Occurrences] = {}
         self.sites = self.of_entry("")
@@ -89,8 +99,8 @@ class Hooks:
     def around(self, module: nn.Module, inputs: Any, entry: str = "") -> Iterator[None]:
         """Pack what is saved inside of the block: in a pass of a module at this path, called with these inputs."""
         self.packer.exclude.add(own_tensors(module))
-        if self._whole_model:
-            self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry)))
+        if self._leaves_inputs:
+            self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry) or not self._whole_model))
         self.sites = self.of_entry(entry)
         self.sites.begin(tuple(leaf.shape[1:]) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
         try:
