@@ -7,7 +7,7 @@ computed in pieces, and again in the backward pass. Whatever else is done with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,15 +18,15 @@ from torch.utils._pytree import tree_map_only
 
 from actbench.errors import ConversionError
 from actbench.nn import savedtensors
+from actbench.nn.crossentropy import CrossEntropy, How, Step, done, unpacked
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.precision import cast, no_autocast, product_dtype
-from actbench.nn.refusals import first_order, refuse_compiling
+from actbench.nn.refusals import refuse_compiling
 
 UNCOMPILABLE = ("a model whose loss is computed in pieces", "its logits are a tensor without values")
 """What cannot be compiled, and why."""
 
 aten = torch.ops.aten
-Step = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,14 @@ class Recipe:
 
     def rows(self) -> Tensor:
         """Return what the layer would be called with to give the reshaped logits."""
-        return _done(self.hidden, self.shaping)
+        return done(self.hidden, self.shaping)
 
     def values(self) -> Tensor:
         """Return the logits, (..., classes)."""
         self.check()
         with no_autocast(self.hidden):
             x = self.rows().to(self.dtype)
-            return _done(F.linear(x, self.weight.to(self.dtype), cast(self.bias, self.dtype)), self.scaling)
-
-
-def _done(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
-    for step in steps:
-        x = step(x)
-    return x
+            return done(F.linear(x, self.weight.to(self.dtype), cast(self.bias, self.dtype)), self.scaling)
 
 
 class Logits(Tensor):
@@ -101,6 +95,10 @@ class Logits(Tensor):
         made: Logits = make(Logits, shape, dtype=dtype, device=recipe.hidden.device)
         made.recipe = recipe
         return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Return the names of the tensors that this is made of: none has a byte."""
+        return [], None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,16 +156,19 @@ def _later(logits: Logits, func: Any, others: tuple[Any, ...], kwargs: dict[str,
 def _shaping(shape: tuple[int, ...], func: Any, others: tuple[Any, ...]) -> tuple[list[int], Step] | None:
     """Return the dimensions that an operator leaves before the last, and what does the same to the layer's input."""
     if func in (aten.view.default, aten._unsafe_view.default):
-        leading = torch.empty(shape, device="meta").view(others[0]).shape[:-1]
-        whole_rows = list(others[0])[-1] == shape[-1]
-        return (list(leading), lambda x: x.reshape(*leading, x.shape[-1])) if whole_rows else None
+        *leading, last = others[0]
+        if last != shape[-1]:
+            return None
+        known = math.prod(size for size in leading if size != -1)
+        leading = [math.prod(shape[:-1]) // known if size == -1 else size for size in leading]
+        return leading, lambda x: x.reshape(*leading, x.shape[-1])
     if func is not aten.slice.Tensor:
         return None
-    dim = others[0] % len(shape) if others else 0
-    left = list(torch.empty(shape, device="meta")[(slice(None),) * dim + (slice(*others[1:]),)].shape)
+    dim, cut = others[0] % len(shape) if others else 0, slice(*others[1:])
+    size = len(range(*cut.indices(shape[dim])))
     if dim == len(shape) - 1:
-        return (left[:-1], lambda x: x) if left[-1] == shape[-1] else None
-    return left[:-1], lambda x: x[(slice(None),) * dim + (slice(*others[1:]),)]
+        return ([*shape[:-1]], lambda x: x) if size == shape[-1] else None
+    return [*shape[:dim], size, *shape[dim + 1 : -1]], lambda x: x[(slice(None),) * dim + (cut,)]
 
 
 class _Promise(torch.autograd.Function):
@@ -175,20 +176,21 @@ class _Promise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, recipe: Recipe) -> Tensor:
-        ctx.recipe = replace(recipe, hidden=hidden.detach())
+        ctx.save_for_backward(hidden, weight)
+        ctx.dtype = recipe.dtype
         return Logits.of(recipe, (*hidden.shape[:-1], weight.shape[0]), recipe.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        recipe: Recipe = ctx.recipe
+        hidden, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
         with no_autocast(gradient):
-            gradient = gradient.to(recipe.dtype)
-            x = gradient @ recipe.weight.to(recipe.dtype) if ctx.needs_input_grad[0] else None
-            flat = gradient.flatten(0, -2)
-            rows = recipe.hidden.flatten(0, -2).to(recipe.dtype)
-            weight = flat.T @ rows if ctx.needs_input_grad[1] else None
-            bias = flat.sum(0) if ctx.needs_input_grad[2] else None
-        return cast(x, recipe.hidden.dtype), cast(weight, recipe.weight.dtype), cast(bias, recipe.weight.dtype), None
+            gradient = gradient.to(ctx.dtype)
+            flat, rows = gradient.flatten(0, -2), hidden.flatten(0, -2).to(ctx.dtype)
+            to_hidden = gradient @ weight.to(ctx.dtype) if needs[0] else None
+            to_weight = flat.T @ rows if needs[1] else None
+            to_bias = flat.sum(0) if needs[2] else None
+        return cast(to_hidden, hidden.dtype), cast(to_weight, weight.dtype), cast(to_bias, weight.dtype), None
 
 
 def _cross_entropy(
@@ -211,84 +213,12 @@ def _cross_entropy(
     sources = (recipe.rows(), recipe.weight, recipe.bias)
     if not logits.requires_grad:  # detached, or nothing before it is trained
         sources = tuple(None if each is None else each.detach() for each in sources)  # type: ignore[assignment]
-    amount: Tensor = _Pieces.apply(*sources, target, recipe, (ignore_index, label_smoothing))
+    with unpacked():
+        how = How(recipe.head.pieces, recipe.dtype, recipe.scaling, ignore_index, label_smoothing)
+        amount: Tensor = CrossEntropy.apply(*sources, target, how)
     if reduction == "mean":
         amount = amount / (target != ignore_index).sum()
     return amount if torch.is_autocast_enabled(logits.device.type) else amount.to(logits.dtype)
-
-
-class _Pieces(torch.autograd.Function):
-    """Sum of the cross entropy of all rows, in float32 at least.
-
-    What goes into the head is held without autograd's saved-tensor hooks: schemes that pack by them would have the
-    softmax computed from noise a second time, which biases all gradients.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, recipe: Recipe, options: Any
-    ) -> Tensor:
-        ctx.recipe = replace(recipe, hidden=hidden.detach(), weight=weight, bias=bias)
-        ctx.versions = (hidden._version, weight._version)
-        ctx.target, ctx.options = target, options
-        total = torch.zeros((), dtype=_wide(hidden.dtype), device=hidden.device)
-        with no_autocast(hidden):
-            matrix, offset = weight.to(recipe.dtype), cast(bias, recipe.dtype)
-            for x, y in _pieces(hidden, target, recipe.head.pieces):
-                total += _loss(F.linear(x.to(recipe.dtype), matrix, offset), y, recipe, options)
-        return total
-
-    @staticmethod
-    @first_order
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        recipe, needs = ctx.recipe, ctx.needs_input_grad
-        hidden, weight, bias = recipe.hidden, recipe.weight, recipe.bias
-        if (hidden._version, weight._version) != ctx.versions:
-            raise RuntimeError("what chunked_loss needs for its backward pass was changed by an inplace operation")
-        to_hidden = torch.empty_like(hidden) if needs[0] else None
-        to_weight = torch.zeros_like(weight) if needs[1] else None
-        to_bias = torch.zeros_like(bias) if needs[2] else None
-        first = 0
-        with no_autocast(hidden):
-            matrix, offset = weight.to(recipe.dtype), cast(bias, recipe.dtype)
-            for x, y in _pieces(hidden, ctx.target, recipe.head.pieces):
-                x = x.to(recipe.dtype)
-                with torch.enable_grad():
-                    logits = F.linear(x, matrix, offset).detach().requires_grad_()
-                    loss = _loss(logits, y, recipe, ctx.options)
-                (found,) = torch.autograd.grad(loss, logits, gradient)
-                del logits, loss
-                if to_hidden is not None:
-                    to_hidden[first : first + len(x)] = found @ matrix
-                if to_weight is not None:
-                    _add_product(to_weight, found, x)
-                if to_bias is not None:
-                    to_bias += found.sum(0)
-                first += len(x)
-        return to_hidden, to_weight, to_bias, None, None, None
-
-
-def _pieces(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = -(-len(hidden) // pieces) or 1
-    return zip(torch.split(hidden, rows), torch.split(target, rows), strict=True)
-
-
-def _loss(logits: Tensor, target: Tensor, recipe: Recipe, options: tuple[int, float]) -> Tensor:
-    finished = _done(logits, recipe.scaling)
-    finished = finished.to(_wide(finished.dtype))
-    return F.cross_entropy(finished, target, ignore_index=options[0], reduction="sum", label_smoothing=options[1])
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def _add_product(total: Tensor, found: Tensor, x: Tensor) -> None:
-    """Add ``found.T @ x`` to a gradient."""
-    if total.dtype == found.dtype:
-        total.addmm_(found.T, x)
-    else:
-        total += found.T @ x
 
 
 class DeferredHead(ReboundForward):
@@ -311,7 +241,8 @@ class DeferredHead(ReboundForward):
             return self.inner(module, *args, **kwargs)
         refuse_compiling(*UNCOMPILABLE)
         recipe = Recipe.of(hidden, self)
-        made: Logits = _Promise.apply(hidden, module.weight, module.bias, recipe)
+        with unpacked():
+            made: Logits = _Promise.apply(hidden, module.weight, module.bias, recipe)
         return made
 
     def _twin(self, module: nn.Module) -> DeferredHead:

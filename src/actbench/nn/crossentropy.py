@@ -1,0 +1,127 @@
+"""Cross entropy of the output of a linear layer, a piece of the rows at a time, forward and again in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional as F
+
+from actbench.nn.precision import cast, no_autocast
+from actbench.nn.refusals import first_order
+
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class How:
+    """How cross entropy is computed.
+
+    Attributes:
+        pieces: Into how many pieces the rows are cut.
+        dtype: That the layer computes in.
+        scaling: What is done to each logit after the layer.
+        ignore_index: Class of the rows that do not count.
+        smoothing: As ``label_smoothing`` of ``F.cross_entropy``.
+    """
+
+    pieces: int
+    dtype: torch.dtype
+    scaling: tuple[Step, ...]
+    ignore_index: int
+    smoothing: float
+
+
+def done(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
+    """Return what several steps make of a tensor."""
+    for step in steps:
+        x = step(x)
+    return x
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def unpacked() -> saved_tensors_hooks:
+    """Keep hooks that pack saved tensors from what this saves.
+
+    The softmax would be computed from noise a second time, which biases all gradients.
+    """
+    return saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Sum of the cross entropy of the rows of a linear layer's output, in float32 at least, a piece at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: How) -> Tensor:
+        """Return the sum."""
+        ctx.save_for_backward(hidden, weight, bias, target)
+        ctx.versions = (hidden._version, weight._version)
+        ctx.how = how
+        total = torch.zeros((), dtype=_wide(hidden.dtype), device=hidden.device)
+        with no_autocast(hidden):
+            matrix, offset = weight.to(how.dtype), cast(bias, how.dtype)
+            for x, y in _pieces(hidden, target, how.pieces):
+                total += _loss(F.linear(x.to(how.dtype), matrix, offset), y, how)
+        return total
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of hidden, weight and bias; the logits of a piece are computed again."""
+        needs, how = ctx.needs_input_grad, ctx.how
+        hidden, weight, bias, target = ctx.saved_tensors
+        if (hidden._version, weight._version) != ctx.versions:
+            raise RuntimeError("what chunked_loss needs for its backward pass was changed by an inplace operation")
+        to_hidden = torch.empty_like(hidden) if needs[0] else None
+        to_weight = torch.zeros_like(weight) if needs[1] else None
+        to_bias = torch.zeros_like(bias) if needs[2] else None
+        first = 0
+        with no_autocast(hidden):
+            matrix, offset = weight.to(how.dtype), cast(bias, how.dtype)
+            for x, y in _pieces(hidden, target, how.pieces):
+                x = x.to(how.dtype)
+                with torch.enable_grad():
+                    logits = F.linear(x, matrix, offset).detach().requires_grad_()
+                    loss = _loss(logits, y, how)
+                (found,) = torch.autograd.grad(loss, logits, gradient)
+                del logits, loss
+                if to_hidden is not None:
+                    to_hidden[first : first + len(x)] = found @ matrix
+                if to_weight is not None:
+                    _add_product(to_weight, found, x)
+                if to_bias is not None:
+                    to_bias += found.sum(0)
+                first += len(x)
+        return to_hidden, to_weight, to_bias, None, None
+
+
+def _pieces(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = -(-len(hidden) // pieces) or 1
+    return zip(torch.split(hidden, rows), torch.split(target, rows), strict=True)
+
+
+def _loss(logits: Tensor, target: Tensor, how: How) -> Tensor:
+    finished = done(logits, how.scaling)
+    finished = finished.to(_wide(finished.dtype))
+    return F.cross_entropy(
+        finished, target, ignore_index=how.ignore_index, reduction="sum", label_smoothing=how.smoothing
+    )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _add_product(total: Tensor, found: Tensor, x: Tensor) -> None:
+    """Add ``found.T @ x`` to a gradient."""
+    if total.dtype == found.dtype:
+        total.addmm_(found.T, x)
+    else:
+        total += found.T @ x
