@@ -20,7 +20,7 @@ from actbench.errors import ConversionError
 from actbench.nn import savedtensors
 from actbench.nn.crossentropy import CrossEntropy, How, Step, done, unpacked
 from actbench.nn.forwardwrapper import ReboundForward
-from actbench.nn.precision import cast, no_autocast, product_dtype
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import refuse_compiling
 
 UNCOMPILABLE = ("a model whose loss is computed in pieces", "its logits are a tensor without values")
@@ -56,16 +56,12 @@ class Recipe:
     @classmethod
     def of(cls, hidden: Tensor, head: DeferredHead) -> Recipe:
         """Return what the output of a layer is computed from."""
-        weight, bias = head.module.weight, head.module.bias
-        made = cls(hidden, weight, bias, product_dtype(hidden), (), head)  # type: ignore[arg-type]
-        return replace(made, versions=made._versions())
-
-    def _versions(self) -> tuple[int, ...]:
-        return tuple(each._version for each in (self.hidden, self.weight, self.bias) if each is not None)
+        sources: Any = (hidden, head.module.weight, head.module.bias)
+        return cls(*sources, product_dtype(hidden), _versions(*sources), head)
 
     def check(self) -> None:
         """Raise a ConversionError where what the logits are computed from was changed since."""
-        if self._versions() != self.versions:
+        if _versions(self.hidden, self.weight, self.bias) != self.versions:
             raise ConversionError(
                 "chunked_loss: the logits are read after their weights, or what went into the head, were changed in "
                 "place; read them before the optimizer's step, or leave the scheme out"
@@ -81,6 +77,10 @@ class Recipe:
         with no_autocast(self.hidden):
             x = self.rows().to(self.dtype)
             return done(F.linear(x, self.weight.to(self.dtype), cast(self.bias, self.dtype)), self.scaling)
+
+
+def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
+    return tuple(tensor._version for tensor in tensors if tensor is not None)
 
 
 class Logits(Tensor):
@@ -177,7 +177,7 @@ class _Promise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, recipe: Recipe) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.dtype = recipe.dtype
+        ctx.dtype, ctx.dtypes = recipe.dtype, dtypes_of(hidden, weight, bias)
         return Logits.of(recipe, (*hidden.shape[:-1], weight.shape[0]), recipe.dtype)
 
     @staticmethod
@@ -190,7 +190,7 @@ class _Promise(torch.autograd.Function):
             to_hidden = gradient @ weight.to(ctx.dtype) if needs[0] else None
             to_weight = flat.T @ rows if needs[1] else None
             to_bias = flat.sum(0) if needs[2] else None
-        return cast(to_hidden, hidden.dtype), cast(to_weight, weight.dtype), cast(to_bias, weight.dtype), None
+        return *cast_all((to_hidden, to_weight, to_bias), ctx.dtypes), None
 
 
 def _cross_entropy(

@@ -226,10 +226,15 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
 def _twin(optimizer: torch.optim.Optimizer) -> type[SGD] | type[Adam]:
     if isinstance(optimizer, torch.optim.SGD):
         return SGD
+    return AdamW if is_decoupled(optimizer) else Adam
+
+
+def is_decoupled(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether torch's Adam is AdamW, whose weight decay is decoupled; a UsageError if groups differ in that."""
     decoupled = {bool(group["decoupled_weight_decay"]) for group in optimizer.param_groups}
     if len(decoupled) > 1:
         raise UsageError("decoupled_weight_decay differs between groups; make them two optimizers, Adam and AdamW")
-    return AdamW if decoupled.pop() else Adam
+    return decoupled.pop()
 
 
 def _check_fresh(optimizer: torch.optim.Optimizer) -> None:

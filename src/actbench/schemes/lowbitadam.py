@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
+from actbench.optim.optimizers import is_decoupled
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
 from actbench.setup import Part, TrainingSetup
@@ -132,10 +134,7 @@ def _in_few_bits(
             if group.get(option):
                 raise ConversionError(f"{scheme}: the optimizer has {option}=True, which torchao's does not take")
     groups = [{key: group[key] for key in ("params", *_OPTIONS)} for group in optimizer.param_groups]
-    decoupled = {bool(group["decoupled_weight_decay"]) for group in optimizer.param_groups}
-    if len(decoupled) > 1:
-        raise ConversionError(f"{scheme}: decoupled_weight_decay differs between groups; make them two optimizers")
-    return classes[decoupled.pop()](groups)  # type: ignore[no-any-return]
+    return classes[is_decoupled(optimizer)](groups)  # type: ignore[no-any-return]
 
 
 def _classes(scheme: str, suffix: str) -> dict[bool, Callable[..., Any]]:
@@ -144,16 +143,12 @@ def _classes(scheme: str, suffix: str) -> dict[bool, Callable[..., Any]]:
         from torchao import optim  # type: ignore[import-untyped]
     except ImportError:
         raise MeasurementError(f'{scheme} needs torchao: pip install "actbench[torchao]"') from None
-    found: dict[bool, Callable[..., Any]] = {
+    return {
         decoupled: _adapted(getattr(optim, f"{name}{suffix}")) for decoupled, name in ((True, "AdamW"), (False, "Adam"))
     }
-    with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
-        parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
-        parameter.grad = torch.zeros_like(parameter)
-        found[True]([parameter]).step()
-    return found
 
 
+@functools.cache
 def _adapted(kind: type[Any]) -> type[Any]:
     """Return a class of torchao that needs no compiler off CUDA, and whose saved state is plain tensors."""
 
@@ -193,7 +188,12 @@ def _adapted(kind: type[Any]) -> type[Any]:
                 getattr(moment, part).copy_(tensor)
             return moment
 
-    return type(kind.__name__, (Adapted,), {})
+    found = type(kind.__name__, (Adapted,), {})
+    with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
+        parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
+        parameter.grad = torch.zeros_like(parameter)
+        found([parameter]).step()
+    return found
 
 
 def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:
