@@ -56,8 +56,9 @@ class Recipe:
     @classmethod
     def of(cls, hidden: Tensor, head: DeferredHead) -> Recipe:
         """Return what the output of a layer is computed from."""
-        sources: Any = (hidden, head.module.weight, head.module.bias)
-        return cls(*sources, product_dtype(hidden), _versions(*sources), head)
+        weight: Any = head.module.weight
+        bias: Any = head.module.bias
+        return cls(hidden, weight, bias, product_dtype(hidden), _versions(hidden, weight, bias), head)
 
     def check(self) -> None:
         """Raise a ConversionError where what the logits are computed from was changed since."""
