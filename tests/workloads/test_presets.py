@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench import workloads
+from actbench.measuring.bench import measure
 from actbench.results.records import Case
 from actbench.workloads.names import find_preset, presets
 
@@ -33,6 +34,21 @@ HEAD = 768 * 2 + 2  # a linear classifier of two labels
         ("qwen3-1.7b", "auto", 1_720_574_976),
         ("qwen3-4b", "auto", 4_022_468_096),
         ("qwen3-8b", "auto", 8_190_735_360),
+        ("llama-3.1-70b", "auto", 70_553_706_496),
+        ("mixtral-8x7b", "auto", 46_702_792_704),
+        ("qwen3-30b-a3b", "auto", 30_532_122_624),
+        ("gemma-3-1b", "auto", 999_885_952),
+        ("gemma-3-4b", "auto", 3_880_263_168),
+        ("mamba-130m", "auto", 129_135_360),
+        ("modernbert-base", "masked-lm", 149_655_232),
+        ("modernbert-large", "masked-lm", 395_881_664),
+        ("deberta-v3-base", "auto", 183_831_552 + 768**2 + 768 + HEAD),
+        ("whisper-small", "auto", 241_734_912),
+        ("whisper-large-v3", "auto", 1_543_490_560),
+        ("dinov2-base", "auto", 86_580_480 + 2 * HEAD - 2),  # the classifier reads a token and the mean of patches
+        ("dinov2-large", "auto", 304_368_640 + 2 * 1024 * 2 + 2),
+        ("siglip-base-patch16-224", "auto", 203_155_970),
+        ("convnext-base-224", "auto", 88_591_464),
         ("llama-160m", "auto", 2 * 32000 * 768 + 12 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768) + 768),
     ],
 )
@@ -42,6 +58,30 @@ def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, 
     module = workload.setup(materialize=False, seed=0).module
 
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "llama-3.1-70b@num_hidden_layers=1",
+        "mixtral-8x7b@num_hidden_layers=1",
+        "qwen3-30b-a3b@num_hidden_layers=1",
+        "gemma-3-1b@num_hidden_layers=1",
+        "mamba-130m@num_hidden_layers=1",
+        "modernbert-base@num_hidden_layers=2",
+        "deberta-v3-base@num_hidden_layers=1",
+        "whisper-small@encoder_layers=1,decoder_layers=1",
+        "dinov2-base@num_hidden_layers=1",
+        "siglip-base-patch16-224",
+        "convnext-base-224",
+    ],
+)
+def test_a_preset_is_converted_and_simulated(model: str) -> None:
+    case = Case(model=model, batch_size=1, memory_limit_bytes=2**40)
+
+    exact, packed = (measure(case.model_copy(update={"scheme": scheme})) for scheme in ("exact", "gact:L2"))
+
+    assert packed.activation_bytes < 0.3 * exact.activation_bytes
 
 
 def test_a_preset_is_found_by_every_name_of_it() -> None:
