@@ -115,23 +115,24 @@ class SharingTable(Generic[Packed]):
         """Say what was packed of a tensor; the reference must not hold it alive.
 
         What was packed of the storage before it was changed, or has died since, is forgotten: an input buffer that is
-        filled anew at every step would gather entries.
+        filled anew at every step would gather entries. Which are dead is asked when they have doubled, since a storage
+        may have a thousand views.
         """
         if source.is_inference():
             return
-        storage = source.untyped_storage()
-        kept = {key: held for key, held in self._packed.get(storage, {}).items() if _may_recall(key, held, source)}
-        self._packed[storage] = kept | {_key(source, purpose): reference}
+        entries = self._packed.setdefault(source.untyped_storage(), {})
+        if any(version != source._version for _, _, version in entries):
+            entries.clear()
+        if (len(entries) & (len(entries) - 1)) == 0:  # a power of two
+            for key in [key for key, held in entries.items() if held() is None]:
+                del entries[key]
+        entries[_key(source, purpose)] = reference
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._packed.values())
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return type(self), ()
-
-
-def _may_recall(key: _Key, reference: Reference[Any], source: Tensor) -> bool:
-    return key[-1] == source._version and reference() is not None
 
 
 def _key(source: Tensor, purpose: Hashable) -> _Key:

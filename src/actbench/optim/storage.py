@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
@@ -19,6 +21,9 @@ from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 
 CHUNK = 1 << 18
 """Elements that are float32 at a time; temporary memory is a dozen times their 1 MiB. Groups and blocks divide it."""
+
+_Chunk = tuple[int, int, int]
+"""Its number, its first element and its end."""
 
 
 class ChunkedStorage:
@@ -36,7 +41,7 @@ class ChunkedStorage:
     def zeros(self, count: int, device: torch.device) -> Tensor:
         """Return the bytes of ``count`` zeros."""
         packed = torch.empty(self.packed_bytes(count), dtype=torch.uint8, device=device)
-        for number, start, end in _chunks(count):
+        for number, start, end in _stepped(packed, count):
             self._write(packed, number, torch.zeros(end - start, device=device), seed=0)
         return packed
 
@@ -53,20 +58,30 @@ class ChunkedStorage:
 
     def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
         """Step by Adam or AdamW."""
-        for number, start, end in _chunks(param.numel()):
-            m, s = self._read(means, number, end - start), self._read_roots(roots, number, end - start)
-            p, m, s = steprules.adam(param[start:end].float(), grad[start:end].float(), m, s, rule)
-            param[start:end] = p
-            self._write(means, number, m, _seed(seed, 0, number))
-            self._write(roots, number, s, _seed(seed, 1, number))
+        for chunk in _stepped(param, param.numel()):
+            self._adam(chunk, param, grad, means, roots, seed, rule)
 
     def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
         """Step by SGD with momentum."""
-        for number, start, end in _chunks(param.numel()):
-            b = self._read(buffers, number, end - start)
-            p, b = steprules.sgd(param[start:end].float(), grad[start:end].float(), b, rule)
-            param[start:end] = p
-            self._write(buffers, number, b, _seed(seed, 0, number))
+        for chunk in _stepped(param, param.numel()):
+            self._sgd(chunk, param, grad, buffers, seed, rule)
+
+    def _adam(
+        self, chunk: _Chunk, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule
+    ) -> None:
+        number, start, end = chunk
+        m, s = self._read(means, number, end - start), self._read_roots(roots, number, end - start)
+        p, m, s = steprules.adam(param[start:end].float(), grad[start:end].float(), m, s, rule)
+        param[start:end] = p
+        self._write(means, number, m, _seed(seed, 0, number))
+        self._write(roots, number, s, _seed(seed, 1, number))
+
+    def _sgd(self, chunk: _Chunk, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
+        number, start, end = chunk
+        b = self._read(buffers, number, end - start)
+        p, b = steprules.sgd(param[start:end].float(), grad[start:end].float(), b, rule)
+        param[start:end] = p
+        self._write(buffers, number, b, _seed(seed, 0, number))
 
     def _write(self, packed: Tensor, number: int, values: Tensor, seed: int) -> None:
         parts = self.encoding.encode(values, torch.tensor(seed, device="cpu"))
@@ -91,10 +106,15 @@ class ChunkedStorage:
         return tuple(parts)
 
 
-def _chunks(count: int) -> Iterator[tuple[int, int, int]]:
+def _chunks(count: int) -> Iterator[_Chunk]:
     """Yield the number, the first element and the end of each chunk."""
     for number, start in enumerate(range(0, count, CHUNK)):
         yield number, start, min(start + CHUNK, count)
+
+
+def _stepped(written: Tensor, count: int) -> Iterator[_Chunk]:
+    """Yield the chunks that are written into a tensor one after the other; of a fake one the first, as large as any."""
+    return itertools.islice(_chunks(count), 1 if isinstance(written, FakeTensor) else None)
 
 
 def _seed(seed: int, moment: int, chunk: int) -> int:
