@@ -167,7 +167,7 @@ class CaseFlags(ModelFlags):
         str | None,
         option(
             "--device-profile",
-            "Device that the simulated meter stands for (default cuda-16gib).",
+            "Device that the simulated meter stands for (default cuda-16gib); actbench devices lists them.",
             metavar="NAME",
         ),
     ] = None

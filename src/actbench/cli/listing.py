@@ -1,4 +1,4 @@
-"""What there is to choose from: schemes, models and recipes; and one scheme, explained from its class."""
+"""What there is to choose from: schemes, models, recipes and devices; and one scheme, explained from its class."""
 
 from __future__ import annotations
 
@@ -82,6 +82,33 @@ def recipes(
     for verb, titles in (("sweep", recipes.shipped()), ("train", runs.shipped())):
         for shipped, title in titles.items():
             table.add_row(shipped, verb, title)
+    Console().print(table)
+
+
+@app.command()
+def devices(
+    pattern: Annotated[str | None, argument("PATTERN", "Show only devices whose name contains this.")] = None,
+) -> None:
+    """List the device profiles that --device-profile takes: what a step is simulated for, with no device at all.
+
+    Memory is what torch reports for such a card, in its messages when memory runs out: less than is printed on the box.
+    The driver's own share also comes out of it. `--memory-limit 8GiB` sets another limit.
+
+    Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
+    """
+    from rich.console import Console
+
+    from actbench.measuring.meters import profiles
+
+    table = _table("device profile", "memory", "compute capability", "operators of")
+    for profile in profiles.profiles():
+        if pattern is None or pattern.lower() in profile.name:
+            capability = "–" if profile.compute_capability is None else "{}.{}".format(*profile.compute_capability)
+            operators = "CUDA" if profile.is_cuda else "this CPU"
+            usual = " (default)" if profile.name == profiles.DEFAULT else ""
+            table.add_row(profile.name + usual, format_bytes(profile.memory_bytes), capability, operators)
+    if not table.row_count:
+        raise UsageError(f"no device profile's name contains {pattern!r}; 'actbench devices' lists all")
     Console().print(table)
 
 

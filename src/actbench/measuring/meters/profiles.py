@@ -54,11 +54,17 @@ _PROFILES = {
         _cuda("t4", 14.7, (7, 5)),
         _cuda("v100-16gb", 15.77, (7, 0)),
         _cuda("v100-32gb", 31.74, (7, 0)),
+        _cuda("rtx-2080-ti", 10.75, (7, 5)),
         _cuda("rtx-3060-12gb", 11.76, (8, 6)),
+        _cuda("rtx-3080-10gb", 9.78, (8, 6)),
         _cuda("rtx-3090", 23.69, (8, 6)),
+        _cuda("rtx-4060", 7.72, (8, 9)),
         _cuda("rtx-4090", 23.64, (8, 9)),
+        _cuda("rtx-5090", 31.37, (12, 0)),
+        _cuda("rtx-a6000", 47.54, (8, 6)),
         _cuda("a10g", 22.06, (8, 6)),
         _cuda("l4", 22.03, (8, 9)),
+        _cuda("l40s", 44.4, (8, 9)),
         _cuda("a100-40gb", 39.39, (8, 0)),
         _cuda("a100-80gb", 79.15, (8, 0)),
         _cuda("h100-80gb", 79.11, (9, 0)),
@@ -67,6 +73,11 @@ _PROFILES = {
 }
 
 DEFAULT = "cuda-16gib"
+
+
+def profiles() -> list[DeviceProfile]:
+    """Return all profiles."""
+    return list(_PROFILES.values())
 
 
 def names() -> list[str]:
