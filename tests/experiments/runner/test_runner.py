@@ -242,17 +242,38 @@ def _is_a_case(process):
     return process.parent().ppid() == psutil.Process().pid
 
 
-def test_a_case_that_does_not_fit_stays_failed_and_says_what_would(log):
+def test_a_case_that_is_over_its_limit_is_measured_with_its_largest_batch(log):
     rows, summary = sweep(cases(log, "exact", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
     outcome = rows.outcome("exact")
-    assert (summary, outcome.reason, outcome.peak_bytes) == (Summary(failed=1), "out-of-memory", 1000 + 10 * 128)
+    assert (summary, outcome.peak_bytes, outcome.over_limit_bytes) == (Summary(measured=1), 2280, 2280 - 1725)
+    assert outcome.largest_batch == outcome.largest_batch_search.batch_size == 72
+    assert len(outcome.step_seconds) == 10
+
+
+def test_of_a_case_over_its_limit_not_even_one_sample_may_fit(log):
+    rows, _ = sweep(cases(log, "peak:2000", batch_size=1, find_largest_batch=True, memory_limit_bytes=1725))
+    assert (rows.outcome("peak:2000").largest_batch, rows.outcome("peak:2000").over_limit_bytes) == (0, 275)
+
+
+def test_a_case_that_is_over_its_limit_is_no_failure_to_retry(log):
+    plan, rows = cases(log, "exact", batch_size=128, memory_limit_bytes=1725), Rows()
+    assert sweep(plan, rows)[1] == Summary(measured=1)
+    assert sweep(plan, rows, retry_failed=True)[1] == Summary(skipped=1)
+
+
+def test_a_case_that_runs_out_of_memory_stays_failed_and_says_what_would_fit(log):
+    plan = cases(log, "strict", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725)
+    rows, summary = sweep(plan)
+    outcome = rows.outcome("strict")
+    assert (summary, outcome.reason) == (Summary(failed=1), "out-of-memory")
     assert outcome.message.endswith("; the largest batch that fits is 72")
 
 
 def test_a_case_that_does_not_fit_says_why_its_largest_batch_is_unknown(log):
-    rows, _ = sweep(cases(log, "dies_at:72", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
-    assert rows.outcome("dies_at:72").reason == "out-of-memory"
-    assert "the largest batch is unknown: the step at batch 72 ended in crash" in rows.outcome("dies_at:72").message
+    scheme = "strict+dies_at:72"
+    rows, _ = sweep(cases(log, scheme, batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
+    assert rows.outcome(scheme).reason == "out-of-memory"
+    assert "the largest batch is unknown: the step at batch 72 ended in crash" in rows.outcome(scheme).message
 
 
 def test_without_a_limit_the_largest_batch_is_that_of_the_memory_available_now(log, monkeypatch):
