@@ -85,5 +85,5 @@ def about_limit(record: MeasuredRecord, find: FindSchemes | None = None) -> str 
     limit, over = format_bytes(measured.memory_limit_bytes), format_bytes(measured.over_limit_bytes)
     why = about_peak(measured, find)
     if measured.peak_bytes <= measured.memory_limit_bytes:
-        why = f"of which as much is free in pieces that its allocator cannot use{f'; {why}' if why else ''}"
+        why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
     return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"

@@ -39,9 +39,9 @@ class Recipe(BaseRecipe):
 
     workload: Tables[WorkloadGrid]
     measure: Measure = Measure()
-    scheme: tuple[SchemeRow, ...] = ()
     cumulative: Switch = False
     columns: Annotated[tuple[str, ...], BeforeValidator(_columns)] = ()
+    scheme: tuple[SchemeRow, ...] = ()
 
     @field_validator("scheme")
     @classmethod

@@ -48,7 +48,7 @@ class Column(Generic[Item]):
     @property
     def name(self) -> str:
         """What ``--columns`` calls it."""
-        return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower())
+        return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
 
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:
