@@ -261,9 +261,21 @@ def test_a_scheme_that_finds_nothing_is_refused(cli: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_memory_limit_below_the_weights_is_a_failed_row(cli: Any, tmp_path: Path) -> None:
-    ended = cli("measure", "tiny-roberta", "--memory-limit", "100KiB", "-o", tmp_path / "r.jsonl")
+def test_a_memory_limit_below_the_weights_is_a_row_over_its_limit(cli: Any, tmp_path: Path) -> None:
+    command = (
+        "measure",
+        "tiny-roberta",
+        "--meter",
+        "simulated",
+        "--memory-limit",
+        "100KiB",
+        "-o",
+        tmp_path / "r.jsonl",
+    )
+    ended, strict = cli(*command), cli(*command, "--require-fit")
 
-    assert ended.status == 1
+    assert (ended.status, strict.status) == (0, 1)
     assert "Traceback" not in ended.err
-    assert '"reason":"out-of-memory"' in (tmp_path / "r.jsonl").read_text()
+    assert "over the limit of 100.00 KiB by" in ended.err
+    assert '"reason":"out-of-memory"' not in (tmp_path / "r.jsonl").read_text()
+    assert '"over_limit_bytes":' in (tmp_path / "r.jsonl").read_text()

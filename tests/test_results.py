@@ -13,6 +13,7 @@ from actbench.results import store
 from actbench.results.kernels import KernelReport, report_table
 from actbench.results.render import markdown
 from actbench.results.runs import TrainingRun
+from actbench.results.tables import report_tables
 from actbench.training.comparison import TRAINED
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,16 @@ def test_every_row_of_the_readme_stands_in_the_results(folder: str, table: str) 
     assert any(cells_of(header) <= row for row in committed)
     for line in rows:
         assert any(cells_of(line) <= row for row in committed), line
+
+
+def test_the_readme_shows_what_quickstart_prints() -> None:
+    [shown] = [table for folder, table in SHOWN if folder == "results/quickstart"]
+    recipe = recipes.load("quickstart")
+    records, _ = store.read_all(store.files_in([ROOT / "results" / "quickstart"]))
+    [table] = report_tables(records, recipe.title, recipe.columns)
+
+    assert recipe.columns
+    assert shown in markdown(table)
 
 
 def cells_of(line: str) -> set[str]:

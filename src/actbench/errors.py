@@ -20,6 +20,7 @@ A message says what was asked, what was found and what to do.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 LONGEST_WORD = 400
 """Characters of a word, such as a name or a number that somebody else wrote, that a message repeats."""
@@ -87,12 +88,12 @@ class OutOfMemoryError(MeasurementError):
 
     Args:
         message: What was asked for and what was there.
-        peak_bytes: The peak that would have been needed, where the meter knows it.
+        phase: Part of the step in which memory ran out, where that is known.
     """
 
-    def __init__(self, message: str, peak_bytes: int | None = None) -> None:
+    def __init__(self, message: str, phase: Literal["forward", "backward", "optimizer"] | None = None) -> None:
         super().__init__(message)
-        self.peak_bytes = peak_bytes
+        self.phase = phase
 
 
 def shortened(text: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.errors import MeasurementError, ModelError
-from actbench.results.records import Built, Site, Unreached
+from actbench.results.records import Built, Phase, Site, Unreached
 
 Batch = Mapping[str, Any]
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -124,6 +124,8 @@ class TrainingSetup:
 class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
+    ``phase`` is the part that was begun last.
+
     Raises:
         MeasurementError: The setup has no loss or no optimizer.
     """
@@ -133,6 +135,7 @@ class TrainStep:
             raise MeasurementError("a training step needs a loss and an optimizer; this setup has none")
         self.setup = setup
         self.batch = batch
+        self.phase: Phase | None = None
         self.optimizer = setup.make_optimizer(setup.module)
 
     def forward(self) -> Tensor:
@@ -141,6 +144,7 @@ class TrainStep:
         Raises:
             ModelError: The loss has not one number.
         """
+        self.phase = "forward"
         loss = self.setup.forward(self.batch)
         if loss.numel() != 1:
             raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
@@ -148,6 +152,7 @@ class TrainStep:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of the loss to the parameters."""
+        self.phase = "backward"
         loss.backward()  # type: ignore[no-untyped-call]
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
@@ -158,6 +163,7 @@ class TrainStep:
 
     def update(self) -> None:
         """Step the optimizer and free the gradients."""
+        self.phase = "optimizer"
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import pytest
 
 from actbench.cli.app import app
-from actbench.cli.flags import CaseFlags, ExportFlags, SchemeFlags, expanded, schemes_from
+from actbench.cli.flags import CaseFlags, SchemeFlags, expanded, schemes_from
+from actbench.cli.outputs import ExportFlags
 from actbench.errors import SpecError
 
 

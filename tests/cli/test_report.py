@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from actbench.results.measured import MeasuredRecord
 
@@ -34,3 +37,31 @@ def test_an_empty_folder_is_refused(cli: Any, tmp_path: Path) -> None:
 
     assert ended.status == 2
     assert f"{tmp_path} holds no results file" in ended.err
+
+
+def test_an_export_to_standard_output_stands_there_alone(
+    cli: Any, tmp_path: Path, make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path / "rows.jsonl", make_record(), make_record("fewbit:3", peak_bytes=500))
+    chosen = ("report", file, "--columns", "scheme,peak")
+
+    ended = cli(*chosen, "--export-csv", "-", "--export-markdown", tmp_path / "table.md")
+
+    assert ended.status == 0
+    assert ended.out == "scheme,peak_bytes\nexact,1000\nfewbit:3,500\n"
+    assert "fewbit:3" in ended.err
+    assert "| fewbit:3 | 500 B |" in (tmp_path / "table.md").read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "table.md"]
+
+    twice = cli(*chosen, "--export-csv", "-", "--export-json", "-")
+    assert twice.status == 2
+    assert "name the same file" in twice.err
+
+
+def test_chosen_columns_leave_json_whole(cli: Any, tmp_path: Path, make_record: MakeRecord) -> None:
+    file = written(tmp_path / "rows.jsonl", make_record())
+
+    ended = cli("report", file, "--columns", "scheme,peak", "--export-json", "-")
+
+    assert json.loads(ended.out)[0]["outcome"]["activation_bytes"] == 600

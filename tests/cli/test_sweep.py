@@ -1,5 +1,7 @@
 import pytest
 
+from actbench.results import store
+
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
 
 
@@ -19,3 +21,54 @@ def test_a_memory_limit_has_a_unit(cli):
 
     assert ended.status == 2
     assert "'16' is not an amount of memory: write a number and a unit, such as 16GiB" in ended.err
+
+
+@pytest.mark.slow
+def test_a_stack_of_schemes_over_its_limit_is_measured_and_reported_alike(cli, tmp_path):
+    chosen = ("--columns", "scheme,peak,over-limit,saved,peak-vs-previous", "--export-markdown", "-")
+    stack = ("-s", "checkpoint", "--cumulative", "--memory-limit", "1MiB", "--output", tmp_path)
+    swept = cli("sweep", *SMALL, *stack, *chosen)
+    strict = cli("sweep", *SMALL, *stack, *chosen, "--require-fit")
+    reported = cli("report", tmp_path, "--title", "What does each scheme save on tiny-roberta?", *chosen)
+
+    records = store.read(next(tmp_path.rglob("*.jsonl"))).records
+    assert [swept.status, strict.status, reported.status] == [0, 1, 0], swept.err
+    assert sorted(len(record.case.scheme.split("+")) for record in records) == [1, 1, 2]
+    assert all(record.outcome.over_limit_bytes > 0 for record in records)
+    assert swept.out == strict.out == reported.out
+    assert "| Scheme | Peak ↓ | Over limit ↓ | Saved ↑ | Peak, vs previous ↓ |" in swept.out
+    assert "over the limit of 1.00 MiB by" in swept.err
+    assert "3 measured, 0 failed" in swept.err
+    assert "3 taken from the results file" in strict.err
+
+
+def test_one_scheme_is_no_stack(cli, tmp_path):
+    ended = cli("sweep", *SMALL, "--cumulative", "--output", tmp_path)
+
+    assert ended.status == 2
+    assert "cumulative adds schemes one after the other: give at least two beside exact" in ended.err
+
+
+def test_a_mistyped_column_is_refused_before_anything_is_measured(cli, tmp_path):
+    for verb in ("sweep", "measure"):
+        ended = cli(verb, *SMALL, "--columns", "peek", "--output", tmp_path / "none")
+
+        assert ended.status == 2
+        assert "--columns: there is no column 'peek'; did you mean peak" in ended.err
+        assert not (tmp_path / "none").exists()
+
+
+def test_a_mistyped_recipe_is_told_from_a_model(cli, tmp_path):
+    ended = cli("sweep", "quickstat", "--output", tmp_path)
+
+    assert ended.status == 2
+    assert "did you mean the recipe 'quickstart'?" in ended.err
+
+
+def test_a_recipe_that_there_is_not_is_told_with_all_that_there_are(cli):
+    ended = cli("recipes", "digit")
+
+    assert ended.status == 2
+    assert "there is no recipe 'digit'; did you mean 'digits'?" in ended.err
+    assert "of 'actbench sweep': actnn-memory," in ended.err
+    assert "of 'actbench train': accuracy, digits" in ended.err

@@ -80,21 +80,27 @@ def test_the_largest_batch_is_proved_on_both_sides() -> None:
     fits = bench.Session(case("exact", **{**fields, "batch_size": found.batch_size})).memory()
 
     assert fits.peak_bytes == found.fits_peak_bytes
-    with pytest.raises(OutOfMemoryError) as over:
-        bench.Session(case("exact", **{**fields, "batch_size": found.batch_size + 1})).memory()
-    assert over.value.peak_bytes == found.next_peak_bytes
+    assert fits.fits
+    over = bench.Session(case("exact", **{**fields, "batch_size": found.batch_size + 1})).memory()
+    assert not over.fits
+    assert over.peak_bytes == found.next_peak_bytes
 
 
-def test_a_batch_that_does_not_fit_is_a_failure_with_the_peak_it_would_need() -> None:
-    session = bench.Session(case("exact", **MODELS["roberta"], meter="simulated", memory_limit_bytes=2**20))
+def test_a_step_that_does_not_fit_is_measured_with_what_it_needs() -> None:
+    fields = {**MODELS["roberta"], "meter": "simulated", "device_profile": "cpu"}
+    free = bench.Session(case("exact", **fields)).memory()
+    over = bench.Session(case("exact", **fields, memory_limit_bytes=2**20)).memory()
 
-    with pytest.raises(OutOfMemoryError) as over:
-        session.memory()
-    failure = bench.failure_of(over.value)
+    assert (over.memory_limit_bytes, over.over_limit_bytes) == (2**20, free.peak_bytes - 2**20)
+    assert (free.fits, over.fits) == (True, False)
+    changed = {"memory_limit_bytes": free.memory_limit_bytes, "over_limit_bytes": None}
+    assert over.model_copy(update=changed) == free
 
-    assert failure.reason == "out-of-memory"
-    assert failure.peak_bytes is not None
-    assert failure.peak_bytes > 2**20
+
+def test_memory_that_runs_out_is_a_failure_with_the_part_of_the_step() -> None:
+    failure = bench.failure_of(OutOfMemoryError("no room", "backward"))
+
+    assert (failure.reason, failure.phase, failure.peak_bytes) == ("out-of-memory", "backward", None)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +213,11 @@ def test_recurrent_layers_are_not_simulated(tmp_path: Path) -> None:
 def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
     limit = {"memory_limit_bytes": 64 * 2**20, "find_largest_batch": True}
 
-    with pytest.raises(OutOfMemoryError, match=r"largest batch that fits is \d+"):
-        bench.Session(case("exact", **{**MODELS["roberta"], "batch_size": 4096}, meter="simulated", **limit)).memory()
+    fields = {**MODELS["roberta"], "batch_size": 4096, "meter": "simulated"}
+    found = bench.Session(case("exact", **fields, **limit)).memory()
+
+    assert found.over_limit_bytes is not None
+    assert 0 < found.largest_batch < 4096
 
 
 def test_bits_reach_the_judged_step_however_late_the_device_is(monkeypatch: pytest.MonkeyPatch) -> None:

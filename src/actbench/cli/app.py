@@ -57,6 +57,7 @@ app = typer.Typer(
 
 Exit = typer.Exit
 LARGEST = COUNT_LIMIT - 1
+STDOUT = Path("-")
 echo = typer.echo
 
 
@@ -86,7 +87,7 @@ def option(names: str, text: str, **details: Any) -> Any:
 
 def _checked(path: Path | None) -> Path | None:
     """Refuse a file that cannot be written, before any work is done."""
-    if path is not None:
+    if path not in (None, STDOUT):
         from actbench.results.render.exports import check
 
         check(path)
@@ -94,8 +95,8 @@ def _checked(path: Path | None) -> Path | None:
 
 
 def file_option(name: str, text: str) -> Any:
-    """Return an option that names a file to write."""
-    return option(name, text, metavar="FILE", parser=path_named, callback=_checked)
+    """Return an option that names a file to write, or standard output."""
+    return option(name, f"{text} - is standard output.", metavar="FILE", parser=path_named, callback=_checked)
 
 
 def _show_version(asked: bool) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import LARGEST, app, option
-from actbench.cli.flags import ExportFlags, ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
-from actbench.cli.printing import call_task, export, remark, show
+from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
+from actbench.cli.outputs import ExportFlags
+from actbench.cli.printing import call_task, export, readers, remark, show
 from actbench.errors import UsageError
 from actbench.units import LONGEST_SECONDS, format_bytes, format_seconds, parse_bytes
 
@@ -65,18 +66,19 @@ def convert(
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
     sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)
-    show(sites)
+    show(sites, beside=exports)
     if report.unreached:
-        show(unreached_table(report.unreached))
-    _print_totals(report)
+        show(unreached_table(report.unreached), beside=exports)
+    _print_totals(report, readers(exports))
     export(exports, [sites], lambda: _as_json(report))
 
 
-def _print_totals(report: ConversionReport) -> None:
+def _print_totals(report: ConversionReport, to: TextIO) -> None:
     before, after = report.bytes_before, report.bytes_after
     print(
         f"kept for backward by the whole model: {format_bytes(before)} before, {format_bytes(after)} after "
-        f"({before / after:.2f} times less), batch {report.case.batch_size}"
+        f"({before / after:.2f} times less), batch {report.case.batch_size}",
+        file=to,
     )
     if report.built is not None:
         remark(f"built {report.built.model_class} for {report.built.task}")

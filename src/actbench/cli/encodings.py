@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import LARGEST, app, argument, option
-from actbench.cli.flags import ExportFlags, JsonOption, expanded
+from actbench.cli.flags import expanded
+from actbench.cli.outputs import ExportFlags, JsonOption
 from actbench.cli.printing import export, show
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def encodings(
     table = _table(found, list(chosen), seed)
     text = json.dumps([row.model_dump(mode="json") for row in found], indent=2) + "\n"
     export(exports, [table], lambda: text)
-    show(table)
+    show(table, beside=exports)
 
 
 def _distributions(given: Sequence[str] | None) -> dict[str, Distribution]:

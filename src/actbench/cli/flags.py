@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from actbench.cli.app import LARGEST, argument, file_option, named, option, path_named
+from actbench.cli.app import LARGEST, argument, named, option, path_named
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, FloatType, Optimizer, Task, WeightsChoice
 from actbench.units import LONGEST_SECONDS
@@ -45,11 +45,13 @@ TimeoutOption = Annotated[
 TrustRecipeOption = Annotated[
     bool, option("--trust-recipe", "Run the code that a recipe file names: file.py:function, or that of hub models.")
 ]
+RequireFitOption = Annotated[
+    bool, option("--require-fit", "Leave with status 1 where a step needs more memory than it may use.")
+]
 OutputOption = Annotated[
     Path | None,
     option("--output -o", "Folder or file to write to.", metavar="PATH", parser=path_named, show_default=False),
 ]
-JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records as JSON.")]
 
 
 @dataclass(frozen=True)
@@ -220,24 +222,6 @@ class CaseFlags(ModelFlags):
         if self.device_profile is None and {"simulated", "cpu"} == set(meters or ()):
             flags["device_profile"] = "cpu"  # an estimate of what is measured beside it
         return {name: value for name, value in flags.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class TableFlags:
-    """Files to write a table to."""
-
-    export_markdown: Annotated[Path | None, file_option("--export-markdown", "Write the table as Markdown.")] = None
-    export_csv: Annotated[
-        Path | None, file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
-    ] = None
-    export_html: Annotated[Path | None, file_option("--export-html", "Write the table as HTML.")] = None
-
-
-@dataclass(frozen=True)
-class ExportFlags(TableFlags):
-    """Files to write a table and its records to."""
-
-    export_json: JsonOption = None
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import app, option
-from actbench.cli.flags import ExportFlags, OutputOption, expanded
+from actbench.cli.flags import OutputOption, expanded
+from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, remark, show
 from actbench.paths import check_makeable
 from actbench.units import LONGEST_SECONDS
@@ -90,7 +91,7 @@ def kernels(
     export(exports, [table], lambda: text)
     if output is not None:
         _write(report, table, text, output)
-    show(table)
+    show(table, beside=exports)
 
 
 def _write(report: KernelReport, table: Table, text: str, output: Path) -> None:

@@ -11,12 +11,12 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from actbench.cli.app import Exit
+from actbench.cli.app import STDOUT, Exit
 from actbench.errors import UsageError, shortened
 from actbench.results.plain import plain
 
 if TYPE_CHECKING:
-    from actbench.cli.flags import TableFlags
+    from actbench.cli.outputs import TableFlags
     from actbench.experiments.experiment import ExperimentResult
     from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.progress import Progress
@@ -151,14 +151,19 @@ def call_task(
             remark(tasks.said)
 
 
-def show(*tables: Table) -> None:
-    """Print tables."""
+def readers(flags: TableFlags) -> TextIO:
+    """Return where what people read is printed: standard output, unless an export takes it."""
+    return sys.stderr if flags.take_stdout else sys.stdout
+
+
+def show(*tables: Table, beside: TableFlags) -> None:
+    """Print tables, beside exports."""
     from rich.console import Console
 
     from actbench.results.render import screen
 
     for table in tables:
-        screen.show(table, Console(highlight=False))
+        screen.show(table, Console(file=readers(beside), highlight=False))
 
 
 @contextmanager
@@ -212,25 +217,43 @@ def export(
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
-    """Write the texts whose files were asked for, all or nothing."""
+    """Write the texts whose files were asked for, all or nothing; what goes to standard output comes last."""
     from actbench.results.render import exports
 
-    texts = [(path, text()) for path, text in asked if path is not None]
-    if len({path for path, _ in texts}) < len(texts):
+    texts = {path: text for path, text in asked if path is not None}
+    if len(texts) < sum(path is not None for path, _ in asked):
         raise UsageError("two exports name the same file: give each a file of its own, or it would be written twice")
-    exports.export(dict(texts))
+    printed = texts.pop(STDOUT, None)
+    exports.export({path: text() for path, text in texts.items()})
     if texts:
-        remark(f"written: {', '.join(str(path) for path, _ in texts)}")
+        remark(f"written: {', '.join(map(str, texts))}")
+    if printed is not None:
+        lines = printed()
+        sys.stdout.writelines([lines] if isinstance(lines, str) else cast("Iterable[str]", lines))
 
 
-def finish(comparison: ExperimentResult[Any], shown: Sequence[Table], verb: str = "measure") -> None:
+def finish(
+    comparison: ExperimentResult[Any],
+    shown: Sequence[Table],
+    verb: str = "measure",
+    *,
+    beside: TableFlags,
+    over_limit: Sequence[str] = (),
+    require_fit: bool = False,
+) -> None:
     """Print the tables of a result, say where it is kept, and leave with status 1 if any case failed.
 
-    ``verb`` is what was done to its cases.
+    Args:
+        comparison: The result.
+        shown: Its tables.
+        verb: What was done to its cases.
+        beside: Which exports there are.
+        over_limit: What to say of each case that does not fit.
+        require_fit: Whether these count as failed.
     """
     from actbench.results.records import Failure
 
-    show(*shown)
+    show(*shown, beside=beside)
     if comparison.notice:
         remark(comparison.notice)
     summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
@@ -242,5 +265,7 @@ def finish(comparison: ExperimentResult[Any], shown: Sequence[Table], verb: str 
     failures = [record for record in comparison.records if isinstance(record.outcome, Failure)]
     for record in failures:
         remark(f"failed: {record.case.name}: {record.outcome.message}")
-    if failures:
+    for text in over_limit:
+        remark(text)
+    if failures or (over_limit and require_fit):
         raise Exit(1)

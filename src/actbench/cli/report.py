@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from actbench.cli.app import Exit, app, argument, option, path_named
-from actbench.cli.flags import ExportFlags, TableFlags, expanded
+from actbench.cli.flags import expanded
+from actbench.cli.outputs import ResultFlags, TableFlags
 from actbench.cli.printing import export, remark, show
 
 ResultsArgument = Annotated[
@@ -34,7 +35,7 @@ def report(
     *,
     results: ResultsArgument,
     title: Annotated[str, option("--title", "Heading of the table.")] = "Results",
-    exports: ExportFlags,
+    exports: ResultFlags,
 ) -> None:
     """Print results files as one table, and export it.
 
@@ -49,17 +50,20 @@ def report(
     actbench report results | less -S
 
     actbench report results/quickstart/*.jsonl --export-markdown table.md --export-csv table.csv
+
+    actbench report results --columns scheme,peak,saved --export-markdown -
     """
     from actbench.results import store, tables
     from actbench.results.render.formats import json_lines
 
+    columns = exports.chosen
     records, notices = store.read_all(store.files_in(results), sites=exports.export_json is not None)
     for notice in notices:
         remark(notice)
-    shown = tables.report_tables(records, title)
+    shown = tables.report_tables(records, title, columns)
     if exports.export_json is None:
         records = []  # of many rows they take most of the memory
-    show(*shown)
+    show(*shown, beside=exports)
     export(exports, shown[:1], lambda: json_lines(records))
 
 
@@ -105,7 +109,7 @@ def compare(
     for notice in [*first_notices, *second_notices]:
         remark(notice)
     comparison = compared(first, second, limits)
-    show(comparison.table)
+    show(comparison.table, beside=exports)
     export(exports, [comparison.table])
     for violation in comparison.violations:
         remark(f"limit broken: {violation}")

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import LARGEST, app, argument, named, option
 from actbench.cli.flags import (
     CaseFlags,
-    ExportFlags,
     ModelArgument,
     OutputOption,
+    RequireFitOption,
     TimeoutOption,
     TrustRecipeOption,
     expanded,
     schemes_from,
 )
+from actbench.cli.outputs import ExportFlags, ResultFlags
 from actbench.cli.printing import call_task, command_line, export, finish, progress_shown, show
-from actbench.errors import UsageError
+from actbench.errors import ModelError, UsageError
 from actbench.results.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -51,16 +53,22 @@ def sweep(
     force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
     retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
     trust_recipe: TrustRecipeOption = False,
+    cumulative: Annotated[
+        bool,
+        option("--cumulative", "Add the schemes one after the other, and show what each one changes."),
+    ] = False,
+    require_fit: RequireFitOption = False,
     output: OutputOption = Path("results"),
-    exports: ExportFlags,
+    exports: ResultFlags,
 ) -> None:
     """Measure a grid of models, batch sizes and schemes, and print the comparison.
 
     Each case runs in a process of its own, and its row is stored as soon as it ends, in
     OUTPUT/RECIPE/MACHINE.jsonl, with the tables beside it. Run the same command again and it goes on where it was
-    stopped. A case that runs out of memory, takes too long or crashes is a row with the reason.
+    stopped. A case that takes too long, crashes or runs out of a device's memory is a row with the reason; one that
+    is measured and only needs more memory than it may use is a row with all its numbers and by how much it is over.
 
-    Exit status: 0 all cases measured, 1 some case failed, 2 wrong usage.
+    Exit status: 0 all cases measured, 1 some case failed (with --require-fit: or is over its limit), 2 wrong usage.
 
     Examples:
 
@@ -70,11 +78,22 @@ def sweep(
 
     actbench sweep roberta-base -s fewbit:3 -s randomized:0.2 --max-batch --memory-limit 16GiB
 
+    actbench sweep llama-3.2-1b -s checkpoint -s adam8bit -s chunked_loss:8 --cumulative --columns peak,peak-vs-previous
+
     actbench sweep mine.toml --meter cuda --export-markdown table.md
     """
-    recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe)
-    with schemes_from(flags.scheme_flags or target or recipe.name):
-        _compare(recipe, output, exports, jobs=jobs, timeout=timeout, force=force, retry_failed=retry_failed)
+    recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe, cumulative)
+    with _recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
+        _compare(
+            recipe,
+            output,
+            exports,
+            jobs=jobs,
+            timeout=timeout,
+            force=force,
+            retry_failed=retry_failed,
+            require_fit=require_fit,
+        )
 
 
 @app.command()
@@ -85,8 +104,9 @@ def measure(
     flags: CaseFlags,
     timeout: TimeoutOption = 1800.0,
     ledger: LedgerOption = False,
+    require_fit: RequireFitOption = False,
     output: OutputOption = None,
-    exports: ExportFlags,
+    exports: ResultFlags,
 ) -> None:
     """Measure one model with a scheme beside the exact model.
 
@@ -104,31 +124,38 @@ def measure(
     actbench measure roberta-base -s fewbit:3 --ledger --export-csv ledger.csv
     """
     recipe = _recipe_of(model, flags)
-    if ledger and (output is not None or flags.max_batch):
-        raise UsageError("--ledger measures nothing: leave out --output and --max-batch; --export-csv and the like do")
+    if ledger and (output is not None or flags.max_batch or exports.columns or require_fit):
+        raise UsageError(
+            "--ledger measures nothing: leave out --output, --max-batch, --columns and --require-fit; --export-csv and "
+            "the like do"
+        )
     with schemes_from(flags.scheme_flags):
         if ledger:
             _list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
         else:
-            _compare(recipe, output, exports, timeout=timeout, force=True)
+            _compare(recipe, output, exports, timeout=timeout, force=True, require_fit=require_fit)
 
 
 def _compare(
     recipe: Recipe,
     output: Path | None,
-    exports: ExportFlags,
+    exports: ResultFlags,
     *,
     timeout: float,
     force: bool,
     jobs: int | None = None,
     retry_failed: bool = False,
+    require_fit: bool = False,
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
+    from actbench import schemes
     from actbench.experiments import sweep
+    from actbench.results.advice import about_limit
     from actbench.results.machine import machine
     from actbench.results.render.formats import json_lines
     from actbench.results.tables import report_tables
 
+    columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
     with progress_shown(kept) as progress:
         comparison = sweep.run(
@@ -141,31 +168,46 @@ def _compare(
             retry_failed=retry_failed,
             progress=progress,
         )
-    shown = report_tables(comparison.records, recipe.title)
+    shown = report_tables(comparison.records, recipe.title, columns)
     export(exports, shown[:1], lambda: json_lines(comparison.records))
-    finish(comparison, shown)
+    over = [text for record in comparison.records if (text := about_limit(record, schemes.changing))]
+    finish(comparison, shown, beside=exports, over_limit=over, require_fit=require_fit)
 
 
-def _recipe(target: str, flags: CaseFlags, trusted: bool) -> Recipe:
+@contextmanager
+def _recipe_hint(target: str | None) -> Iterator[None]:
+    """Name the recipe that a target which is no model may be meant for."""
+    from actbench.experiments.recipes import closest
+
+    try:
+        yield
+    except ModelError as error:
+        close = closest(target or "")
+        if close is None:
+            raise
+        raise ModelError(f"{error}; or did you mean the recipe {close!r}?") from None
+
+
+def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
     """Return the recipe that a target names, with the flags applied."""
     from actbench.experiments import recipes
     from actbench.experiments.recipes import runs
 
     if target in (*recipes.names(), *runs.names()) or target.endswith(".toml"):
         return recipes.Recipe.load_to_run(target, trusted=trusted).with_flags(
-            flags.workload, flags.measure, flags.schemes
+            flags.workload, flags.measure, flags.schemes, cumulative=cumulative
         )
-    return _recipe_of(target, flags)
+    return _recipe_of(target, flags, cumulative)
 
 
-def _recipe_of(model: str, flags: CaseFlags) -> Recipe:
+def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts where most fit."""
     from actbench.experiments.recipes import Recipe
     from actbench.results.machine import find_gpu
 
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
     best = "cuda" if find_gpu() else "simulated"
-    return Recipe.from_flags(workload, {"meters": [best], **flags.measure}, flags.schemes)
+    return Recipe.from_flags(workload, {"meters": [best], **flags.measure}, flags.schemes, cumulative=cumulative)
 
 
 def _list_saved(recipe: Recipe, exports: ExportFlags, *, exact: bool, timeout: float) -> None:
@@ -187,7 +229,7 @@ def _list_saved(recipe: Recipe, exports: ExportFlags, *, exact: bool, timeout: f
     lines = [LedgerLine(case, saved) for case, ledger in listed for saved in ledger.entries]
     title = f"What is saved for backward: {recipe.name}"
     export(exports, tables, lambda: _as_json(listed), csv=lambda: lines_table(lines, title), title=title)
-    show(*tables)
+    show(*tables, beside=exports)
 
 
 def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:

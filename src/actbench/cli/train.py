@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import LARGEST, Exit, app, argument, named, option, path_named
-from actbench.cli.flags import ExportFlags, OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
-from actbench.cli.printing import command_line, export, finish, progress_shown
+from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
+from actbench.cli.outputs import ExportFlags
+from actbench.cli.printing import command_line, export, finish, progress_shown, readers
 from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFl
     table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)
     export(asked, [table], lambda: json_lines(comparison.records))
     exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
-    console = Console(highlight=False)
+    console = Console(file=readers(asked), highlight=False)
     for chart in drawn:
         console.print(charts.drawn(chart, min(console.width, 100)), "")
-    finish(comparison, [table], "train")
+    finish(comparison, [table], "train", beside=asked)

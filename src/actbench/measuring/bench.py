@@ -16,7 +16,6 @@ from actbench.errors import (
     ConversionError,
     IdleError,
     MeasurementError,
-    OutOfMemoryError,
     UntraceableError,
     UsageError,
     is_out_of_memory,
@@ -66,7 +65,7 @@ class Session:
         """Read everything but time: bytes, sites, gradient quality and, where asked, the largest batch.
 
         Raises:
-            OutOfMemoryError: The step does not fit.
+            OutOfMemoryError: The step cannot be run: an allocation failed.
         """
         with waiting():
             return self._memory()
@@ -74,14 +73,15 @@ class Session:
     def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
         search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
-        reading, optimizer = self._reading(search_result)
+        step = self._new_step(self.case.batch_size)
+        reading = self.meter.memory(step)
         return Measurement(
             **vars(reading),
             **quality,
             largest_batch=None if search_result is None else search_result.batch_size,
             largest_batch_search=search_result,
             dtype=self._dtype,
-            optimizer=optimizer,
+            optimizer=type(step.optimizer).__name__,
             weights_origin=self.workload.weights_origin,
             built=self._built,
             sites=self.sites,
@@ -109,17 +109,6 @@ class Session:
         with self.meter.active():
             batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
             return TrainStep(self.setup, batch)
-
-    def _reading(self, found: LargestBatch | None) -> tuple[meters.MemoryReading, str]:
-        """Return what the meter reads, and the class of the optimizer."""
-        try:
-            step = self._new_step(self.case.batch_size)
-            return self.meter.memory(step), type(step.optimizer).__name__
-        except OutOfMemoryError as error:
-            if found is None:
-                raise
-            message = f"{error}; the largest batch that fits is {found.batch_size}"
-            raise OutOfMemoryError(message, error.peak_bytes) from error
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
         """Return what the modules of a setup save, or None, with a warning, for a real model that needs values."""
@@ -178,10 +167,8 @@ class Session:
 
     def _largest_batch(self) -> LargestBatch:
         def fits(batch_size: int) -> search.Trial:
-            try:
-                return search.Trial(True, self.meter.memory(self._new_step(batch_size)).peak_bytes)
-            except OutOfMemoryError as error:
-                return search.Trial(False, error.peak_bytes)
+            reading = self.meter.memory(self._new_step(batch_size))
+            return search.Trial(reading.over_limit_bytes is None, reading.peak_bytes)
 
         return search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
 
@@ -250,14 +237,14 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the record of an error, with the peak that would have been needed where it is known."""
+    """Return the record of an error, with the part of the step in which memory ran out where it is known."""
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
     if is_out_of_memory(error):
         reason = "out-of-memory"
     message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"
     if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
         message += place_of(error.__cause__)
-    return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
+    return Failure(reason=reason, message=message, phase=getattr(error, "phase", None))
 
 
 Gradients = Mapping[Tensor, Tensor]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actbench.results.records import Built, Case, Site, Unreached
-from actbench.results.tables.columns import Column, quotient
+from actbench.results.tables.columns import Column
 from actbench.results.tables.table import Table, fill
+from actbench.results.tables.values import quotient
 from actbench.units import format_bytes
 
 

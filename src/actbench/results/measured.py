@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from actbench.results.records import Built, Case, Data, Failure, Migrations, Record, Site, Unreached
+from actbench.results.records import Built, Case, Data, Failure, Migrations, Phase, Record, Site, Unreached
 from actbench.units import NonNegativeInt, PositiveInt, SignedInt
 
 
@@ -31,6 +31,24 @@ class LargestBatch(Data):
     trials: NonNegativeInt
 
 
+class PeakParts(Data):
+    """What the peak is made of; the parts add up to it.
+
+    Attributes:
+        activation_bytes: Made in the forward pass and alive at its end: what is saved for backward, and the loss.
+        batch_bytes: The batch, and what modules hold from one step to the next.
+        temporary_bytes: The rest: what operators need for a moment, gradients on their way through the layers, and
+            what is recomputed.
+    """
+
+    weights_bytes: NonNegativeInt = 0
+    gradients_bytes: NonNegativeInt = 0
+    optimizer_bytes: NonNegativeInt = 0
+    activation_bytes: NonNegativeInt = 0
+    batch_bytes: NonNegativeInt = 0
+    temporary_bytes: NonNegativeInt = 0
+
+
 class Measurement(Data):
     """What a meter read of one case.
 
@@ -40,6 +58,11 @@ class Measurement(Data):
         optimizer_bytes: Optimizer state.
         activation_bytes: Bytes live after forward minus bytes live before it.
         peak_bytes: Peak allocated in one training step, everything included. The headline.
+        peak_phase: Part of the step in which the peak is reached.
+        peak_parts: What the peak is made of.
+        memory_limit_bytes: What a step might use: the limit of the case, or what the device has.
+        over_limit_bytes: How much more than that it needs, where the meter can go on past the limit; None where it
+            fits. More than ``peak_bytes`` says where memory is lost between the blocks of CUDA's allocator.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
         process_bytes: What the driver says the process holds (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
@@ -61,6 +84,10 @@ class Measurement(Data):
     optimizer_bytes: NonNegativeInt | None = None
     activation_bytes: SignedInt
     peak_bytes: NonNegativeInt
+    peak_phase: Phase | None = None
+    peak_parts: PeakParts | None = None
+    memory_limit_bytes: PositiveInt | None = None
+    over_limit_bytes: PositiveInt | None = None
     reserved_bytes: NonNegativeInt | None = None
     process_bytes: NonNegativeInt | None = None
     step_seconds: tuple[float, ...] | None = None
@@ -82,6 +109,11 @@ class Measurement(Data):
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step needs no more than it might use."""
+        return self.over_limit_bytes is None
 
 
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]

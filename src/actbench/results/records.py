@@ -45,6 +45,8 @@ FloatType = Literal["float32", "bfloat16", "float16"]
 Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum"]
 MeterName = Literal["simulated", "cpu", "cuda"]
 WeightsChoice = Literal["auto", "pretrained", "random"]
+Phase = Literal["forward", "backward", "optimizer"]
+"""Part of a training step; ``optimizer`` is that of the optimizer."""
 FailureReason = Literal[
     "out-of-memory",  # the step did not fit
     "timeout",  # the case took longer than --timeout
@@ -185,12 +187,17 @@ class Unreached(Data):
 
 
 class Failure(Data):
-    """Why a case has no measurement. A failed case is a result."""
+    """Why a case has no measurement. A failed case is a result.
+
+    ``peak_bytes`` stands in older records of what was only above its limit, which is a measurement now. ``phase`` is
+    the part of the step in which memory ran out, where that is known.
+    """
 
     kind: Literal["failed"] = "failed"
     reason: FailureReason
     message: str
     peak_bytes: NonNegativeInt | None = None
+    phase: Phase | None = None
 
 
 class Machine(Data):

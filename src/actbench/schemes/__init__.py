@@ -7,6 +7,6 @@ A scheme is a frozen value whose fields are its parameters. It lives in one file
 from __future__ import annotations
 
 from actbench.schemes.base import Scheme
-from actbench.schemes.registry import build, find, lookup, names
+from actbench.schemes.registry import build, changing, find, lookup, names
 
-__all__ = ["Scheme", "build", "find", "lookup", "names"]
+__all__ = ["Scheme", "build", "changing", "find", "lookup", "names"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from collections.abc import Collection
 
 from actbench import schemes, spec
 from actbench.schemes.base import Scheme
@@ -20,6 +21,11 @@ def find() -> dict[str, type[Scheme]]:
 def names() -> list[str]:
     """Return the names of all schemes."""
     return list(find())
+
+
+def changing(changes: Collection[str]) -> list[str]:
+    """Return the names of the schemes that may change any of these; see :data:`actbench.schemes.base.Change`."""
+    return [name for name, scheme in find().items() if not set(changes).isdisjoint(scheme.model_construct().changes)]
 
 
 def lookup(name: str, text: str | None = None) -> type[Scheme]:

@@ -226,3 +226,57 @@ def test_flags_take_the_place_of_what_a_recipe_says(tmp_path: Path) -> None:
     assert {planned.case.memory_limit_bytes for planned in changed.cases()} == {8 * 1024**3}
     assert (changed.name, changed.title) == (found.name, found.title)
     assert found.with_flags() == found
+
+
+STACK = """
+cumulative = true
+columns = "peak,saved"
+[[scheme]]
+spec = "fewbit:3"
+models = "tiny"
+[[scheme]]
+spec = "checkpoint"
+label = "recomputed"
+[[scheme]]
+spec = "offload"
+"""
+
+
+def test_a_cumulative_recipe_adds_one_scheme_after_the_other(tmp_path: Path) -> None:
+    head, tail = STACK.split("[[scheme]]", 1)
+    grid = RECIPE.replace("[workload]", f"{head}[workload]").replace('"tiny"', '["tiny", "other"]')
+    found = loaded(tmp_path, f"{grid}[[scheme]]{tail}")
+
+    stacks: dict[str, list[str]] = {}
+    for planned in found.cases():
+        stacks.setdefault(planned.case.model, []).append(planned.case.scheme)
+    assert stacks == {
+        "tiny": ["exact", "fewbit:3", "fewbit:3+checkpoint", "fewbit:3+checkpoint+offload"],
+        "other": ["exact", "checkpoint", "checkpoint+offload"],
+    }
+    assert {planned.label for planned in found.cases() if planned.case.scheme.endswith("checkpoint")} == {"recomputed"}
+    assert found.columns == ("peak", "saved")
+    assert found.with_flags() == found
+
+
+def test_a_flag_makes_any_recipe_cumulative(tmp_path: Path) -> None:
+    schemes = ["exact", "fewbit:3", "checkpoint"]
+    expected = ["exact", "fewbit:3", "fewbit:3+checkpoint"]
+    from_flags = Recipe.from_flags({"model": "tiny", "batch_size": 8}, schemes=schemes, cumulative=True)
+    changed = loaded(tmp_path, RECIPE).with_flags(schemes=schemes, cumulative=True)
+
+    assert [planned.case.scheme for planned in from_flags.cases()] == expected
+    assert [planned.case.scheme for planned in changed.cases()] == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("cumulative = true", "cumulative adds schemes one after the other: give at least two beside exact"),
+        ('columns = ["peak", "peek"]', "columns: there is no column 'peek'; did you mean peak"),
+        ("columns = [1]", "columns: there is no column '1'"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        loaded(tmp_path, f"{line}\n{RECIPE}")

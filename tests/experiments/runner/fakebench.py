@@ -47,13 +47,21 @@ class Session:
         for deed in self.deeds:
             self._do(deed)
         limit = self.case.memory_limit_bytes
-        if limit is not None and self.peak_bytes > limit:
-            raise OutOfMemoryError(f"{self.peak_bytes} > {limit}", self.peak_bytes)
+        over = None if limit is None or self.peak_bytes <= limit else self.peak_bytes - limit
+        if over and "strict" in self.deeds:
+            raise OutOfMemoryError(f"{self.peak_bytes} > {limit}")
         self._write("memory")
         found = None
         if self.case.meter == "simulated" and self.case.find_largest_batch:
             found = (limit - BASE_BYTES) // SAMPLE_BYTES
-        return Measurement(weights_bytes=8, activation_bytes=9, peak_bytes=self.peak_bytes, largest_batch=found)
+        return Measurement(
+            weights_bytes=8,
+            activation_bytes=9,
+            peak_bytes=self.peak_bytes,
+            memory_limit_bytes=limit,
+            over_limit_bytes=over,
+            largest_batch=found,
+        )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         for deed in self.deeds_when_timed:
@@ -72,7 +80,7 @@ class Session:
     def exact(self, value: str) -> None:
         pass
 
-    name = exact
+    name = strict = exact
 
     def sleep(self, value: str) -> None:
         time.sleep(float(value))
@@ -96,7 +104,7 @@ class Session:
         sys.exit(value)
 
     def oom(self, value: str) -> None:
-        raise OutOfMemoryError("too much", 2**40)
+        raise OutOfMemoryError("too much", "backward")
 
     def hog(self, value: str) -> None:
         bytearray(2**50)
@@ -162,4 +170,4 @@ def failure_of(error: BaseException) -> Failure:
     elif isinstance(error, MeasurementError):
         reason = "unavailable"
     message = str(error) if isinstance(error, ActbenchError) else f"{type(error).__name__}: {error}"
-    return Failure(reason=reason, message=message, peak_bytes=getattr(error, "peak_bytes", None))
+    return Failure(reason=reason, message=message, phase=getattr(error, "phase", None))

@@ -28,7 +28,7 @@ def text_of(progress, height=30):
     return drawn.file.getvalue()
 
 
-def test_without_a_terminal_each_case_that_ends_is_one_plain_line():
+def test_without_a_terminal_each_case_that_starts_or_ends_is_one_plain_line():
     where = console(terminal=False)
     first, second = cases(2)
     with shown(where) as progress:
@@ -39,6 +39,7 @@ def test_without_a_terminal_each_case_that_ends_is_one_plain_line():
         progress.message("a [note]")
         progress.finished(second, FAILED)
     assert where.file.getvalue().splitlines() == [
+        "starts: model0, fewbit:3, batch 8 (simulated)",
         "[1/2] model0, fewbit:3, batch 8 (simulated): peak 3.00 GiB",
         "a [note]",
         "[2/2] model1, fewbit:3, batch 8 (simulated): failed, crash: it died",
@@ -61,6 +62,20 @@ def test_the_table_follows_a_case_through_its_states():
     table.finished(case, MEASURED)
     assert "measured" in text_of(table)
     assert "1 of 1 cases" in text_of(table)
+
+
+def test_a_case_over_its_limit_is_no_failure_and_tells_by_how_much():
+    where = console(terminal=False)
+    [case] = cases(1)
+    over = MEASURED.model_copy(update={"memory_limit_bytes": 2 * GIB, "over_limit_bytes": GIB})
+    table = LiveTable(console(terminal=True))
+    table.planned([case], 1)
+    table.finished(case, over)
+    assert "over the limit" in text_of(table)
+    with shown(where) as progress:
+        progress.planned([case], 1)
+        progress.finished(case, over)
+    assert where.file.getvalue().strip().endswith("peak 3.00 GiB, over the limit by 1.00 GiB")
 
 
 def test_a_failure_and_what_was_done_before_are_said():

@@ -139,8 +139,8 @@ def order_of_rows(plan, log):
 
 
 def test_a_failure_is_stored_before_anything_is_timed(log):
-    stored = order_of_rows(cases(log, "exact", "oom", "name:b+then+bug"), log)
-    assert stored[0] == ("oom", 0)
+    stored = order_of_rows(cases(log, "exact", "missing", "name:b+then+bug"), log)
+    assert stored[0] == ("missing", 0)
     assert stored[1] == ("name:b+then+bug", 1)  # exact had one turn before it
 
 
@@ -177,16 +177,16 @@ def test_a_scheme_whose_exact_model_has_no_record_is_timed_alone(log):
 
 
 def test_what_is_done_is_skipped_unless_forced(log):
-    rows, _ = sweep(cases(log, "exact", "oom"))
-    _, again = sweep(cases(log, "exact", "oom", "name:new"), rows)
+    rows, _ = sweep(cases(log, "exact", "missing"))
+    _, again = sweep(cases(log, "exact", "missing", "name:new"), rows)
     assert again == Summary(measured=1, skipped=2)
-    assert events(log, "begin") == ["exact", "oom", "name:new", "exact"]  # exact is timed again beside it
-    _, forced = sweep(cases(log, "exact", "oom"), rows, force=True)
+    assert events(log, "begin") == ["exact", "missing", "name:new", "exact"]  # exact is timed again beside it
+    _, forced = sweep(cases(log, "exact", "missing"), rows, force=True)
     assert forced == Summary(measured=1, failed=1)
 
 
 def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):
-    for begun in (["missing", "oom"], ["missing", "oom", "missing"]):
+    for begun in (["missing", "missing"], ["missing", "missing", "missing"]):
         with store.Store.opened(tmp_path / "results.jsonl", MeasuredRecord) as results:
             sweep(cases(log, "missing", "oom"), results)
         assert events(log, "begin") == begun
@@ -242,17 +242,38 @@ def _is_a_case(process):
     return process.parent().ppid() == psutil.Process().pid
 
 
-def test_a_case_that_does_not_fit_stays_failed_and_says_what_would(log):
+def test_a_case_that_is_over_its_limit_is_measured_with_its_largest_batch(log):
     rows, summary = sweep(cases(log, "exact", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
     outcome = rows.outcome("exact")
-    assert (summary, outcome.reason, outcome.peak_bytes) == (Summary(failed=1), "out-of-memory", 1000 + 10 * 128)
+    assert (summary, outcome.peak_bytes, outcome.over_limit_bytes) == (Summary(measured=1), 2280, 2280 - 1725)
+    assert outcome.largest_batch == outcome.largest_batch_search.batch_size == 72
+    assert len(outcome.step_seconds) == 10
+
+
+def test_of_a_case_over_its_limit_not_even_one_sample_may_fit(log):
+    rows, _ = sweep(cases(log, "peak:2000", batch_size=1, find_largest_batch=True, memory_limit_bytes=1725))
+    assert (rows.outcome("peak:2000").largest_batch, rows.outcome("peak:2000").over_limit_bytes) == (0, 275)
+
+
+def test_a_case_that_is_over_its_limit_is_no_failure_to_retry(log):
+    plan, rows = cases(log, "exact", batch_size=128, memory_limit_bytes=1725), Rows()
+    assert sweep(plan, rows)[1] == Summary(measured=1)
+    assert sweep(plan, rows, retry_failed=True)[1] == Summary(skipped=1)
+
+
+def test_a_case_that_runs_out_of_memory_stays_failed_and_says_what_would_fit(log):
+    plan = cases(log, "strict", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725)
+    rows, summary = sweep(plan)
+    outcome = rows.outcome("strict")
+    assert (summary, outcome.reason) == (Summary(failed=1), "out-of-memory")
     assert outcome.message.endswith("; the largest batch that fits is 72")
 
 
 def test_a_case_that_does_not_fit_says_why_its_largest_batch_is_unknown(log):
-    rows, _ = sweep(cases(log, "dies_at:72", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
-    assert rows.outcome("dies_at:72").reason == "out-of-memory"
-    assert "the largest batch is unknown: the step at batch 72 ended in crash" in rows.outcome("dies_at:72").message
+    scheme = "strict+dies_at:72"
+    rows, _ = sweep(cases(log, scheme, batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
+    assert rows.outcome(scheme).reason == "out-of-memory"
+    assert "the largest batch is unknown: the step at batch 72 ended in crash" in rows.outcome(scheme).message
 
 
 def test_without_a_limit_the_largest_batch_is_that_of_the_memory_available_now(log, monkeypatch):

@@ -88,3 +88,16 @@ def test_memory_runs_out_while_pieces_of_it_are_free() -> None:
 
     with pytest.raises(OutOfSegments):
         allocator.allocate(2, 50 * MIB)
+    allocator.allocate_beyond(2, 50 * MIB)
+
+    assert allocator.reserved_bytes == 110 * MIB
+
+
+def test_a_device_that_has_grown_is_full_again() -> None:
+    allocator = CachingAllocator(100 * MIB)
+    allocator.allocate_beyond(0, 120 * MIB)
+    allocator.free(0)
+
+    allocator.allocate(1, 110 * MIB)  # of the free segment
+    with pytest.raises(OutOfSegments):
+        allocator.allocate(2, 20 * MIB)

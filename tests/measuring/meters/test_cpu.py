@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from actbench import schemes
 from actbench.errors import OutOfMemoryError
+from actbench.measuring.meters import profiles
 from actbench.measuring.meters.cpu import CpuMeter
+from actbench.measuring.meters.simulated import SimulatedMeter
 
 FLOAT = 4
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
 WEIGHTS = (2 * WIDTH * HIDDEN + WIDTH + HIDDEN) * FLOAT
+
+
+def sgd(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
 
 
 def test_a_step_equals_hand_arithmetic(mlp, rows, step_of) -> None:
@@ -49,13 +59,41 @@ def test_a_second_reading_is_the_same(mlp, rows, step_of) -> None:
     assert first.activation_bytes == second.activation_bytes
 
 
-def test_a_peak_above_the_limit_is_out_of_memory(mlp, rows, step_of) -> None:
+def test_a_peak_above_the_limit_is_measured_and_says_so(mlp, rows, step_of) -> None:
     peak = CpuMeter().memory(step_of(CpuMeter(), mlp, rows)).peak_bytes
 
-    with pytest.raises(OutOfMemoryError, match=r"the CPU, which may use .*--batch-size") as caught:
-        CpuMeter(peak - 1).memory(step_of(CpuMeter(), mlp, rows))
-    assert caught.value.peak_bytes == peak
-    assert CpuMeter(peak).memory(step_of(CpuMeter(), mlp, rows)).peak_bytes == peak
+    over, fits = (CpuMeter(limit).memory(step_of(CpuMeter(), mlp, rows)) for limit in (peak - 1, peak))
+
+    assert (over.peak_bytes, over.memory_limit_bytes, over.over_limit_bytes) == (peak, peak - 1, 1)
+    assert (fits.peak_bytes, fits.memory_limit_bytes, fits.over_limit_bytes) == (peak, peak, None)
+
+
+@pytest.mark.parametrize(("count", "optimizer"), [(4096, sgd), (1, None), (1, sgd)])
+def test_the_peak_is_filled_with_what_the_simulation_says(mlp, step_of, count: int, optimizer: Any) -> None:
+    meters = CpuMeter(), SimulatedMeter(profiles.get("cpu"))
+    make = {} if optimizer is None else {"make_optimizer": optimizer}
+    found = [
+        meter.memory(step_of(meter, copy.deepcopy(mlp), lambda: {"x": torch.randn(count, WIDTH)}, **make))
+        for meter in meters
+    ]
+    measured, simulated = (reading.peak_parts.model_dump() for reading in found)
+
+    assert found[0].peak_phase == found[1].peak_phase
+    assert sum(measured.values()) == found[0].peak_bytes
+    if found[0].peak_phase != "optimizer":
+        assert measured == simulated
+    else:  # the meter looks at the loss afterwards, and Adam makes numbers of its own
+        assert measured == {name: pytest.approx(amount, abs=4 * FLOAT) for name, amount in simulated.items()}
+
+
+def test_state_that_was_there_before_is_state(mlp, rows, step_of) -> None:
+    meter = CpuMeter()
+    step = step_of(meter, mlp, rows)
+
+    first, second = meter.memory(step), meter.memory(step)
+
+    assert first.peak_parts == second.peak_parts
+    assert second.peak_parts.optimizer_bytes == 2 * WEIGHTS + 4 * FLOAT
 
 
 class TooLarge(nn.Linear):
@@ -74,9 +112,25 @@ def test_a_failed_allocation_is_out_of_memory(what: str, layer: type[nn.Linear],
     meter = CpuMeter()
     step = step_of(meter, layer(WIDTH, WIDTH), rows)
 
-    with pytest.raises(OutOfMemoryError, match="does not fit on the CPU") as caught:
+    with pytest.raises(OutOfMemoryError, match=r"does not fit on the CPU.*in the forward pass.*--batch-size") as caught:
         meter.memory(step) if what == "memory" else meter.seconds(step, 1)
-    assert caught.value.peak_bytes is None
+    assert caught.value.phase == "forward"
+
+
+class Greedy(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        raise MemoryError
+
+
+def test_memory_that_runs_out_in_the_optimizer_asks_for_another(mlp, rows, step_of) -> None:
+    meter = CpuMeter()
+    step = step_of(meter, mlp, rows, make_optimizer=lambda module: Greedy(module.parameters(), lr=0.1))
+    names = schemes.changing(("optimizer", "gradients"))
+
+    with pytest.raises(OutOfMemoryError, match=rf"in the optimizer step.*--optimizer.*: {', '.join(names)}") as caught:
+        meter.memory(step)
+    assert caught.value.phase == "optimizer"
+    assert names
 
 
 def test_every_step_is_timed_and_trains(mlp, rows, step_of) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -7,10 +8,10 @@ import torch
 from torch import nn
 
 from actbench.errors import MeasurementError, OutOfMemoryError
-from actbench.measuring.meters import profiles
+from actbench.measuring.meters import cuda, profiles
 from actbench.measuring.meters.cuda import CudaMeter, _set_allocator
 from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.setup import TrainingSetup
+from actbench.setup import TrainingSetup, TrainStep
 from actbench.units import GIB, MIB
 
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
@@ -71,3 +72,73 @@ def test_every_step_is_timed(mlp, rows, step_of) -> None:
 
     assert len(seconds) == 3
     assert all(second > 0 for second in seconds)
+
+
+class Counters:
+    """Stands for torch's counters of memory: each part of a step has its own peak."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, allocated: list[int], peaks: list[int], reserved: list[int]):
+        self.peaks, self.reserved, self.allocated = peaks, reserved, iter(allocated)
+        self.part = 0
+        for name in ("memory_allocated", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(cuda, "_process_bytes", lambda: None)
+
+    def memory_allocated(self) -> int:
+        return next(self.allocated)
+
+    def max_memory_allocated(self) -> int:
+        return self.peaks[self.part]
+
+    def max_memory_reserved(self) -> int:
+        return self.reserved[self.part]
+
+    def reset_peak_memory_stats(self) -> None:
+        self.part += 1
+
+
+def on_the_cpu(rows: int = 2) -> TrainStep:
+    def loss(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return module(batch["x"]).sum()
+
+    setup = TrainingSetup(nn.Linear(8, 4, bias=False), loss, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    return TrainStep(setup, {"x": torch.randn(rows, 8)})
+
+
+@pytest.mark.parametrize(
+    ("peaks", "phase"), [([900, 500, 600], "forward"), ([500, 900, 600], "backward"), ([500, 600, 900], "optimizer")]
+)
+def test_the_peak_is_that_of_the_part_with_the_highest(
+    monkeypatch: pytest.MonkeyPatch, peaks: list[int], phase: str
+) -> None:
+    Counters(monkeypatch, [200, 350], peaks, [1000, 3000, 2000])
+
+    reading = cuda._read(on_the_cpu())
+
+    assert (reading.peak_bytes, reading.peak_phase) == (900, phase)
+    assert (reading.reserved_bytes, reading.activation_bytes) == (3000, 150)
+    assert (reading.peak_parts is None) == (phase != "optimizer")
+
+
+def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    Counters(monkeypatch, [200, 350], [500, 600, 900], [1, 1, 1])
+    weights = 8 * 4 * 4
+
+    parts = cuda._read(on_the_cpu()).peak_parts
+
+    assert parts is not None
+    assert parts.model_dump() == {
+        "weights_bytes": weights,
+        "gradients_bytes": weights,
+        "optimizer_bytes": 0,
+        "activation_bytes": 0,
+        "batch_bytes": 200 - weights,
+        "temporary_bytes": 900 - 200 - weights,
+    }
+
+
+def test_gradients_that_never_are_there_together_leave_it_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    Counters(monkeypatch, [200, 350], [100, 150, 210], [1, 1, 1])
+
+    assert cuda._read(on_the_cpu()).peak_parts is None

@@ -35,11 +35,11 @@ MARKDOWN = """\
 
 CSV = """\
 model,batch_size,scheme,meter,peak_bytes,peak_saving,published_peak_saving,activation_bytes,activation_ratio,\
-samples_per_second,samples_per_second_spread,relative_throughput,relative_throughput_spread,step_seconds,\
+weights_bytes,samples_per_second,samples_per_second_spread,relative_throughput,relative_throughput_spread,step_seconds,\
 step_seconds_spread,pareto,status
-tiny,8,exact,cpu,1610612736,0.0,,600,1.0,16.0,1.6,1.0,,0.5,0.05,True,
-tiny,8,fewbit:3,cpu,1288490189,0.19999999987582364,0.138,200,3.0,8.0,0.0,0.5,0.05,1.0,0.0,True,
-tiny,8,offload,cpu,,,,,,,,,,,,,out-of-memory
+tiny,8,exact,cpu,1610612736,0.0,,600,1.0,400,16.0,1.6,1.0,,0.5,0.05,True,
+tiny,8,fewbit:3,cpu,1288490189,0.19999999987582364,0.138,200,3.0,400,8.0,0.0,0.5,0.05,1.0,0.0,True,
+tiny,8,offload,cpu,,,,,,,,,,,,,,out-of-memory
 """
 
 

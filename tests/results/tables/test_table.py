@@ -35,6 +35,7 @@ def test_columns_without_a_value_are_left_out(make_record: MakeRecord) -> None:
         "peak_saving",
         "activation_bytes",
         "activation_ratio",
+        "weights_bytes",
     ]
     assert row(table, "fewbit:3") == {
         "model": "tiny",
@@ -45,6 +46,7 @@ def test_columns_without_a_value_are_left_out(make_record: MakeRecord) -> None:
         "peak_saving": 1 - 800 / 1000,
         "activation_bytes": 200,
         "activation_ratio": 600 / 200,
+        "weights_bytes": 400,
     }
 
 

@@ -96,10 +96,10 @@ class RecipeFiles:
         for other in _KINDS:
             if name in other.names():
                 return other._is_here(name)
-        names = self.names()
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one of: {', '.join(names)}")
+        close = closest(name)
+        hint = "" if close is None else f"did you mean {close!r}? "
+        known = "; ".join(f"of 'actbench {kind.verb}': {', '.join(kind.names())}" for kind in _KINDS)
+        return RecipeError(f"there is no recipe {name!r}; {hint}write a path, or one {known}")
 
     def _is_here(self, source: str | Path) -> RecipeError:
         return RecipeError(f"{source} is a recipe of 'actbench {self.verb}': run 'actbench {self.verb} {source}'")
@@ -108,6 +108,12 @@ class RecipeFiles:
 SWEEPS = RecipeFiles(".toml", "sweep", "workload")
 TRAININGS = RecipeFiles(".train.toml", "train", "train")
 _KINDS = (SWEEPS, TRAININGS)
+
+
+def closest(name: str) -> str | None:
+    """Return the shipped recipe, of any kind, whose name is closest to one that is mistyped."""
+    close = difflib.get_close_matches(name.lower(), [known for kind in _KINDS for known in kind.names()], n=1)
+    return close[0] if close else None
 
 
 T = TypeVar("T")

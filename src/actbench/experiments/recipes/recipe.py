@@ -8,24 +8,39 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import field_validator
+from pydantic import BeforeValidator, field_validator
 
+from actbench.errors import UsageError
 from actbench.experiments.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
-from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, WorkloadGrid
+from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple
 from actbench.results.records import Case, Data
+from actbench.results.tables.selection import names_in
 from actbench.validation import flag
 
 
+def _columns(value: Any) -> Any:
+    """Read the names of columns, a list or divided by commas; a ValueError for one that there is not."""
+    try:
+        return names_in(value if isinstance(value, str) else ",".join(map(str, as_tuple(value)))) if value else ()
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
 class Recipe(BaseRecipe):
-    """What to measure: one or several grids of models, settings and batch sizes, and how to measure them."""
+    """What to measure: one or several grids of models, settings and batch sizes, and how to measure them.
+
+    With ``cumulative`` the schemes of a model are added one after the other. ``columns`` are those that are shown.
+    """
 
     files: ClassVar[RecipeFiles] = SWEEPS
     sections: ClassVar[Mapping[str, type[Data]]] = {"workload": WorkloadGrid, "measure": Measure}
 
     workload: Tables[WorkloadGrid]
     measure: Measure = Measure()
+    cumulative: Switch = False
+    columns: Annotated[tuple[str, ...], BeforeValidator(_columns)] = ()
     scheme: tuple[SchemeRow, ...] = ()
 
     @field_validator("scheme")
@@ -52,7 +67,19 @@ class Recipe(BaseRecipe):
         remote = [f"trust_remote_code of {model}" for grid in trusting for model in grid.model]
         return tuple(dict.fromkeys([*super().code, *remote]))
 
+    def rows(self, model: str) -> tuple[SchemeRow, ...]:
+        """Return the schemes for a model, with ``exact`` first unless the author gave it."""
+        rows, stack = [], list[str]()
+        for row in super().rows(model):
+            if self.cumulative and row.spec != "exact":
+                stack.append(row.spec)
+                row = row.model_copy(update={"spec": "+".join(stack)})
+            rows.append(row)
+        return tuple(rows)
+
     def _check_repeats(self) -> None:
+        if self.cumulative and len([row for row in self.scheme if row.spec != "exact"]) < 2:
+            raise ValueError("cumulative adds schemes one after the other: give at least two beside exact")
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
         seen: set[str] = set()
         for planned in self.cases():
@@ -89,7 +116,12 @@ class Recipe(BaseRecipe):
 
     @classmethod
     def from_flags(
-        cls, workload: Mapping[str, Any], measure: Mapping[str, Any] | None = None, schemes: Sequence[str] = ()
+        cls,
+        workload: Mapping[str, Any],
+        measure: Mapping[str, Any] | None = None,
+        schemes: Sequence[str] = (),
+        *,
+        cumulative: bool = False,
     ) -> Recipe:
         """Build a recipe from flags, by field of ``WorkloadGrid`` and ``Measure``; None was not given.
 
@@ -99,23 +131,31 @@ class Recipe(BaseRecipe):
         models = workload.get("model") or ()
         name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
         base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
-        return Recipe.validated(_with_flags(base, workload, measure or {}, schemes), "command line", flag)
+        merged = _with_flags(base, workload, measure or {}, schemes, cumulative)
+        return Recipe.validated(merged, "command line", flag)
 
     def with_flags(
         self,
         workload: Mapping[str, Any] | None = None,
         measure: Mapping[str, Any] | None = None,
         schemes: Sequence[str] = (),
+        *,
+        cumulative: bool = False,
     ) -> Recipe:
         """Return this recipe with the given flags in place of what it says; see :meth:`from_flags`."""
         base = self.model_dump(exclude_none=True)
-        return Recipe.validated(_with_flags(base, workload or {}, measure or {}, schemes), "command line", flag)
+        merged = _with_flags(base, workload or {}, measure or {}, schemes, cumulative)
+        return Recipe.validated(merged, "command line", flag)
 
 
 def _with_flags(
-    base: Mapping[str, Any], workload: Mapping[str, Any], measure: Mapping[str, Any], schemes: Sequence[str]
+    base: Mapping[str, Any],
+    workload: Mapping[str, Any],
+    measure: Mapping[str, Any],
+    schemes: Sequence[str],
+    cumulative: bool,
 ) -> dict[str, Any]:
-    merged = dict(base)
+    merged = {**base, **({"cumulative": True} if cumulative else {})}
     chosen = {**_given(workload), **({"meters": None} if measure.get("meters") else {})}
     merged["workload"] = [{**grid, **chosen} for grid in base["workload"]]
     merged["measure"] = {**base.get("measure", {}), **_given(measure)}

@@ -59,6 +59,7 @@ class Progress:
         """Something that the user should know."""
 
 
+_OVER = "over the limit"
 _ROWS_KEPT_FREE = 6  # for the table's frame, its head and the bar
 _ETA_WINDOW_SECONDS = 3600.0
 
@@ -83,7 +84,7 @@ def shown(console: Console | None = None, *, as_bar: bool = False) -> Iterator[P
 
 
 class Lines(Progress):
-    """Progress as one line for each case that ended."""
+    """Progress as one line for each case that starts, and one for each that ended."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -93,6 +94,10 @@ class Lines(Progress):
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
         """Remember how many there are."""
         self._total = len(cases)
+
+    def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
+        """Write that the case starts."""
+        self.message(f"starts: {case.name}")
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
@@ -146,7 +151,7 @@ class _Row:
     def style(self) -> str:
         if self.ended is None:
             return "dim" if self.started is None else "bold"
-        return "green" if self.state == "measured" else "red"
+        return {"measured": "green", _OVER: "yellow"}.get(self.state, "red")
 
 
 class LiveTable(Progress):
@@ -200,7 +205,8 @@ class LiveTable(Progress):
         """Show how the case ended; failures stay on the terminal after the table."""
         row = self._rows[case]
         row.ended = time.monotonic()
-        row.state = outcome.reason if isinstance(outcome, Failure) else "measured"
+        over = isinstance(outcome, Measurement) and not outcome.fits
+        row.state = outcome.reason if isinstance(outcome, Failure) else _OVER if over else "measured"
         if outcome.peak_bytes is not None:
             row.peak = format_bytes(outcome.peak_bytes)
         self._bar.advance(self._task)
@@ -238,7 +244,10 @@ def _ending(outcome: AnyOutcome) -> str:
         return f"failed, {outcome.reason}: {outcome.message.splitlines()[0] if outcome.message else 'no message'}"
     if isinstance(outcome, Measurement):
         largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
-        return f"peak {format_bytes(outcome.peak_bytes)}{largest}"
+        over = (
+            "" if outcome.over_limit_bytes is None else f", over the limit by {format_bytes(outcome.over_limit_bytes)}"
+        )
+        return f"peak {format_bytes(outcome.peak_bytes)}{over}{largest}"
     accuracy = outcome.final.accuracy
     score = f"correlation {outcome.score:.3f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
     diverged = "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"

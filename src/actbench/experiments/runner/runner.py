@@ -39,8 +39,8 @@ class Trials:
     def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
         """Return a case's outcome with its largest batch, or with the reason why there is none.
 
-        A measurement gets it as a number, or a warning. A case that ran out of memory stays failed, with the largest
-        batch that fits in its message.
+        A measurement, one over its limit too, gets it as a number, or a warning. A case that ran out of memory stays
+        failed, with the largest batch that fits in its message.
         """
         try:
             found = self._search(case, outcome)
@@ -61,7 +61,7 @@ class Trials:
             lambda batch_size: self._try(case, batch_size, limit),
             memory_limit_bytes=limit,
             predicted=self._predict(case, limit),
-            known={case.batch_size: search.Trial(isinstance(outcome, Measurement), outcome.peak_bytes)},
+            known={case.batch_size: _trial(outcome)},
         )
 
     def _predict(self, case: Case, limit: int) -> int | None:
@@ -88,13 +88,17 @@ class Trials:
         outcome = self._memory(case.model_copy(update=alone))
         if isinstance(outcome, Failure) and outcome.reason != "out-of-memory":
             raise _UndecidedError(f"the step at batch {batch_size} ended in {outcome.reason}: {outcome.message}")
-        trial = search.Trial(isinstance(outcome, Measurement), outcome.peak_bytes)
+        trial = _trial(outcome)
         self.progress.tried(case, batch_size, trial.fits)
         return trial
 
     def _memory(self, case: Case) -> Measurement | Failure:
         with IsolatedSession(self.server, case, self.timeout_seconds) as session:
             return session.memory()
+
+
+def _trial(outcome: Outcome) -> search.Trial:
+    return search.Trial(isinstance(outcome, Measurement) and outcome.fits, outcome.peak_bytes)
 
 
 def _explained(failure: Failure, why: str) -> Failure:

@@ -220,7 +220,6 @@ class TimingGroup:
     def _crowded(self, member: Member, beside_bytes: int) -> bool:
         if beside_bytes == 0:
             return False
-        if isinstance(member.outcome, Failure):  # where its peak is known the step ran, and needs more than its limit
-            refused = member.outcome.reason == "out-of-memory" and member.outcome.peak_bytes is None
-            return refused or member.session.died
+        if isinstance(member.outcome, Failure):
+            return member.outcome.reason == "out-of-memory" or member.session.died
         return beside_bytes + needed_bytes(member.outcome) > MEMORY_SHARE * self.memory_bytes

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from actbench import schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
-from actbench.results.records import MeterName
+from actbench.measuring.meters import footprint
+from actbench.results.advice import PHASES, advice
+from actbench.results.measured import PeakParts
+from actbench.results.records import MeterName, Phase
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.units import format_bytes
 
@@ -26,9 +30,18 @@ class MemoryReading:
     optimizer_bytes: int | None
     activation_bytes: int
     peak_bytes: int
+    peak_phase: Phase | None = None
+    peak_parts: PeakParts | None = None
+    memory_limit_bytes: int | None = None
+    over_limit_bytes: int | None = None
     reserved_bytes: int | None = None
     process_bytes: int | None = None
     loss: float | None = None
+
+    def against(self, memory_bytes: int) -> MemoryReading:
+        """Return this reading of a step that might use so much, with what it needs above that."""
+        over = max(self.peak_bytes, self.reserved_bytes or 0) - memory_bytes
+        return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
 
 
 class Meter(Protocol):
@@ -58,37 +71,33 @@ class Meter(Protocol):
     def memory(self, step: TrainStep) -> MemoryReading:
         """Run the step twice, first to reach the steady state, and read the bytes of the second run.
 
+        A step that needs more than ``memory_bytes`` is read, too, where it can be run.
+
         Raises:
-            OutOfMemoryError: The step needs more than ``memory_bytes``.
+            OutOfMemoryError: It cannot: an allocation failed.
         """
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock."""
 
 
-def check_limit(peak_bytes: int, memory_bytes: int, device: str) -> None:
-    """Raise an OutOfMemoryError, which carries the peak, for one above what a step may use."""
-    if peak_bytes > memory_bytes:
-        raise OutOfMemoryError(
-            f"the step needs {format_bytes(peak_bytes)} on {device}, which may use {format_bytes(memory_bytes)};"
-            " take a smaller --batch-size or another --scheme",
-            peak_bytes,
-        )
-
-
 @contextmanager
-def allocation_failures(device: str, memory_bytes: int) -> Iterator[None]:
-    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`."""
+def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None = None) -> Iterator[None]:
+    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`; ``step`` is what runs inside, if any."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ActbenchError) or not is_out_of_memory(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise OutOfMemoryError(
-            f"the step does not fit on {device}, which may use {format_bytes(memory_bytes)} ({reason});"
-            " take a smaller --batch-size or another --scheme"
-        ) from error
+        phase = None if step is None else step.phase
+        message = f"the step does not fit on {device}, which may use {format_bytes(memory_bytes)} ({reason}); "
+        held = 0 if step is None else footprint.model_bytes(step)
+        if phase is not None:
+            message += f"memory ran out in the {PHASES[phase]}, where weights, gradients and optimizer state hold "
+            message += f"{format_bytes(held)}; "
+        message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing)
+        raise OutOfMemoryError(message, phase) from error
 
 
 def moved(batch: Batch, device: str | torch.device) -> Batch:

@@ -7,15 +7,17 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import pynvml
 import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import footprint, profiles
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, check_limit, moved
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, moved
 from actbench.measuring.meters.operators import device_operators
-from actbench.results.records import MeterName
+from actbench.results.measured import PeakParts
+from actbench.results.records import MeterName, Phase
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
 
@@ -54,12 +56,12 @@ class CudaMeter:
         self.memory_bytes = min(memory_limit_bytes or self._total_bytes, self._total_bytes)
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Hold the allocator to the limit, and report failed allocations as ``OutOfMemoryError``."""
+    def active(self, step: TrainStep | None = None) -> Iterator[None]:
+        """Hold the allocator to the limit, and report failed allocations, with a step's phase, as OutOfMemoryError."""
         before = torch.cuda.get_per_process_memory_fraction()
         torch.cuda.set_per_process_memory_fraction(self.memory_bytes / self._total_bytes)
         try:
-            with allocation_failures(self._device_name, self.memory_bytes):
+            with allocation_failures(self._device_name, self.memory_bytes, step):
                 yield
         finally:
             torch.cuda.set_per_process_memory_fraction(before)
@@ -83,24 +85,22 @@ class CudaMeter:
         """Run the step twice and read the allocator's counters of the second run.
 
         Raises:
-            OutOfMemoryError: An allocation failed, or the peak is above ``memory_bytes``.
+            OutOfMemoryError: An allocation failed.
         """
         _set_allocator(step.setup)
-        with self.active():
+        with self.active(step):
             step()
             gc.collect()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            reading = _read(step)
-        check_limit(reading.peak_bytes, self.memory_bytes, self._device_name)
-        return reading
+            return _read(step).against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
         """Run steps and return the time of each on the device's clock; an OutOfMemoryError if an allocation failed."""
         clock = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
         _set_allocator(step.setup)
-        with self.active():
+        with self.active(step):
             torch.cuda.synchronize()
             clock[0].record()
             for event in clock[1:]:
@@ -118,22 +118,55 @@ def _set_allocator(setup: TrainingSetup) -> None:
 
 def _read(step: TrainStep) -> MemoryReading:
     before = torch.cuda.memory_allocated()
+    peaks: dict[Phase, int] = {}
+    reserved = []
+
+    def end(phase: Phase) -> None:
+        peaks[phase] = torch.cuda.max_memory_allocated()
+        reserved.append(torch.cuda.max_memory_reserved())
+        torch.cuda.reset_peak_memory_stats()
+
     loss = step.forward()
     after = torch.cuda.memory_allocated()
+    end("forward")
     step.backward(loss)
     gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
+    end("backward")
     step.update()
     torch.cuda.synchronize()
+    end("optimizer")
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if tensor.is_cuda]
-    return MemoryReading(
+    phase = max(peaks, key=peaks.__getitem__)
+    reading = MemoryReading(
         weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
         activation_bytes=after - before,
-        peak_bytes=torch.cuda.max_memory_allocated(),
-        reserved_bytes=torch.cuda.max_memory_reserved(),
+        peak_bytes=peaks[phase],
+        peak_phase=phase,
+        reserved_bytes=max(reserved),
         process_bytes=_process_bytes(),
         loss=loss.item(),
+    )
+    return replace(reading, peak_parts=_parts(reading, before)) if phase == "optimizer" else reading
+
+
+def _parts(reading: MemoryReading, before_bytes: int) -> PeakParts | None:
+    """Return what a peak in the optimizer's step is made of; elsewhere the allocator's counters do not tell.
+
+    Before a step weights, optimizer state and the batch are allocated. None where the optimizer does not find all
+    gradients in place, having stepped in the backward pass.
+    """
+    weights, state, gradients = reading.weights_bytes, reading.optimizer_bytes or 0, reading.gradients_bytes or 0
+    temporary = reading.peak_bytes - before_bytes - gradients
+    if temporary < 0 or before_bytes < weights + state:
+        return None
+    return PeakParts(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=state,
+        batch_bytes=before_bytes - weights - state,
+        temporary_bytes=temporary,
     )
 
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 
-from actbench.errors import OutOfMemoryError
 from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator, OutOfSegments
-from actbench.measuring.meters.tracker import Event
-from actbench.units import MIB, format_bytes
+from actbench.measuring.meters.peak import Event
+from actbench.units import MIB
 
 _PAGES = {True: 2 * MIB, False: 20 * MIB}  # of the pool of small requests, and of the other
 
@@ -25,6 +24,8 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
+        self._segment_bytes = limit_bytes * 9 // 8
+        self._end = 1  # of the addresses of all segments
         self._unmapped: dict[bool, list[tuple[int, Block]]] = {True: [], False: []}
 
     def _smallest_rest(self, small: bool) -> int:
@@ -58,9 +59,9 @@ class ExpandableAllocator(CachingAllocator):
             first = before if before is not None and before.is_free else unmapped
             if _is_run(first, size):
                 return first
-        self._segments += 1
-        length = _whole_pages(self._limit_bytes * 9 // 8, _PAGES[small])
-        segment = Block(length, self._segments * length, small, is_mapped=False)
+        length = _whole_pages(max(self._segment_bytes, size), _PAGES[small])
+        segment = Block(length, _whole_pages(self._end, length), small, is_mapped=False)
+        self._end = segment.end
         self._put_unmapped(segment)
         return segment
 
@@ -128,26 +129,17 @@ def _is_run(block: Block | None, size: int) -> bool:
     return size <= 0
 
 
-def reserved_bytes(
-    parts: Iterable[Sequence[Event]], *, limit_bytes: int, device: str, peak_bytes: int, expandable: bool
-) -> int:
+def reserved_bytes(parts: Iterable[Sequence[Event]], *, limit_bytes: int, expandable: bool) -> int:
     """Return the most bytes that torch's allocator reserves in a run of ``parts``, which may repeat.
 
-    Raises:
-        OutOfMemoryError: An allocation fails although there are as many free bytes, in pieces that are too small.
+    More than ``limit_bytes`` where an allocation would fail, be it that as many bytes are free in pieces that are too
+    small: the device then becomes as much larger as each such allocation takes.
     """
     allocator = ExpandableAllocator(limit_bytes) if expandable else CachingAllocator(limit_bytes)
     held: set[int] = set()
-    try:
-        for part in parts:
-            for event in part:
-                _follow(allocator, held, event)
-    except OutOfSegments:
-        raise OutOfMemoryError(
-            f"the step needs {format_bytes(peak_bytes)} on {device}, which may use {format_bytes(limit_bytes)}, but in "
-            "pieces that its allocator does not find there; take a smaller --batch-size or another --scheme",
-            peak_bytes,
-        ) from None
+    for part in parts:
+        for event in part:
+            _follow(allocator, held, event)
     return allocator.peak_reserved_bytes
 
 
@@ -157,5 +149,8 @@ def _follow(allocator: CachingAllocator, held: set[int], event: Event) -> None:
         allocator.free(name)
         held.remove(name)
     if amount:
-        allocator.allocate(name, amount)
+        try:
+            allocator.allocate(name, amount)
+        except OutOfSegments:
+            allocator.allocate_beyond(name, amount)
         held.add(name)

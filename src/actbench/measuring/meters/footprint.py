@@ -51,6 +51,12 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [plain for tensor in tensors_in(list(optimizer.state.values())) for plain in plain_tensors(tensor)]
 
 
+def model_bytes(step: TrainStep) -> int:
+    """Return the bytes of weights, gradients and optimizer state, which no batch changes."""
+    module = step.setup.module
+    return stored_bytes([*weights(module), *gradients(step), *optimizer_state(step.optimizer)])
+
+
 def everything(step: TrainStep) -> list[Tensor]:
     """Return what is alive before a step: weights, batch and optimizer state."""
     return [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
@@ -65,6 +71,11 @@ def stored_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of the distinct storages behind tensors; of those shared out over processes, of this one's."""
     found = [plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor)]
     return sum(storage.nbytes() for storage in {id(storage): storage for storage in found}.values())
+
+
+def addresses(tensors: Iterable[Tensor]) -> set[int]:
+    """Return where the storages behind real tensors begin."""
+    return {plain.untyped_storage().data_ptr() for tensor in tensors for plain in plain_tensors(tensor)}
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:

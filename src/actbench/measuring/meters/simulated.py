@@ -13,12 +13,14 @@ from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, temporaries
-from actbench.measuring.meters.base import MemoryReading, check_limit
+from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.expandable import reserved_bytes
 from actbench.measuring.meters.operators import device_operators
+from actbench.measuring.meters.peak import Event, Moments
 from actbench.measuring.meters.profiles import DeviceProfile
-from actbench.measuring.meters.tracker import Event, StorageTracker
+from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
+from actbench.results.measured import PeakParts
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
@@ -79,10 +81,9 @@ class SimulatedMeter:
         return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
     def memory(self, step: TrainStep) -> MemoryReading:
-        """Run the step on fake tensors and read the tracker.
+        """Run the step on fake tensors and read the tracker; a step that does not fit is read all the same.
 
         Raises:
-            OutOfMemoryError: The peak is above ``memory_bytes``, or torch's allocator runs out of it before.
             UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
         tracker = StorageTracker(
@@ -94,21 +95,11 @@ class SimulatedMeter:
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
             reading, run = _read(step, tracker)
-        check_limit(reading.peak_bytes, self.memory_bytes, self.profile.name)
-        return (
-            replace(reading, reserved_bytes=self._reserved_bytes(run, reading, step))
-            if self.profile.is_cuda
-            else reading
-        )
-
-    def _reserved_bytes(self, run: list[list[Event]], reading: MemoryReading, step: TrainStep) -> int:
-        return reserved_bytes(
-            run,
-            limit_bytes=self.memory_bytes,
-            device=self.profile.name,
-            peak_bytes=reading.peak_bytes,
-            expandable=step.setup.expandable_segments,
-        )
+        if self.profile.is_cuda:
+            grows = step.setup.expandable_segments
+            reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows)
+            reading = replace(reading, reserved_bytes=reserved)
+        return reading.against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
@@ -125,31 +116,42 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
     optimizer steps twice on the same gradients, and the second time counts.
     """
     tracker.add(footprint.everything(step))
+    weights = footprint.weights(step.setup.module)
+    weights_named = tracker.names(weights)
     loss, before, begun = _forward(step, tracker)
-    after = tracker.live_bytes
+    after, forwarded = tracker.live_bytes, len(tracker.events)
     step.backward(loss)
-    gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
-    del loss
-    peak_until_update, updating = tracker.peak_bytes, len(tracker.events)
-    peak_until_update += _make_optimizer_state(step, tracker)
+    gradients = footprint.gradients(step)
+    gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
+    del loss, gradients
+    peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
+    made = _make_optimizer_state(step, tracker)
+    state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     repeating = len(tracker.events)
     step.update()
     events = tracker.events
-    given, gradients, state_made, update = (
-        events[:begun],
-        events[begun:updating],
-        events[updating:repeating],
-        events[repeating:],
-    )
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
+    if tracker.peak_bytes > peak_bytes + made:
+        peak_bytes, peak_at, made = tracker.peak_bytes, tracker.peak_at, 0
+    moments = Moments(begun, forwarded, updating)
     reading = MemoryReading(
-        weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
+        weights_bytes=footprint.stored_bytes(weights),
         gradients_bytes=gradients_bytes,
         optimizer_bytes=footprint.stored_bytes(state),
         activation_bytes=after - before,
-        peak_bytes=max(peak_until_update, tracker.peak_bytes),
+        peak_bytes=peak_bytes + made,
+        peak_phase=moments.phase(peak_at),
+        peak_parts=moments.parts(
+            events,
+            peak_at,
+            weights=weights_named,
+            state=state_named | tracker.names(state),
+            gradients=gradients_named,
+            untracked=PeakParts(optimizer_bytes=max(made, 0)),
+        ),
     )
-    return reading, [given, gradients, state_made, update, gradients, update]
+    step_taken, update = events[begun:updating], events[repeating:]
+    return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
 
 
 def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int]:

@@ -14,14 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.measuring.meters.footprint import plain_tensors
+from actbench.measuring.meters.peak import Event
 from actbench.ops.hostmemory import is_host
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
 """From an operator, its arguments and its result to the bytes it needs on top of both while it runs."""
 
-
-Event = tuple[int, int]
-"""The name of a storage and its bytes from now on, 0 when it is freed."""
 
 _TEMPORARY = -1
 
@@ -46,6 +44,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
             part of the events can be played again.
+        peak_at: How many events there were when the peak was reached.
     """
 
     def __init__(
@@ -54,6 +53,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._live_bytes = 0
         self._peak_bytes = 0
+        self.peak_at = 0
         self.events: list[Event] = []
         self._sum: weakref.ref[torch.UntypedStorage] | None = None
         self._rounding = rounding
@@ -86,14 +86,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sum = None
         if storage is not None:
             self._enter(storage)
-            self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+            self._raise_peak()
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Count the storages of tensors that were made before, or whose place has changed."""
         for tensor in tensors:
             for plain in plain_tensors(tensor):
                 self._enter(plain.untyped_storage())
-        self._peak_bytes = max(self._peak_bytes, self._live_bytes)
+        self._raise_peak()
+
+    def names(self, tensors: Iterable[Tensor]) -> set[int]:
+        """Return what the storages of tensors are called in ``events``, of those that are known."""
+        self._settle()
+        storages = (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+        return {self._known[key][0] for key in map(id, storages) if key in self._known}
 
     @property
     def live_bytes(self) -> int:
@@ -110,6 +116,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def reset_peak(self) -> None:
         """Begin a new peak at what is alive now."""
         self._peak_bytes = self.live_bytes
+        self.peak_at = len(self.events)
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor lies in host memory that is not counted."""
@@ -117,8 +124,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _enter_temporaries(self, amount: int) -> None:
         if amount:
-            self._peak_bytes = max(self._peak_bytes, self._live_bytes + amount)
-            self.events += [(_TEMPORARY, amount), (_TEMPORARY, 0)]
+            self.events.append((_TEMPORARY, amount))
+            self._raise_peak(amount)
+            self.events.append((_TEMPORARY, 0))
+
+    def _raise_peak(self, temporary_bytes: int = 0) -> None:
+        if self._live_bytes + temporary_bytes > self._peak_bytes:
+            self._peak_bytes, self.peak_at = self._live_bytes + temporary_bytes, len(self.events)
 
     def _enter(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives

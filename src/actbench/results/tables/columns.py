@@ -5,13 +5,16 @@ Values are in base units; None means that there is nothing to show.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
+from actbench.results.advice import over_limit_bytes
 from actbench.results.records import Failure
+from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
-from actbench.results.tables.values import Spread, Unit, Value
+from actbench.results.tables.values import Spread, Unit, Value, change, quotient
 
 Item = TypeVar("Item")
 
@@ -28,7 +31,8 @@ class Column(Generic[Item]):
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is.
         detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
-        quiet: Whether only CSV has it, because it tells rows apart nowhere.
+        quiet: Whether only CSV has it, unless it is asked for.
+        short: What ``--columns`` calls it, where that is not its title.
     """
 
     key: str
@@ -39,17 +43,12 @@ class Column(Generic[Item]):
     spread_of: str | None = None
     detail: int = 0
     quiet: bool = False
+    short: str = ""
 
-
-def quotient(above: float | None, below: float | None) -> float | None:
-    """Return ``above / below``, or None where one is missing or negative, or ``below`` is zero."""
-    return above / below if above is not None and below is not None and above >= 0 and below > 0 else None
-
-
-def change(before: float | None, after: float | None) -> float | None:
-    """Return how much larger ``after`` is, as a share of ``before``."""
-    grown = quotient(after, before)
-    return None if grown is None else grown - 1
+    @property
+    def name(self) -> str:
+        """What ``--columns`` calls it."""
+        return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
 
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:
@@ -57,36 +56,15 @@ def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Colu
     return Column(name, title, unit, lambda entry: getattr(entry.record.case, name), detail=detail)
 
 
-def _task(entry: Entry) -> Value:
-    """Return the task that the model was trained for; in older records the one asked for, which may be ``auto``."""
-    return getattr(entry.built, "task", None) or entry.record.case.task
-
-
-def _sequence_length(entry: Entry) -> Value:
-    return entry.built.sequence_length if entry.built else entry.record.case.sequence_length
-
-
-def _image_size(entry: Entry) -> Value:
-    """Return one number of pixels for square images, ``height x width`` for others."""
-    if entry.built is None:
-        return entry.record.case.image_size
-    size = entry.built.image_size
-    if size is None:
-        return None
-    return size[0] if size[0] == size[1] else _product(size)
-
-
-def _audio_shape(entry: Entry) -> Value:
-    shape = entry.built.audio_shape if entry.built else None
-    return _product(shape) if shape else None
-
-
-def _product(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
-
-
 def _measured(name: str) -> Callable[[Entry], Value]:
     return lambda entry: getattr(entry.measured, name, None)
+
+
+def _at_peak(part: str, title: str) -> Column[Entry]:
+    def compute(entry: Entry) -> Value:
+        return getattr(getattr(entry.measured, "peak_parts", None), part, None)
+
+    return Column(f"peak_{part}", f"{title} at peak", "bytes", compute, "lower", detail=2, quiet=True)
 
 
 def _estimated(name: str) -> Callable[[Entry], Value]:
@@ -140,11 +118,6 @@ def _spread(name: str) -> Callable[[Entry], Spread | None]:
     return lambda entry: getattr(entry, name)
 
 
-def _saving(exact: float | None, scheme: float | None) -> float | None:
-    left = quotient(scheme, exact)
-    return None if left is None else 1 - left
-
-
 def _estimate_error(name: str) -> Callable[[Entry], Value]:
     return lambda entry: change(getattr(entry.measured, name, None), getattr(entry.estimate, name, None))
 
@@ -167,11 +140,11 @@ STATUS: Column[Entry] = Column("status", "Status", "text", _status)
 
 # A column where rows differ in them, a note below the table where they do not.
 SETTINGS: tuple[Column[Entry], ...] = (
-    Column("task", "Task", "text", _task),
+    Column("task", "Task", "text", computed.task),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
-    Column("sequence_length", "Sequence length", "count", _sequence_length),
-    Column("image_size", "Image size", "count", _image_size),
-    Column("audio_shape", "Audio", "text", _audio_shape),
+    Column("sequence_length", "Sequence length", "count", computed.sequence_length),
+    Column("image_size", "Image size", "count", computed.image_size),
+    Column("audio_shape", "Audio", "text", computed.audio_shape),
     setting("attention", "Attention"),
     Column("dtype", "Type", "text", lambda entry: entry.own("dtype")),
     setting("autocast", "Autocast"),
@@ -183,23 +156,29 @@ SETTINGS: tuple[Column[Entry], ...] = (
 )
 
 OPTIMIZER_STATE: Column[Entry] = Column(
-    "optimizer_bytes", "Optimizer state", "bytes", _measured("optimizer_bytes"), "lower", detail=1
+    "optimizer_bytes",
+    "Optimizer state",
+    "bytes",
+    _measured("optimizer_bytes"),
+    "lower",
+    detail=1,
+    short="optimizer",
+)
+
+VS_PREVIOUS: tuple[Column[Entry], ...] = (
+    Column("peak_vs_previous", "Peak, vs previous", "change", computed.peak_vs_previous, "lower"),
+    Column("step_vs_previous", "Step, vs previous", "change", computed.step_vs_previous, "lower"),
+    Column(
+        "gradient_error_vs_previous",
+        "Gradient error, vs previous",
+        "difference",
+        computed.error_vs_previous,
+        "lower",
+        detail=2,
+    ),
 )
 
 RESULTS: tuple[Column[Entry], ...] = (
-    Column("peak_bytes", "Peak", "bytes", _measured("peak_bytes"), "lower"),
-    Column("peak_saving", "Saved", "share", _against_exact("peak_bytes", _saving), "higher"),
-    Column("published_peak_saving", "Saved, published", "share", _published("peak_saving")),
-    Column("published_peak_bytes", "Peak, published", "bytes", _published("peak_bytes")),
-    Column("activation_bytes", "Activations", "bytes", _measured("activation_bytes"), "lower", detail=1),
-    Column("activation_ratio", "Smaller by", "ratio", _against_exact("activation_bytes", quotient), "higher", detail=1),
-    Column("published_activation_ratio", "Smaller by, published", "ratio", _published("activation_ratio"), detail=1),
-    OPTIMIZER_STATE,
-    Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
-    Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
-    *with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
-    *with_spread("relative_throughput", "Speed", "ratio", _spread("relative_throughput"), "higher"),
-    *with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
     Column("largest_batch", "Largest batch", "count", _measured("largest_batch"), "higher"),
     Column("published_largest_batch", "Largest batch, published", "count", _published("largest_batch")),
     Column(
@@ -211,6 +190,30 @@ RESULTS: tuple[Column[Entry], ...] = (
         detail=1,
     ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
+    Column("peak_bytes", "Peak", "bytes", computed.peak, "lower"),
+    Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
+    Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
+    *VS_PREVIOUS,
+    Column("peak_phase", "Peak in", "text", _measured("peak_phase"), detail=2),
+    Column("published_peak_saving", "Saved, published", "share", _published("peak_saving")),
+    Column("published_peak_bytes", "Peak, published", "bytes", _published("peak_bytes")),
+    Column("activation_bytes", "Activations", "bytes", _measured("activation_bytes"), "lower", detail=1),
+    Column("activation_ratio", "Smaller by", "ratio", _against_exact("activation_bytes", quotient), "higher", detail=1),
+    Column("published_activation_ratio", "Smaller by, published", "ratio", _published("activation_ratio"), detail=1),
+    Column("weights_bytes", "Weights", "bytes", _measured("weights_bytes"), "lower", detail=1, quiet=True),
+    Column("gradients_bytes", "Gradients", "bytes", _measured("gradients_bytes"), "lower", detail=1, quiet=True),
+    OPTIMIZER_STATE,
+    _at_peak("weights_bytes", "Weights"),
+    _at_peak("gradients_bytes", "Gradients"),
+    _at_peak("optimizer_bytes", "Optimizer state"),
+    _at_peak("activation_bytes", "Activations"),
+    _at_peak("batch_bytes", "Batch"),
+    replace(_at_peak("temporary_bytes", "Temporaries"), short="temporaries"),
+    Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
+    Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
+    *with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
+    *with_spread("relative_throughput", "Speed", "ratio", _spread("relative_throughput"), "higher"),
+    *with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
     Column("gradient_error", "Gradient error", "number", _measured("gradient_error"), "lower", detail=2),
     Column("gradient_cosine", "Gradient cosine", "number", _measured("gradient_cosine"), "higher", detail=3),
     Column(

@@ -15,6 +15,7 @@ from actbench.results.tables.groups import (
     group_of,
     in_order,
     scheme_places,
+    stack_of,
     unbeaten,
     what_is_built,
     what_is_measured,
@@ -71,6 +72,8 @@ class Entry(NamedTuple):
     Attributes:
         measured: Its measurement, or None when the case failed.
         exact: What the exact model measured in the same case on the same machine.
+        exact_peak_bytes: Its peak, which an older record of one that did not fit has, too.
+        previous: The record of the stack of schemes that this one extends by one; None where there are several such.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
         same_model: A measurement of the same model, of the exact one if there is one: a failed record says less.
         step: Seconds of a step.
@@ -82,6 +85,8 @@ class Entry(NamedTuple):
     record: MeasuredRecord
     measured: Measurement | None
     exact: Measurement | None
+    exact_peak_bytes: int | None
+    previous: MeasuredRecord | None
     estimate: Measurement | None
     same_model: Measurement | None
     step: Spread | None
@@ -112,6 +117,7 @@ class _Peers:
     what: int
     same_model: Measurement | None = None
     exact: Measurement | None = None
+    exact_peak_bytes: int | None = None
     exact_step: Spread | None = None
 
 
@@ -133,13 +139,17 @@ def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
             record,
             measured=_measured(record),
             exact=peer.exact,
+            exact_peak_bytes=peer.exact_peak_bytes,
+            previous=previous,
             estimate=estimates.of(record, peer.what),
             same_model=peer.same_model,
             step=step,
             relative_throughput=speed,
             pareto=pareto,
         )
-        for (record, peer), step, speed, pareto in zip(rows, steps, speeds, best, strict=True)
+        for (record, peer), step, speed, pareto, previous in zip(
+            rows, steps, speeds, best, _previous(rows), strict=True
+        )
     ]
 
 
@@ -158,6 +168,7 @@ def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
         measured, is_exact = _measured(record), record.case.scheme == "exact"
         if is_exact:
             peers[group].exact = measured
+            peers[group].exact_peak_bytes = record.outcome.peak_bytes
         if measured:
             (of_exact if is_exact else of_others).setdefault(built[group], measured)
     same_model = of_others | of_exact
@@ -165,6 +176,19 @@ def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
         peer.same_model = same_model.get(model)
         peer.exact_step = step_time(peer.exact.step_seconds) if peer.exact else None
     return peers
+
+
+def _previous(rows: Sequence[tuple[MeasuredRecord, _Peers]]) -> list[MeasuredRecord | None]:
+    """Return for each row that of its group whose schemes are all of its own but one, where it is the only one."""
+    stacks = {scheme: stack_of(scheme) for scheme in {record.case.scheme for record, _ in rows}}
+    known = {(peers, stacks[record.case.scheme]): record for record, peers in rows}
+    found: list[MeasuredRecord | None] = []
+    for record, peers in rows:
+        stack = stacks[record.case.scheme]
+        shorter = dict.fromkeys(stack[:place] + stack[place + 1 :] for place in range(len(stack)))
+        candidates = [known[peers, each] for each in shorter if (peers, each) in known]
+        found.append(candidates[0] if len(candidates) == 1 else None)
+    return found
 
 
 def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
@@ -194,7 +218,7 @@ def _best(rows: Sequence[tuple[MeasuredRecord, _Peers]], speeds: Sequence[Spread
     """Return for each row whether none of its group beats it; None for rows alone or without a speed."""
     costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
     for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
-        if speed is not None and isinstance(record.outcome, Measurement):
+        if speed is not None and isinstance(record.outcome, Measurement) and record.outcome.fits:
             costs[peers][place] = (record.outcome.peak_bytes, -speed.value)
     best: list[bool | None] = [None] * len(rows)
     for rivals in costs.values():

@@ -74,6 +74,11 @@ def scheme_places(schemes: Iterable[str]) -> dict[str, int]:
     return {scheme: places[key] for scheme, key in keys.items()}
 
 
+def stack_of(scheme: str) -> tuple[str, ...]:
+    """Return the schemes that one composes, sorted: none for the exact model."""
+    return () if scheme == "exact" else tuple(sorted(scheme.split("+")))
+
+
 def _key(scheme: str) -> tuple[Any, ...]:
     """Order schemes by the number of their parts, then by name, then by value, as a number where it is one."""
     try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from actbench.results.advice import about_limit, about_peak
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import OPTIMIZER, Failure, Published
 from actbench.results.tables.columns import (
@@ -21,9 +22,11 @@ from actbench.results.tables.columns import (
     RESULTS,
     SCHEME,
     SETTINGS,
+    VS_PREVIOUS,
     Column,
 )
 from actbench.results.tables.entries import Entry, join
+from actbench.results.tables.selection import selected
 from actbench.results.tables.values import Rows, Unit, Value, blocks, write
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ Group = tuple[str, str]
 """A model and a meter."""
 
 _ALL = "All rows"
+_OF_BATCH = "Largest batch: what fits, found and proved. All other columns are of a step at Batch."
+_NOTHING = 0.0005  # what the column of savings shows as 0.0 %
 
 
 class Settings:
@@ -90,9 +95,15 @@ _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.ke
 def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
     """Return the notes of a table with these rows and settings."""
     records = [entry.record for entry in entries]
-    failed = (record for record in records if isinstance(record.outcome, Failure))
     lines = chain(
-        settings.described(), map(_machine, records), _published(records), map(_failure, failed), _warnings(records)
+        settings.described(),
+        [_OF_BATCH] if any(getattr(entry.measured, "largest_batch", None) is not None for entry in entries) else [],
+        map(_machine, records),
+        _published(records),
+        (_failure(record) for record in records if isinstance(record.outcome, Failure)),
+        filter(None, map(about_limit, records)),
+        filter(None, map(_saves_nothing, entries)),
+        _warnings(records),
     )
     notes = dict.fromkeys(lines)
     if any(record.versions.dirty for record in records):
@@ -125,6 +136,17 @@ def _failure(record: MeasuredRecord) -> str:
     return f"{record.case.name}: {record.outcome.reason}: {' '.join(record.outcome.message.split())}"
 
 
+def _saves_nothing(entry: Entry) -> str | None:
+    """Return why a scheme saves nothing of the peak, or nothing beside those that it extends, where that is known."""
+    measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
+    if entry.previous is not None and entry.previous.case.scheme != "exact":
+        before, beside = entry.previous.outcome.peak_bytes, f" beside {entry.previous.case.scheme}"
+    about = None if measured is None or measured is entry.exact else about_peak(measured)
+    if about is None or measured is None or not before or abs(1 - measured.peak_bytes / before) >= _NOTHING:
+        return None
+    return f"{entry.record.case.name}: nothing of the peak is saved{beside}; {about}"
+
+
 def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
     counts = Counter(text for record in records for text in getattr(record.outcome, "warnings", ()))
     for text, count in counts.items():
@@ -144,19 +166,32 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def fill(title: str, columns: Sequence[Column[Item]], items: Sequence[Item], notes: Sequence[str] = ()) -> Table:
-    """Compute every column of every item; empty columns are left out."""
+def fill(
+    title: str,
+    columns: Sequence[Column[Item]],
+    items: Sequence[Item],
+    notes: Sequence[str] = (),
+    asked: Collection[str] = (),
+) -> Table:
+    """Compute every column of every item; empty columns are left out but for those whose names are ``asked`` for."""
     values: dict[str, list[Value]] = {column.key: [] for column in columns}
     for block in blocks(items):
         for column in columns:
             values[column.key].extend(map(column.compute, block))
-    used = tuple(column for column in columns if any(value is not None for value in values[column.key]))
+    used = tuple(
+        column
+        for column in columns
+        if (column.name in asked and not column.spread_of) or any(value is not None for value in values[column.key])
+    )
     return Table(title, used, Rows({column.key: values[column.key] for column in used}, len(items)), tuple(notes))
 
 
-def results_table(records: Sequence[MeasuredRecord], title: str = "Results") -> Table:
-    """Return the comparison of schemes: a row for each record, ratios against the exact model's."""
-    return _results_table(join(records), title)
+def results_table(records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()) -> Table:
+    """Return the comparison of schemes: a row for each record, ratios against the exact model's.
+
+    ``columns`` are the names of those to show, in place of all; see :mod:`actbench.results.tables.selection`.
+    """
+    return _results_table(join(records), title, columns)
 
 
 def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
@@ -164,17 +199,23 @@ def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates a
     return _estimates_table(join(records), title)
 
 
-def report_tables(records: Sequence[MeasuredRecord], title: str = "Results") -> tuple[Table, ...]:
-    """Return the comparison of schemes and, where there are any, the table of estimates."""
+def report_tables(
+    records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()
+) -> tuple[Table, ...]:
+    """Return the comparison of schemes and, where there are any, the table of estimates.
+
+    With ``columns``, as of :func:`results_table`, the first stands alone.
+    """
     entries = join(records)
-    estimates = _estimates_table(entries)
-    return (_results_table(entries, title), *([estimates] if estimates.rows else []))
+    results = _results_table(entries, title, columns)
+    estimates = _estimates_table([] if columns else entries)
+    return (results, estimates) if estimates.rows else (results,)
 
 
-def _results_table(entries: Sequence[Entry], title: str) -> Table:
+def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -> Table:
     settings = Settings(entries)
-    columns = (*_identity(entries, settings), *_results(entries))
-    return fill(title, columns, entries, notes_of(entries, settings))
+    columns = selected(names, _identity(entries, settings), _results(entries))
+    return fill(title, columns, entries, notes_of(entries, settings), asked=names)
 
 
 def _estimates_table(entries: Sequence[Entry], title: str = "Estimates against measurements") -> Table:
@@ -194,11 +235,20 @@ def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entr
 
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
-    """Return the columns of results; optimizer state is quiet where all rows of a model have the same."""
+    """Return the columns of results that say something.
+
+    Optimizer state is quiet where all rows of a model have the same; "vs previous" is there where stacks of schemes
+    extend others than the exact model.
+    """
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
     quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None
-    return tuple(replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column for column in RESULTS)
+    grows = any(entry.previous is not None and entry.previous.case.scheme != "exact" for entry in entries)
+    return tuple(
+        replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column
+        for column in RESULTS
+        if grows or column not in VS_PREVIOUS
+    )
 
 
 def to_frame(table: Table) -> pandas.DataFrame:

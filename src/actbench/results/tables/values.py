@@ -11,7 +11,9 @@ from typing import Literal, TypeVar, overload
 from actbench.units import format_bytes, format_seconds
 
 Value = str | int | float | bool | None
-Unit = Literal["text", "bytes", "seconds", "share", "change", "ratio", "rate", "count", "number", "flag"]
+Unit = Literal["text", "bytes", "seconds", "share", "change", "ratio", "rate", "count", "number", "difference", "flag"]
+
+_LARGEST_RATIO = 1000  # of what is nearly nothing the rest of a ratio is chance
 
 
 def write(value: Value, unit: Unit) -> str:
@@ -31,6 +33,10 @@ def _rate(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
+def _ratio(value: float) -> str:
+    return f"{value:.2f}x" if value <= _LARGEST_RATIO else f">{_LARGEST_RATIO}x"
+
+
 def _percent(share: float) -> float:
     return round(100 * share, 1) + 0.0  # without a minus in front of zero
 
@@ -40,9 +46,10 @@ _NUMBERS: dict[Unit, Callable[[float], str]] = {
     "seconds": format_seconds,
     "share": lambda value: f"{_percent(value):.1f} %",
     "change": lambda value: f"{_percent(value):+.1f} %",
-    "ratio": lambda value: f"{value:.2f}x",
+    "ratio": _ratio,
     "rate": _rate,
     "number": lambda value: f"{value:.4g}",
+    "difference": lambda value: f"{value + 0.0:+.4g}",
     "count": lambda value: f"{value:.0f}",
     "text": str,
     "flag": str,
@@ -86,6 +93,17 @@ def ratio(above: Spread | None, below: Spread | None) -> Spread | None:
     if above.spread is None or below.spread is None:
         return Spread(quotient)
     return Spread(quotient, quotient * math.hypot(above.spread / above.value, below.spread / below.value))
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    """Return ``above / below``, or None where one is missing or negative, or ``below`` is zero."""
+    return above / below if above is not None and below is not None and above >= 0 and below > 0 else None
+
+
+def change(before: float | None, after: float | None) -> float | None:
+    """Return how much larger ``after`` is, as a share of ``before``."""
+    grown = quotient(after, before)
+    return None if grown is None else grown - 1
 
 
 Item = TypeVar("Item")

@@ -1,0 +1,64 @@
+"""What fills the memory at the peak of a training step, from all that was allocated and freed until then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from actbench.results.measured import PeakParts
+from actbench.results.records import Phase
+
+Event = tuple[int, int]
+"""The name of a storage and its bytes from now on, 0 when it is freed; names are never used again."""
+
+
+def alive(events: Iterable[Event]) -> dict[int, int]:
+    """Return the bytes of the storages that are alive after ``events``, by name."""
+    return {name: amount for name, amount in dict(events).items() if amount}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """How many events there were when the forward pass began, when it ended, and when the optimizer's step began."""
+
+    begun: int
+    forwarded: int
+    updating: int
+
+    def phase(self, peak_at: int) -> Phase:
+        """Return in which part of the step the last of ``peak_at`` events is."""
+        return "forward" if peak_at <= self.forwarded else "backward" if peak_at <= self.updating else "optimizer"
+
+    def parts(
+        self,
+        events: Sequence[Event],
+        peak_at: int,
+        *,
+        weights: set[int],
+        state: set[int],
+        gradients: set[int],
+        untracked: PeakParts | None = None,
+    ) -> PeakParts:
+        """Return what is alive after ``peak_at`` events.
+
+        Args:
+            events: Of the whole step and what was before it.
+            peak_at: How many of them there were at the peak.
+            weights: Names of the storages of weights.
+            state: Names of those of optimizer state.
+            gradients: Names of those of gradients.
+            untracked: What is alive beside that which the events tell of.
+        """
+        held = set(alive(events[: self.begun]))
+        owners = {
+            "weights_bytes": weights,
+            "optimizer_bytes": state,
+            "gradients_bytes": gradients,
+            "batch_bytes": held,
+            "activation_bytes": set(alive(events[: self.forwarded])) - held,
+        }
+        found = Counter({} if untracked is None else untracked.model_dump())
+        for name, amount in alive(events[:peak_at]).items():
+            found[next((part for part, names in owners.items() if name in names), "temporary_bytes")] += amount
+        return PeakParts(**found)

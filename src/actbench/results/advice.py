@@ -1,0 +1,89 @@
+"""Where the peak of a step is, what fills it, and what a user can do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.results.records import Failure, Phase
+from actbench.units import format_bytes
+
+PHASES: dict[Phase, str] = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
+
+PARTS = {"activation_bytes": "saved activations", "batch_bytes": "the batch", "temporary_bytes": "temporaries"}
+"""What people call those fields of :class:`PeakParts` that grow with the batch."""
+
+FindSchemes = Callable[[Sequence[str]], Sequence[str]]
+"""From what schemes may change to the names of those that change any of it; records are read without the schemes."""
+
+
+class _Remedy(NamedTuple):
+    """A setting to change, and what schemes may change that help."""
+
+    setting: str
+    changes: tuple[str, ...]
+
+
+_OF_MODEL = _Remedy("another --optimizer", ("optimizer", "gradients"))
+_OF_SAMPLES = _Remedy("a smaller --batch-size", ("saved tensors", "recomputation", "loss"))
+_MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
+
+
+def advice(phase: Phase | None, *, mostly_model: bool, find: FindSchemes | None = None) -> str:
+    """Return what to take, as a part of a sentence.
+
+    Args:
+        phase: Part of the step in which the peak is or memory ran out; None where that is not known.
+        mostly_model: Whether weights, gradients and optimizer state, which no batch changes, are most of it.
+        find: Names the schemes that help; without it 'actbench schemes' is pointed at.
+    """
+    if phase is None:
+        return "take a smaller --batch-size or another --scheme"
+    setting, changes = _OF_MODEL if phase == "optimizer" or mostly_model else _OF_SAMPLES
+    names = f": {', '.join(find(changes))}" if find else " (see 'actbench schemes')"
+    return f"take {setting}, or a --scheme that changes {' or '.join(changes)}{names}"
+
+
+def about_peak(measured: Measurement, find: FindSchemes | None = None) -> str | None:
+    """Return where the peak is, what fills it and what to do; None for older records, which do not say."""
+    if measured.peak_phase is None:
+        return None
+    where = f"the peak is in the {PHASES[measured.peak_phase]}"
+    mostly_model = False
+    if measured.peak_parts is not None and measured.peak_bytes:
+        name, most, mostly_model = _most(measured.peak_parts)
+        where += f", {100 * most / measured.peak_bytes:.0f} % of it {name}"
+    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model, find=find)}"
+
+
+def _most(parts: PeakParts) -> tuple[str, int, bool]:
+    """Return what fills most of a peak, its bytes, and whether it is there whatever the batch."""
+    found = parts.model_dump()
+    of_model = sum(found[part] for part in _MODEL)
+    if 2 * of_model > sum(found.values()):
+        return "weights, gradients and optimizer state", of_model, True
+    part = max(found.keys() - set(_MODEL), key=found.__getitem__)
+    return PARTS[part], found[part], False
+
+
+def over_limit_bytes(record: MeasuredRecord) -> int | None:
+    """Return by how much a case is over its limit; in older records, that is a failure with a peak."""
+    outcome, limit = record.outcome, record.case.memory_limit_bytes
+    if isinstance(outcome, Measurement):
+        return outcome.over_limit_bytes
+    if outcome.peak_bytes is None or limit is None or outcome.peak_bytes <= limit:
+        return None
+    return outcome.peak_bytes - limit
+
+
+def about_limit(record: MeasuredRecord, find: FindSchemes | None = None) -> str | None:
+    """Return by how much a measured case is over its limit, and what to do; None where it fits or failed."""
+    measured = record.outcome
+    if isinstance(measured, Failure) or measured.over_limit_bytes is None or measured.memory_limit_bytes is None:
+        return None
+    limit, over = format_bytes(measured.memory_limit_bytes), format_bytes(measured.over_limit_bytes)
+    why = about_peak(measured, find)
+    if measured.peak_bytes <= measured.memory_limit_bytes:
+        why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
+    return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"

@@ -1,0 +1,83 @@
+"""What a row says that is more than a field of its record."""
+
+from __future__ import annotations
+
+from actbench.results.measured import Measurement
+from actbench.results.tables.entries import Entry
+from actbench.results.tables.values import Value, change, quotient, step_time
+
+
+def task(entry: Entry) -> Value:
+    """Return the task that the model was trained for; in older records the one asked for, which may be ``auto``."""
+    return getattr(entry.built, "task", None) or entry.record.case.task
+
+
+def sequence_length(entry: Entry) -> Value:
+    """Return the tokens of a sample."""
+    return entry.built.sequence_length if entry.built else entry.record.case.sequence_length
+
+
+def image_size(entry: Entry) -> Value:
+    """Return one number of pixels for square images, ``height x width`` for others."""
+    if entry.built is None:
+        return entry.record.case.image_size
+    size = entry.built.image_size
+    if size is None:
+        return None
+    return size[0] if size[0] == size[1] else _product(size)
+
+
+def audio_shape(entry: Entry) -> Value:
+    """Return the shape of a sample's audio."""
+    shape = entry.built.audio_shape if entry.built else None
+    return _product(shape) if shape else None
+
+
+def _product(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def peak(entry: Entry) -> Value:
+    """Return the peak; an older record of a case that did not fit has one, too."""
+    return entry.record.outcome.peak_bytes
+
+
+def peak_saving(entry: Entry) -> Value:
+    """Return the share of the exact model's peak that is saved."""
+    return saving(entry.exact_peak_bytes, entry.record.outcome.peak_bytes)
+
+
+def peak_vs_previous(entry: Entry) -> Value:
+    """Return the change of the peak from that of the stack of schemes that this one extends."""
+    before = entry.previous.outcome.peak_bytes if entry.previous else None
+    return change(before, entry.record.outcome.peak_bytes)
+
+
+def _before(entry: Entry) -> Measurement | None:
+    """Return what was measured of the stack that this one extends."""
+    outcome = entry.previous.outcome if entry.previous else None
+    return outcome if isinstance(outcome, Measurement) else None
+
+
+def step_vs_previous(entry: Entry) -> Value:
+    """Return the change of the step, where both were timed in turns."""
+    before, now = _before(entry), entry.measured
+    if before is None or now is None or before.timing_round != now.timing_round:
+        return None
+    earlier, step = step_time(before.step_seconds), entry.step
+    return change(earlier.value if earlier else None, step.value if step else None)
+
+
+def error_vs_previous(entry: Entry) -> Value:
+    """Return the difference of the gradient errors; the exact model has none."""
+    if entry.previous is None or entry.measured is None or entry.measured.gradient_error is None:
+        return None
+    is_exact = entry.previous.case.scheme == "exact"
+    earlier = 0.0 if is_exact else getattr(entry.previous.outcome, "gradient_error", None)
+    return None if earlier is None else entry.measured.gradient_error - earlier
+
+
+def saving(exact: float | None, scheme: float | None) -> float | None:
+    """Return the share of the exact model's amount that a scheme does not need."""
+    left = quotient(scheme, exact)
+    return None if left is None else 1 - left

@@ -1,0 +1,56 @@
+"""The columns that a user asks for, by their names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from actbench.errors import UsageError
+from actbench.results.tables.columns import BATCH, LABEL, MACHINE, METER, MODEL, RESULTS, SCHEME, Column
+from actbench.results.tables.entries import Entry
+
+IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
+"""Columns that tell rows apart, beside settings in which rows differ."""
+
+CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.spread_of}
+"""What there is to ask for, by name."""
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of columns in ``peak,saved,speed``.
+
+    Raises:
+        UsageError: There is no such column, or one stands twice; the message has the closest names.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    for place, name in enumerate(names):
+        if name not in CHOICES:
+            close = difflib.get_close_matches(name.lower(), CHOICES, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(CHOICES)}"
+            raise UsageError(f"there is no column {name!r}; {hint}")
+        if name in names[:place]:
+            raise UsageError(f"column {name!r} stands twice")
+    return names
+
+
+def selected(
+    names: Sequence[str], identity: Sequence[Column[Entry]], results: Sequence[Column[Entry]]
+) -> tuple[Column[Entry], ...]:
+    """Return the columns of a table: those that tell rows apart, then those that were asked for, in that order.
+
+    Args:
+        names: What was asked for. Where any of :data:`IDENTITY` is, no other of these stands in the table.
+        identity: Those that tell rows apart, the settings in which rows differ among them.
+        results: The others, as they are where nothing is asked for.
+    """
+    if not names:
+        return (*identity, *results)
+    asked = {name: replace(CHOICES[name], quiet=False, detail=0) for name in names}
+    if asked.keys() & {column.name for column in IDENTITY}:
+        shown = (*identity, *(column for column in IDENTITY if column not in identity))
+        identity = [column for column in shown if column not in IDENTITY or column.name in asked]
+    wanted = [column for name, column in asked.items() if CHOICES[name] not in IDENTITY]
+    spreads = {column.spread_of: column for column in RESULTS if column.spread_of}
+    with_spreads = [[column, *([spreads[column.key]] if column.key in spreads else [])] for column in wanted]
+    return (*identity, *(column for pair in with_spreads for column in pair))

@@ -1,0 +1,151 @@
+"""Cases that need more memory than they may use, and what is said of where their peak is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from actbench.results import tables
+from actbench.results.advice import about_limit, about_peak
+from actbench.results.compare import compare, parse_limit
+from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.results.records import Failure
+from actbench.results.render import csv_text, markdown
+from actbench.units import GIB
+
+MakeRecord = Callable[..., MeasuredRecord]
+ACTIVATIONS = PeakParts(weights_bytes=GIB, activation_bytes=38 * GIB, temporary_bytes=GIB)
+STATE = PeakParts(weights_bytes=GIB, gradients_bytes=GIB, optimizer_bytes=2 * GIB, temporary_bytes=GIB)
+
+
+def old(record: MeasuredRecord, peak_bytes: int | None) -> MeasuredRecord:
+    """Return a record as it was written of a case that did not fit, before such cases were measured."""
+    failure = Failure(reason="out-of-memory", message="the step needs more", peak_bytes=peak_bytes)
+    return record.model_copy(update={"outcome": failure})
+
+
+@pytest.fixture
+def records(make_record: MakeRecord) -> list[MeasuredRecord]:
+    limit = {"memory_limit_bytes": 16 * GIB}
+    exact = make_record(**limit, peak_bytes=40 * GIB, activation_bytes=38 * GIB)
+    measured = {"over_limit_bytes": 24 * GIB, "peak_phase": "backward", "peak_parts": ACTIVATIONS, **limit}
+    exact = exact.model_copy(update={"outcome": exact.outcome.model_copy(update=measured)})
+    return [exact, make_record("fewbit:3", **limit, peak_bytes=10 * GIB, activation_bytes=19 * GIB)]
+
+
+def test_the_exact_model_that_does_not_fit_is_what_others_are_read_against(records: list[MeasuredRecord]) -> None:
+    exact, scheme = tables.results_table(records).rows
+
+    assert (exact["peak_bytes"], exact["over_limit_bytes"], exact["peak_saving"]) == (40 * GIB, 24 * GIB, 0)
+    assert (scheme["over_limit_bytes"], scheme["peak_saving"], scheme["activation_ratio"]) == (None, 0.75, 2)
+
+
+def test_it_is_marked_in_markdown_and_csv_and_a_note_says_what_to_do(records: list[MeasuredRecord]) -> None:
+    table = tables.results_table(records)
+
+    assert "| Over limit ↓ |" in markdown(table)
+    assert "| 24.00 GiB |" in markdown(table)
+    assert f",{24 * GIB}," in csv_text(table)
+    assert [note for note in table.notes if "over the limit" in note] == [about_limit(records[0])]
+    assert about_limit(records[0]) == (
+        "tiny, exact, batch 8 (simulated): over the limit of 16.00 GiB by 24.00 GiB; the peak is in the backward pass, "
+        "95 % of it saved activations; take a smaller --batch-size, or a --scheme that changes saved tensors or "
+        "recomputation or loss (see 'actbench schemes')"
+    )
+
+
+def test_what_fits_is_not_marked(make_record: MakeRecord) -> None:
+    table = tables.results_table([make_record()])
+
+    assert "over_limit_bytes" not in [column.key for column in table.columns]
+    assert about_limit(make_record()) is None
+    assert about_limit(make_record(failure="no room")) is None
+
+
+def test_an_older_record_of_what_did_not_fit_has_its_peak_and_is_read_against(records: list[MeasuredRecord]) -> None:
+    exact, scheme = tables.results_table([old(records[0], 40 * GIB), old(records[1], 20 * GIB)]).rows
+
+    assert (exact["peak_bytes"], exact["over_limit_bytes"], exact["status"]) == (40 * GIB, 24 * GIB, "out-of-memory")
+    assert (scheme["peak_bytes"], scheme["over_limit_bytes"], scheme["peak_saving"]) == (20 * GIB, 4 * GIB, 0.5)
+
+
+def test_what_ran_out_of_memory_on_a_device_has_no_numbers(records: list[MeasuredRecord]) -> None:
+    table = tables.results_table([old(records[0], None), records[1]])
+
+    assert [row["peak_bytes"] for row in table.rows] == [None, 10 * GIB]
+    assert "peak_saving" not in [column.key for column in table.columns]
+
+
+def test_two_files_are_compared_by_peaks_over_the_limit(records: list[MeasuredRecord]) -> None:
+    grown = records[0].model_copy(update={"outcome": records[0].outcome.model_copy(update={"peak_bytes": 44 * GIB})})
+    found = compare([old(records[0], 40 * GIB)], [grown], [parse_limit("peak:5%")])
+
+    assert found.table.rows[0]["peak_change"] == pytest.approx(0.1)
+    assert len(found.violations) == 1
+
+
+def test_what_is_over_its_limit_is_no_choice_of_the_frontier(make_record: MakeRecord) -> None:
+    timed = {"meter": "cpu", "timing_round": "a"}
+    rows = [
+        make_record(**timed, step_seconds=(1.0, 1.0), peak_bytes=900),
+        make_record("a", **timed, step_seconds=(2.0, 2.0), peak_bytes=800),
+        make_record("b", **timed, step_seconds=(3.0, 3.0), peak_bytes=700, over_limit_bytes=5),
+    ]
+
+    assert [row["pareto"] for row in tables.results_table(rows).rows] == [True, True, None]
+
+
+def measured(phase: str | None, parts: PeakParts | None, peak_bytes: int = 5 * GIB) -> Measurement:
+    return Measurement(weights_bytes=1, activation_bytes=1, peak_bytes=peak_bytes, peak_phase=phase, peak_parts=parts)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (measured(None, None), None),
+        (measured("backward", None), "the peak is in the backward pass; take a smaller --batch-size"),
+        (measured("optimizer", None), "the peak is in the optimizer step; take another --optimizer"),
+        (measured("backward", STATE), "pass, 80 % of it weights, gradients and optimizer state; take another --optimi"),
+        (measured("forward", ACTIVATIONS, 40 * GIB), "forward pass, 95 % of it saved activations; take a smaller --ba"),
+    ],
+)
+def test_the_advice_goes_by_the_phase_and_what_fills_it(found: Measurement, expected: str | None) -> None:
+    told = about_peak(found)
+
+    assert told is None if expected is None else expected in (told or "")
+
+
+def test_schemes_are_found_by_what_they_change() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def find(changes: tuple[str, ...]) -> list[str]:
+        asked.append(tuple(changes))
+        return ["one", "two"]
+
+    assert (about_peak(measured("optimizer", STATE), find) or "").endswith("changes optimizer or gradients: one, two")
+    assert asked == [("optimizer", "gradients")]
+
+
+def test_memory_that_is_lost_between_blocks_is_told(make_record: MakeRecord) -> None:
+    record = make_record(peak_bytes=900)
+    lost = record.outcome.model_copy(update={"memory_limit_bytes": 1000, "over_limit_bytes": 24})
+
+    told = about_limit(record.model_copy(update={"outcome": lost}))
+
+    assert told == (
+        "tiny, exact, batch 8 (simulated): over the limit of 1,000 B by 24 B; the peak fits, but its allocator loses "
+        "memory between blocks"
+    )
+
+
+def test_a_scheme_that_saves_nothing_says_where_the_peak_is(make_record: MakeRecord) -> None:
+    exact = make_record(peak_bytes=5 * GIB)
+    same = make_record("gact", peak_bytes=5 * GIB, peak_phase="optimizer", peak_parts=STATE)
+    less = make_record("fewbit", peak_bytes=4 * GIB, peak_phase="optimizer", peak_parts=STATE)
+
+    notes = tables.results_table([exact, same, less]).notes
+
+    assert [note.partition(";")[0] for note in notes if "nothing of the peak" in note] == [
+        "tiny, gact, batch 8 (simulated): nothing of the peak is saved"
+    ]

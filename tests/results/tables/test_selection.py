@@ -1,0 +1,90 @@
+"""Columns that a user asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actbench.errors import UsageError
+from actbench.results import tables
+from actbench.results.measured import MeasuredRecord, PeakParts
+from actbench.results.render import csv_text, html_page, markdown
+from actbench.results.render.screen import fitted
+from actbench.results.tables.columns import RESULTS
+from actbench.results.tables.selection import CHOICES, names_in
+
+MakeRecord = Callable[..., MeasuredRecord]
+PARTS = PeakParts(weights_bytes=400, temporary_bytes=600)
+
+
+def titles(records: list[MeasuredRecord], names: str) -> list[str]:
+    return [column.title for column in tables.results_table(records, columns=names_in(names)).columns]
+
+
+@pytest.fixture
+def records(make_record: MakeRecord) -> list[MeasuredRecord]:
+    timed = {"meter": "cpu", "step_seconds": (1.0, 2.0, 3.0), "peak_parts": PARTS}
+    return [make_record(**timed), make_record("fewbit:3", **timed)]
+
+
+def test_every_column_has_a_name_of_its_own() -> None:
+    shown = [column for column in RESULTS if not column.spread_of]
+
+    assert {CHOICES[column.name].key for column in shown} == {column.key for column in shown}
+
+
+def test_asked_columns_stand_in_their_order_behind_what_tells_rows_apart(records: list[MeasuredRecord]) -> None:
+    found = titles(records, "temporaries,peak, weights")
+
+    assert found == ["Model", "Batch", "Scheme", "Meter", "Temporaries at peak", "Peak", "Weights"]
+
+
+def test_of_what_tells_rows_apart_some_can_be_chosen(make_record: MakeRecord, records: list[MeasuredRecord]) -> None:
+    assert titles(records, "peak,scheme") == ["Scheme", "Peak"]
+    assert titles(records, "scheme,machine,peak") == ["Scheme", "Machine", "Peak"]
+    several = [make_record(attention=attention) for attention in ("eager", "sdpa")]
+    assert titles(several, "scheme,peak") == ["Attention", "Scheme", "Peak"]
+
+
+def test_a_spread_comes_with_its_value(records: list[MeasuredRecord]) -> None:
+    assert titles(records, "scheme,step") == ["Scheme", "Step", "±"]
+
+
+def test_an_asked_column_stays_where_it_says_nothing_and_where_there_is_no_room(records: list[MeasuredRecord]) -> None:
+    table = tables.results_table(records, columns=names_in("scheme,gradients,gradient-error"))
+
+    assert [row["gradients_bytes"] for row in table.rows] == [None, None]
+    assert fitted(table, 5).columns == table.columns
+
+
+def test_all_texts_have_the_same_columns(records: list[MeasuredRecord]) -> None:
+    [table] = tables.report_tables(records, "T", names_in("scheme,peak,weights"))
+
+    assert "| Scheme | Peak ↓ | Weights ↓ |\n" in markdown(table)
+    assert csv_text(table).splitlines()[0] == "scheme,peak_bytes,weights_bytes"
+    assert "<th>Scheme</th><th>Peak ↓</th><th>Weights ↓</th></tr>" in html_page([table], "T")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("peek", "there is no column 'peek'; did you mean peak"),
+        ("Peak", "there is no column 'Peak'; did you mean peak"),
+        ("zzz", "there is no column 'zzz'; known: machine, model, batch"),
+        ("peak,,saved", "there is no column ''"),
+        ("peak,saved,peak", "column 'peak' stands twice"),
+    ],
+)
+def test_a_wrong_name_is_refused_with_the_closest(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        names_in(text)
+
+    assert message in str(refused.value)
+
+
+def test_the_page_about_columns_names_them_all() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "columns.md").read_text()
+
+    assert [name for name in CHOICES if f"`{name}`" not in page] == []
