@@ -238,6 +238,9 @@ models = "tiny"
 spec = "checkpoint"
 label = "recomputed"
 [[scheme]]
+spec = "gact:L2"
+alone = true
+[[scheme]]
 spec = "offload"
 """
 
@@ -251,8 +254,8 @@ def test_a_cumulative_recipe_adds_one_scheme_after_the_other(tmp_path: Path) -> 
     for planned in found.cases():
         stacks.setdefault(planned.case.model, []).append(planned.case.scheme)
     assert stacks == {
-        "tiny": ["exact", "fewbit:3", "fewbit:3+checkpoint", "fewbit:3+checkpoint+offload"],
-        "other": ["exact", "checkpoint", "checkpoint+offload"],
+        "tiny": ["exact", "fewbit:3", "fewbit:3+checkpoint", "gact:L2", "fewbit:3+checkpoint+offload"],
+        "other": ["exact", "checkpoint", "gact:L2", "checkpoint+offload"],
     }
     assert {planned.label for planned in found.cases() if planned.case.scheme.endswith("checkpoint")} == {"recomputed"}
     assert found.columns == ("peak", "saved")

@@ -46,11 +46,14 @@ def test_steps_of_two_rounds_are_not_compared(stacks: list[MeasuredRecord]) -> N
     assert found["b+a"]["peak_vs_previous"] == pytest.approx(-0.5)
 
 
-def test_where_two_could_be_the_previous_one_none_is(make_record: MakeRecord, stacks: list[MeasuredRecord]) -> None:
-    found = rows([*stacks, make_record("a", meter="cpu", peak_bytes=10)])
+@pytest.mark.parametrize(("peak", "change"), [(500, -0.2), (900, -0.5)])
+def test_of_two_that_could_be_the_previous_one_the_smaller_is(
+    peak: int, change: float, make_record: MakeRecord, stacks: list[MeasuredRecord]
+) -> None:
+    found = rows([*stacks, make_record("a", meter="cpu", peak_bytes=peak)])
 
-    assert found["b+a"]["peak_vs_previous"] is None
-    assert found["a"]["peak_vs_previous"] == pytest.approx(-0.99)
+    assert found["b+a"]["peak_vs_previous"] == pytest.approx(change)
+    assert found["a"]["peak_vs_previous"] == pytest.approx(peak / 1000 - 1)
 
 
 def test_schemes_that_do_not_extend_each_other_have_no_such_columns(make_record: MakeRecord) -> None:

@@ -71,14 +71,14 @@ class Recipe(BaseRecipe):
         """Return the schemes for a model, with ``exact`` first unless the author gave it."""
         rows, stack = [], list[str]()
         for row in super().rows(model):
-            if self.cumulative and row.spec != "exact":
+            if self.cumulative and row.is_added:
                 stack.append(row.spec)
                 row = row.model_copy(update={"spec": "+".join(stack)})
             rows.append(row)
         return tuple(rows)
 
     def _check_repeats(self) -> None:
-        if self.cumulative and len([row for row in self.scheme if row.spec != "exact"]) < 2:
+        if self.cumulative and len([row for row in self.scheme if row.is_added]) < 2:
             raise ValueError("cumulative adds schemes one after the other: give at least two beside exact")
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
         seen: set[str] = set()

@@ -177,12 +177,16 @@ class Measure(Data):
 
 
 class SchemeRow(Data):
-    """A scheme, its label, the models it is for (all, unless given), and what its authors published."""
+    """A scheme, its label, the models it is for (all, unless given), and what its authors published.
+
+    In a cumulative recipe one that stands ``alone`` is added to nothing, and nothing is added to it.
+    """
 
     spec: str
     models: Axis[str] | None = None
     label: str | None = Field(default=None, min_length=1)
     published: tuple[Published, ...] = ()
+    alone: Switch = False
 
     @field_validator("spec")
     @classmethod
@@ -191,6 +195,11 @@ class SchemeRow(Data):
             return "+".join(str(part) for part in spec.parse(text))
         except SpecError as error:
             raise ValueError(str(error)) from None
+
+    @property
+    def is_added(self) -> bool:
+        """Whether it is one of those that a cumulative recipe adds one after the other."""
+        return not self.alone and self.spec != "exact"
 
     def suits(self, model: str) -> bool:
         """Whether the scheme is to be measured on a model."""

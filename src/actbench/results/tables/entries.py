@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ class Entry(NamedTuple):
         measured: Its measurement, or None when the case failed.
         exact: What the exact model measured in the same case on the same machine.
         exact_peak_bytes: Its peak, which an older record of one that did not fit has, too.
-        previous: The record of the stack of schemes that this one extends by one; None where there are several such.
+        previous: The record of the stack of schemes that this one extends by one; of several that with the least peak.
+        extends: Whether there is one such stack alone, and it is not the exact model: rows are made to be read so.
         estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
         same_model: A measurement of the same model, of the exact one if there is one: a failed record says less.
         step: Seconds of a step.
@@ -87,6 +89,7 @@ class Entry(NamedTuple):
     exact: Measurement | None
     exact_peak_bytes: int | None
     previous: MeasuredRecord | None
+    extends: bool
     estimate: Measurement | None
     same_model: Measurement | None
     step: Spread | None
@@ -140,7 +143,8 @@ def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
             measured=_measured(record),
             exact=peer.exact,
             exact_peak_bytes=peer.exact_peak_bytes,
-            previous=previous,
+            previous=previous.record,
+            extends=previous.is_chain,
             estimate=estimates.of(record, peer.what),
             same_model=peer.same_model,
             step=step,
@@ -178,17 +182,28 @@ def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
     return peers
 
 
-def _previous(rows: Sequence[tuple[MeasuredRecord, _Peers]]) -> list[MeasuredRecord | None]:
-    """Return for each row that of its group whose schemes are all of its own but one, where it is the only one."""
+class _Previous(NamedTuple):
+    record: MeasuredRecord | None
+    is_chain: bool
+
+
+def _previous(rows: Sequence[tuple[MeasuredRecord, _Peers]]) -> list[_Previous]:
+    """Return for each row that of its group whose schemes are all of its own but one; of several the smallest."""
     stacks = {scheme: stack_of(scheme) for scheme in {record.case.scheme for record, _ in rows}}
     known = {(peers, stacks[record.case.scheme]): record for record, peers in rows}
-    found: list[MeasuredRecord | None] = []
+    found: list[_Previous] = []
     for record, peers in rows:
         stack = stacks[record.case.scheme]
         shorter = dict.fromkeys(stack[:place] + stack[place + 1 :] for place in range(len(stack)))
         candidates = [known[peers, each] for each in shorter if (peers, each) in known]
-        found.append(candidates[0] if len(candidates) == 1 else None)
+        is_chain = len(candidates) == 1 and candidates[0].case.scheme != "exact"
+        found.append(_Previous(min(candidates, key=_peak, default=None), is_chain))
     return found
+
+
+def _peak(record: MeasuredRecord) -> float:
+    peak = record.outcome.peak_bytes
+    return math.inf if peak is None else peak
 
 
 def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:

@@ -243,7 +243,7 @@ def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
     quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None
-    grows = any(entry.previous is not None and entry.previous.case.scheme != "exact" for entry in entries)
+    grows = any(entry.extends for entry in entries)
     return tuple(
         replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column
         for column in RESULTS
