@@ -144,6 +144,7 @@ class CpuMeter:
             gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
             step.update()
             trace.mark("end")
+            loss = step.loss
         reading = MemoryReading(
             weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
             gradients_bytes=gradients_bytes,

@@ -133,7 +133,7 @@ def _read(step: TrainStep) -> MemoryReading:
         peak_bytes=torch.cuda.max_memory_allocated(),
         reserved_bytes=torch.cuda.max_memory_reserved(),
         process_bytes=_process_bytes(),
-        loss=loss.item(),
+        loss=step.loss.item(),
     )
 
 
