@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each room may import those that stand in its set, and itself.
 WORDS = {"errors", "units", "paths", "spec", "validation", "foreign"}
-SETUP = WORDS | {"results", "setup"}
+SETUP = WORDS | {"results", "setup", "microbatches"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
@@ -27,11 +27,12 @@ ALLOWED = {
     "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
     # measuring
     "foreign": {"errors"},
-    "setup": {"errors", "results"},
+    "microbatches": {"errors"},
+    "setup": {"errors", "results", "microbatches"},
     "ops": {"errors", "kernels"},
     "codecs": WORDS | {"results", "ops"},
     "optim": WORDS | {"ops", "codecs"},
-    "nn": SETUP | {"ops", "codecs"},
+    "nn": SETUP | {"ops", "codecs", "optim"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
     "workloads": SETUP | {"nn"},
     "measuring": SETUP | {"ops", "codecs", "nn", "schemes", "workloads"},

@@ -9,11 +9,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError, ModelError
+from actbench.microbatches import Batch as Batch
+from actbench.microbatches import MicroBatch, Share, cut
 from actbench.results.records import Built, Phase, Site, Unreached
 
-Batch = Mapping[str, Any]
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -28,6 +30,15 @@ class HoldsGradients(Protocol):
 
     def gradient_parts(self) -> Iterable[Tensor]:
         """Return the tensors that hold them, but those on the parameters themselves."""
+        ...
+
+
+@runtime_checkable
+class StepsInBackward(Protocol):
+    """An optimizer that steps each parameter as soon as a backward pass has made its gradient."""
+
+    def hold(self) -> None:
+        """Let gradients wait for ``step()`` from now on."""
         ...
 
 
@@ -57,6 +68,10 @@ class TrainingSetup:
         loss: From the model and a batch to a scalar.
         make_optimizer: From the model to its optimizer.
         autocast_dtype: Type for ``torch.autocast``, or None for none.
+        input_dtype: Type that floating-point tensors of a batch are cast to; None leaves them as they are.
+        micro_batches: Into how many parts a step cuts a batch, where it has as many rows.
+        share: What the loss of a part counts in that of the batch; None for :func:`label_share`.
+        uncuttable: Why the losses of parts do not add up to the loss of the batch; empty where they do.
         expandable_segments: Whether torch's CUDA allocator is to grow its segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
@@ -70,6 +85,10 @@ class TrainingSetup:
     loss: Loss | None = None
     make_optimizer: MakeOptimizer | None = None
     autocast_dtype: torch.dtype | None = None
+    input_dtype: torch.dtype | None = None
+    micro_batches: int = 1
+    share: Share | None = None
+    uncuttable: str = ""
     expandable_segments: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
@@ -112,7 +131,25 @@ class TrainingSetup:
         if self.loss is None:
             raise MeasurementError("a training forward needs a loss; this setup has none")
         with self._autocast():
-            return self.loss(self.module, batch)
+            return self.loss(self.module, self.cast(batch))
+
+    def cast(self, batch: Batch) -> Batch:
+        """Return a batch with its floating-point tensors in the type that the setup wants."""
+        if self.input_dtype is None:
+            return batch
+        cast: Batch = tree_map(self._cast, dict(batch))
+        return cast
+
+    def _cast(self, value: Any) -> Any:
+        return value.to(self.input_dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    def cut(self, batch: Batch) -> list[MicroBatch]:
+        """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
+
+        Raises:
+            UsageError: The batch is to be cut, and its tensors are not of the same rows.
+        """
+        return cut(batch, self.micro_batches, self.share)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
@@ -124,7 +161,8 @@ class TrainingSetup:
 class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
-    ``phase`` is the part that was begun last.
+    Of a batch that is cut, :meth:`forward` runs the first micro-batch and :meth:`backward` the others. ``phase`` is the
+    part that was begun last.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer.
@@ -137,29 +175,70 @@ class TrainStep:
         self.batch = batch
         self.phase: Phase | None = None
         self.optimizer = setup.make_optimizer(setup.module)
+        self._waiting: list[MicroBatch] = []
+        self._losses: list[Tensor] = []
+
+    @property
+    def batch(self) -> Batch:
+        """The batch, in the type that the setup wants."""
+        return self._batch
+
+    @batch.setter
+    def batch(self, batch: Batch) -> None:
+        self._batch = self.setup.cast(batch)
+        self._micro_batches: list[MicroBatch] | None = None
+
+    @property
+    def micro_batches(self) -> list[MicroBatch]:
+        """The parts of the batch."""
+        if self._micro_batches is None:
+            self._micro_batches = self.setup.cut(self.batch)
+        return self._micro_batches
+
+    @property
+    def loss(self) -> Tensor:
+        """The loss of the batch, detached, between the backward pass and the end of the step."""
+        return self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()
+
+    @property
+    def optimizer_class(self) -> str:
+        """The name of the class whose updates these are."""
+        return type(getattr(self.optimizer, "inner", self.optimizer)).__name__
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What has to be said of this batch."""
+        asked, found = self.setup.micro_batches, len(self.micro_batches)
+        return () if found == asked else (f"the batch has {found} rows: it is cut into {found} parts, not {asked}",)
 
     def forward(self) -> Tensor:
-        """Return the loss, a scalar with its graph.
+        """Return the loss of the batch, or what its first micro-batch adds to it: a scalar with its graph.
 
         Raises:
             ModelError: The loss has not one number.
+            UsageError: The batch cannot be cut.
         """
-        self.phase = "forward"
-        loss = self.setup.forward(self.batch)
-        if loss.numel() != 1:
-            raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
-        return loss
+        self._waiting, self._losses = list(self.micro_batches), []
+        return self._next()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of the loss to the parameters."""
-        self.phase = "backward"
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Add the gradients of the loss to the parameters, and run both passes of the other micro-batches."""
+        self._add(loss)
+        while self._waiting:
+            loss.detach_()  # what its graph still holds would lie beside the next micro-batch
+            loss = self._next()
+            self._add(loss)
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
         """Return the gradients that wait for the update, by parameter."""
         if isinstance(self.optimizer, HoldsGradients):
             return self.optimizer.gradients()
         return {p: p.grad for p in self.setup.module.parameters() if p.grad is not None}
+
+    def hold(self) -> None:
+        """Let all gradients wait for the update, also where the optimizer would step within the backward pass."""
+        if isinstance(self.optimizer, StepsInBackward):
+            self.optimizer.hold()
 
     def update(self) -> None:
         """Step the optimizer and free the gradients."""
@@ -169,7 +248,27 @@ class TrainStep:
 
     def __call__(self) -> Tensor:
         """Run the whole step and return the detached loss."""
-        loss = self.forward()
-        self.backward(loss)
+        self.backward(self.forward())
         self.update()
-        return loss.detach()
+        loss, self._losses = self.loss, []
+        return loss
+
+    def _next(self) -> Tensor:
+        """Run the forward pass of the next micro-batch, and return what it adds to the loss."""
+        self.phase = "forward"
+        part = self._waiting.pop(0)
+        loss = self._forward(part)
+        if loss.numel() != 1:
+            raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
+        if len(self.micro_batches) > 1:
+            # A mean over no label at all is no number, and adds nothing.
+            loss = (loss if part.share else loss.nan_to_num()) * part.share
+        self._losses.append(loss.detach())
+        return loss
+
+    def _forward(self, part: MicroBatch) -> Tensor:
+        return self.setup.forward(part.batch)
+
+    def _add(self, loss: Tensor) -> None:
+        self.phase = "backward"
+        loss.backward()  # type: ignore[no-untyped-call]

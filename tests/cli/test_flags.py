@@ -8,9 +8,11 @@ from typing import Annotated
 import pytest
 
 from actbench.cli.app import app
-from actbench.cli.flags import CaseFlags, SchemeFlags, expanded, schemes_from
+from actbench.cli.flags import CaseFlags, SchemeFlags, _float_type, _half_type, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.errors import SpecError
+from actbench.experiments.recipes.sections import WorkloadGrid
+from actbench.results.records import Case
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,17 @@ def test_flags_that_are_not_given_are_left_out():
 )
 def test_flags_that_schemes_come_from_are_named(flags, typed):
     assert flags.scheme_flags == typed
+
+
+def test_types_have_short_names_everywhere():
+    assert (_float_type("bf16"), _half_type("fp16")) == ("bfloat16", "float16")
+    short, long = {"dtype": "fp32", "autocast": "bf16"}, {"dtype": "float32", "autocast": "bfloat16"}
+    cases = [Case.model_validate({"model": "x", "batch_size": 1, **types}) for types in (short, long)]
+    assert cases[0].key() == cases[1].key()
+    grid = WorkloadGrid.model_validate({"model": "x", "batch_size": 1, "dtype": ["bf16", "fp16"], "autocast": "none"})
+    assert (grid.dtype, grid.autocast) == (("bfloat16", "float16"), ("none",))
+    with pytest.raises(Exception, match="'fp8' is not one of float32, bfloat16, float16"):
+        _float_type("fp8")
 
 
 def test_a_refused_scheme_is_told_with_where_it_was_written():

@@ -15,6 +15,7 @@ import torch
 from actbench import conversion, schemes, workloads
 from actbench.errors import ConversionError, SpecError
 from actbench.measuring import inspection
+from actbench.measuring.bench import gradients_of, relative_error_and_cosine
 from actbench.measuring.meters import footprint
 from actbench.results.records import Case
 from actbench.schemes.base import OF_PARTS, Change
@@ -133,6 +134,7 @@ def test_keys_parameters_ties_and_flags_survive(spec: str, setup: TrainingSetup)
 def test_every_parameter_gets_a_finite_gradient(spec: str, setup: TrainingSetup, batch: Batch) -> None:
     step = TrainStep(schemes.build(spec).apply(setup), batch)
 
+    step.hold()
     step.backward(step.forward())
 
     assert all(p.grad is not None and p.grad.isfinite().all() for p in setup.module.parameters())
@@ -190,6 +192,90 @@ def test_a_scheme_of_the_optimizer_alone_leaves_gradients_and_keeps_less_state(
 
     assert all(torch.equal(one, other) for one, other in zip(found, exact, strict=True))
     assert found_bytes < exact_bytes / 2
+
+
+def trained(setup: TrainingSetup, batch: Batch, steps: int = 2) -> tuple[list[torch.Tensor], int]:
+    """Return the weights after some steps, and the bytes of gradients that wait for the last of them."""
+    torch.manual_seed(1)
+    step, held = TrainStep(setup, batch), 0
+    for _ in range(steps):
+        step.backward(step.forward())
+        held = footprint.stored_bytes(footprint.gradients(step))
+        step.update()
+    return [parameter.detach() for parameter in setup.module.parameters()], held
+
+
+@pytest.mark.parametrize("spec", [spec for spec in specs("gradients") if schemes.build(spec).changes == ("gradients",)])
+def test_a_scheme_of_the_gradients_alone_trains_alike_with_fewer_of_them(
+    spec: str, setup: TrainingSetup, batch: Batch
+) -> None:
+    weights, held = trained(workloads.load(case_for(spec)).setup(materialize=True, seed=0), batch)
+    before = [parameter.detach().clone() for parameter in setup.module.parameters()]
+    found, fewer = trained(schemes.build(spec).apply(setup), batch)
+
+    assert fewer < held / 2
+    assert all(torch.equal(one, other) for one, other in zip(found, weights, strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(found, before, strict=True))
+
+
+@pytest.mark.parametrize("spec", specs("gradients"))
+def test_gradients_are_looked_at_without_a_step(spec: str, setup: TrainingSetup, batch: Batch) -> None:
+    converted = schemes.build(spec).apply(setup)
+    before = [parameter.detach().clone() for parameter in setup.module.parameters()]
+
+    found = gradients_of(converted, batch, seed=0)
+    rounded = gradients_of(converted, batch, seed=0)
+
+    assert set(found) == set(setup.module.parameters())
+    assert all(torch.equal(one, other) for one, other in zip(setup.module.parameters(), before, strict=True))
+    assert set(rounded) == set(found)
+
+
+def uneven(labels: torch.Tensor) -> torch.Tensor:
+    """Ignore a label more in each row, and all of the last one."""
+    ignored = torch.arange(labels.shape[1]) < 2 * torch.arange(len(labels))[:, None]
+    ignored[-1] = True
+    return labels.masked_fill(ignored, -100)
+
+
+@pytest.mark.parametrize("rows", [3, 6, 8])
+@pytest.mark.parametrize("spec", [spec for spec in specs("batch") if schemes.build(spec).changes == ("batch",)])
+def test_a_scheme_of_the_batch_gives_the_same_value_and_gradients_to_rounding(spec: str, rows: int) -> None:
+    case = CASE.model_copy(update={"model": "tiny-gpt2@resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"})
+    batch = dict(workloads.load(case).batch(rows, seed=0))
+    batch["labels"] = uneven(batch["labels"])
+
+    def after(setup: TrainingSetup) -> tuple[torch.Tensor, dict[str, torch.Tensor], int]:
+        step = TrainStep(setup, batch)
+        step.backward(step.forward())
+        gradients = {name: parameter.grad for name, parameter in setup.module.named_parameters()}
+        return step.loss, gradients, inspection.trace(setup, lambda: batch).total_bytes
+
+    loss, gradients, kept = after(workloads.load(case).setup(materialize=True, seed=0))
+    found, others, fewer = after(schemes.build(spec).apply(workloads.load(case).setup(materialize=True, seed=0)))
+
+    torch.testing.assert_close(found, loss)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(others[name], gradient)
+    assert fewer < 0.6 * kept
+
+
+@pytest.mark.parametrize("spec", specs("precision"))
+def test_a_scheme_of_the_precision_gives_nearly_the_same_value_and_gradients_and_keeps_less(
+    spec: str, setup: TrainingSetup, batch: Batch
+) -> None:
+    many = workloads.load(CASE.model_copy(update={"sequence_length": 64})).batch(8, seed=0)  # autocast copies weights
+    exact, before = gradients_of(setup, batch, seed=0), inspection.trace(setup, lambda: many).total_bytes
+    loss = losses(setup, batch)
+
+    converted = schemes.build(spec).apply(setup)
+    found = gradients_of(converted, batch, seed=0)
+    error, cosine = relative_error_and_cosine(found, exact)
+
+    assert 0 < error < 0.05
+    assert cosine > 0.999
+    torch.testing.assert_close(losses(converted, batch).float(), loss, rtol=0.01, atol=0)
+    assert inspection.trace(converted, lambda: many).total_bytes < 0.9 * before
 
 
 @pytest.mark.parametrize("spec", specs())

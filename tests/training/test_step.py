@@ -71,7 +71,7 @@ def test_float16_learns_what_float32_learns() -> None:
 
 @pytest.mark.parametrize("fields", [{"max_grad_norm": 1.0}, {"autocast": "float16"}])
 def test_gradients_that_wait_packed_cannot_be_cut_or_scaled(fields: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="packs each gradient"):
+    with pytest.raises(UsageError, match="takes each gradient"):
         list(TrainingLoop(BASE.model_copy(update={"scheme": "smaq,on=gradients", **fields})))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,6 +67,13 @@ def named(text: str) -> str:
         raise typer.BadParameter("it is empty; leave it out, or name something")
     if encodable(text) != text:
         raise typer.BadParameter(f"{encodable(text)!r} is not UTF-8, which results are written in; rename it")
+    return text
+
+
+def one_of(text: str, allowed: Sequence[str]) -> str:
+    """Return a name that is among these."""
+    if text not in allowed:
+        raise typer.BadParameter(f"{encodable(text)!r} is not one of {', '.join(allowed)}")
     return text
 
 

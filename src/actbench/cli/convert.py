@@ -23,7 +23,7 @@ def convert(
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
-    batch_size: Annotated[int, option("--batch-size", "Batch for which bytes are shown.", min=1, max=LARGEST)] = 8,
+    batch_size: Annotated[int, option("--batch-size -b", "Batch for which bytes are shown.", min=1, max=LARGEST)] = 8,
     timeout: Annotated[
         float,
         option("--timeout", "Seconds that converting, with downloads, may take.", min=1, max=LONGEST_SECONDS),

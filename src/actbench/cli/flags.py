@@ -10,10 +10,19 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from actbench.cli.app import LARGEST, argument, named, option, path_named
+from actbench.cli.app import LARGEST, argument, named, one_of, option, path_named
 from actbench.errors import SpecError, UsageError
-from actbench.results.records import Attention, FloatType, Optimizer, Task, WeightsChoice
+from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 from actbench.units import LONGEST_SECONDS
+
+
+def _float_type(text: str) -> str:
+    return one_of(whole_name(text), ("float32", "bfloat16", "float16"))
+
+
+def _half_type(text: str) -> str:
+    return one_of(whole_name(text), ("bfloat16", "float16"))
+
 
 ModelArgument = Annotated[
     str,
@@ -120,6 +129,25 @@ class ModelFlags(SchemeFlags):
     attention: Annotated[
         Attention | None, option("--attention", "Attention implementation of Hugging Face models.")
     ] = None
+    dtype: Annotated[
+        str | None,
+        option(
+            "--dtype",
+            "Type of the weights and inputs: float32 (fp32), bfloat16 (bf16) or float16 (fp16). Without it "
+            "file.py:function, a folder or a hub model keeps the types that it comes with; any other model is float32.",
+            metavar="TYPE",
+            parser=_float_type,
+        ),
+    ] = None
+    autocast: Annotated[
+        str | None,
+        option(
+            "--autocast",
+            "bfloat16 (bf16) or float16 (fp16): train under torch.autocast.",
+            metavar="TYPE",
+            parser=_half_type,
+        ),
+    ] = None
     weights: Annotated[
         WeightsChoice | None,
         option(
@@ -173,23 +201,14 @@ class CaseFlags(ModelFlags):
             metavar="NAME",
         ),
     ] = None
-    dtype: Annotated[
-        FloatType | None,
-        option(
-            "--dtype",
-            "Type of the weights and inputs. Without it file.py:function, a folder or a hub model keeps the types that "
-            "it comes with; any other model is float32.",
-            show_default=False,
-        ),
-    ] = None
-    autocast: Annotated[
-        str | None, option("--autocast", "bfloat16 or float16: train under torch.autocast.", metavar="TYPE")
-    ] = None
     optimizer: Annotated[
         Optimizer | None,
         option(
             "--optimizer",
-            "Optimizer of the training step. Without it the one that file.py:function returns, or else adamw.",
+            "adamw, adamw-fused (the default of transformers' Trainer), adam, adafactor, muon, sgd, sgd-momentum or "
+            "sgd-nesterov; docs/optimizers.md has their bytes. Without it the one that file.py:function returns, or "
+            "else adamw.",
+            metavar="NAME",
             show_default=False,
         ),
     ] = None

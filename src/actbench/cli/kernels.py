@@ -27,7 +27,8 @@ SizeOption = Annotated[
     option("--size", "Rows and columns, such as 512x3072; repeat or separate by commas.", metavar="RxC"),
 ]
 TypesOption = Annotated[
-    list[str] | None, option("--dtype", "float32, float16 or bfloat16; repeat or separate by commas.", metavar="TYPE")
+    list[str] | None,
+    option("--dtype", "float32, bfloat16 or float16 (fp32, bf16, fp16); repeat or separate by commas.", metavar="TYPE"),
 ]
 BitsOption = Annotated[
     list[str] | None, option("--bits", "1 to 8; repeat or separate by commas (default 3).", metavar="BITS")

@@ -20,7 +20,7 @@ from actbench.conversion import Conversion, conversion_of, convert, mark, savedm
 from actbench.conversion.savedmodel import SavedModel, refuse_full_disk, refuse_taken, staged
 from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.results import machine
-from actbench.results.records import Case, FloatType
+from actbench.results.records import Case, FloatName
 from actbench.setup import TrainingSetup
 from actbench.workloads import names
 from actbench.workloads.base import Workload
@@ -151,8 +151,8 @@ def _dtype(model: nn.Module) -> str | None:
     if len(found) > 1:
         return None
     (dtype,) = found
-    if dtype not in get_args(FloatType):
-        raise ConversionError(f"this model is {dtype}; a saved one is one of {', '.join(get_args(FloatType))}")
+    if dtype not in get_args(FloatName):
+        raise ConversionError(f"this model is {dtype}; a saved one is one of {', '.join(get_args(FloatName))}")
     return dtype
 
 

@@ -135,7 +135,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
     """Apply a scheme to a setup of which only the model will be kept.
 
     Raises:
-        ConversionError: The scheme changes the optimizer, the loss or autocast.
+        ConversionError: The scheme changes the optimizer, the loss, autocast, or what a step does with its batch.
     """
     applied = scheme.apply(setup)
     changed = [
@@ -144,6 +144,8 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
             ("the optimizer", applied.make_optimizer is not setup.make_optimizer),
             ("the loss", applied.loss is not setup.loss),
             ("autocast", applied.autocast_dtype is not setup.autocast_dtype),
+            ("the type of inputs", applied.input_dtype is not setup.input_dtype),
+            ("how a batch is fed", applied.micro_batches != setup.micro_batches),
         )
         if differs
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ from actbench.results.ledger import Ledger
 from actbench.results.measured import LargestBatch, Measurement
 from actbench.results.records import Built, Case, Failure, FailureReason
 from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.overrides import without_dropout
 
 Found = TypeVar("Found")
 
@@ -50,7 +52,6 @@ class Session:
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
         exact = self.meter.adopt(exact)
-        self._dtype = meters.types(exact.module)
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact)
@@ -72,21 +73,21 @@ class Session:
 
     def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
-        search_result = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
+        searched = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         step = self._new_step(self.case.batch_size)
         reading = self.meter.memory(step)
         return Measurement(
             **vars(reading),
             **quality,
-            largest_batch=None if search_result is None else search_result.batch_size,
-            largest_batch_search=search_result,
-            dtype=self._dtype,
-            optimizer=type(step.optimizer).__name__,
+            largest_batch=searched and searched.batch_size,
+            largest_batch_search=searched,
+            dtype=meters.types(self.setup.module),
+            optimizer=step.optimizer_class,
             weights_origin=self.workload.weights_origin,
             built=self._built,
             sites=self.sites,
             unreached=self.unreached,
-            warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings,
+            warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings + step.warnings,
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
@@ -131,7 +132,8 @@ class Session:
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
         """Return the gradient of the last of some passes over the case's batch."""
-        with self.meter.active():
+        draws_alike = "batch" not in self.scheme.changes  # dropout draws other masks for other batches
+        with self.meter.active(), nullcontext() if draws_alike else without_dropout(setup.module):
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
@@ -154,9 +156,8 @@ class Session:
         found = None if exact is None else _if_it_fits(self._judged_gradient)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
-        error, cosine = relative_error_and_cosine(found, exact)
+        quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
         del found, exact
-        quality = {"gradient_error": error, "gradient_cosine": cosine}
         diagnostics = _if_it_fits(self._diagnostics)
         if diagnostics is None:
             return quality, ("the variance of the gradient is unknown: the exact step does not fit in memory",)
@@ -238,9 +239,8 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 
 def failure_of(error: BaseException) -> Failure:
     """Return the record of an error, with the part of the step in which memory ran out where it is known."""
-    reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "crash")
-    if is_out_of_memory(error):
-        reason = "out-of-memory"
+    reasons = [reason for kind, reason in _REASONS if isinstance(error, kind)]
+    reason: FailureReason = "out-of-memory" if is_out_of_memory(error) else (*reasons, "crash")[0]
     message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"
     if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
         message += place_of(error.__cause__)
@@ -257,6 +257,7 @@ def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
     """
     torch.manual_seed(seed)
     step = TrainStep(setup, batch)
+    step.hold()
     try:
         step.backward(step.forward())
         return step.gradients()

@@ -91,14 +91,11 @@ def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     return refusing
 
 
-_WITHOUT = "leave them out of on=; activations and maps work there"
-
-
 class NotInParallel:
-    """A forward pre-hook that raises where ``DistributedDataParallel`` runs a model with ``what`` in a format."""
+    """A forward pre-hook that raises where ``DistributedDataParallel`` runs a model with ``what``, and says why."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, why: str) -> None:
+        self.what, self.why = what, why
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Look for the wrapper around the model that runs.
@@ -107,15 +104,11 @@ class NotInParallel:
             ConversionError: There is one.
         """
         if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
-            raise ConversionError(
-                f"DistributedDataParallel does not go with {self.what} in a number format: each process would pack its "
-                "gradients before they are averaged, and round what it trains otherwise than the others; "
-                f"{_WITHOUT}"
-            )
+            raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
 
 
-def refuse_sharded(module: nn.Module, what: str) -> None:
-    """Raise a ConversionError where FSDP has sharded the parameters of a model with ``what`` in a number format.
+def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
+    """Raise a ConversionError where FSDP has sharded the parameters of a model with ``what``, and say why.
 
     Raises:
         ConversionError: It has.
@@ -125,7 +118,4 @@ def refuse_sharded(module: nn.Module, what: str) -> None:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # imports as much as all of torch
 
     if any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in module.modules()):
-        raise ConversionError(
-            f"FSDP does not go with {what} in a number format: each process holds a shard, which is cut otherwise than "
-            f"the blocks of the format, and FSDP reduces gradients by itself; {_WITHOUT}"
-        )
+        raise ConversionError(f"FSDP does not go with {what}: {why}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, batch_variance, variance
+from actbench.microbatches import cut, rows_of
 from actbench.nn.compressed.linear import Sketched
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.forwardwrapper import ReboundForward
@@ -146,14 +146,8 @@ def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:
     """Return parts of the rows of a batch, or none where its values are not of the same rows, or too few."""
-    tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor | list)}
-    heights = {0 if isinstance(value, Tensor) and not value.dim() else len(value) for value in tensors.values()}
-    rows = next(iter(heights)) if len(heights) == 1 else 0
-    if rows < 2 * parts:
-        return []
-    cuts = [rows * part // parts for part in range(parts + 1)]
-    pairs = itertools.pairwise(cuts)
-    return [{**batch, **{name: value[a:b] for name, value in tensors.items()}} for a, b in pairs]
+    rows = rows_of(batch) or 0
+    return [part.batch for part in cut(batch, parts)] if rows >= 2 * parts else []
 
 
 def _variance_of_parts(found: list[dict[Tensor, Tensor]]) -> float | None:

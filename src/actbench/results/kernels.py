@@ -9,14 +9,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from actbench.results.records import SCHEMA_VERSION, Data, FloatType, Machine, SchemaVersion, Versions
+from actbench.results.records import SCHEMA_VERSION, Data, FloatName, Machine, SchemaVersion, Versions
 from actbench.results.tables import Table, fill
 from actbench.results.tables.columns import Column, value_of, with_spread
 from actbench.results.tables.values import Spread, ratio, step_time
 from actbench.units import NonNegativeInt, PositiveInt
 
 DeviceName = Literal["cpu", "cuda"]
-ElementType = FloatType | Literal["uint8"]
+ElementType = FloatName | Literal["uint8"]
 Seconds = tuple[float, ...]
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt
 
@@ -41,8 +41,18 @@ Task = Literal[
     "image-text-to-text",
 ]
 Attention = Literal["sdpa", "eager"]
-FloatType = Literal["float32", "bfloat16", "float16"]
-Optimizer = Literal["adamw", "adam", "sgd", "sgd-momentum"]
+FloatName = Literal["float32", "bfloat16", "float16"]
+_SHORT: Final[dict[Any, FloatName]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def whole_name(value: Any) -> Any:
+    """Return the name by which records have a type that is called ``fp32``, ``bf16`` or ``fp16``; else the value."""
+    return _SHORT.get(value, value) if isinstance(value, str) else value
+
+
+FloatType = Annotated[FloatName, BeforeValidator(whole_name)]
+HalfType = Annotated[Literal["bfloat16", "float16"], BeforeValidator(whole_name)]
+Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"]
 MeterName = Literal["simulated", "cpu", "cuda"]
 WeightsChoice = Literal["auto", "pretrained", "random"]
 Phase = Literal["forward", "backward", "optimizer"]
@@ -110,7 +120,7 @@ class Case(Data):
     image_size: PositiveInt | None = None
     attention: Attention = "sdpa"
     dtype: FloatType | None = None
-    autocast: Literal["bfloat16", "float16"] | None = None
+    autocast: HalfType | None = None
     optimizer: Optimizer | None = None
     weights: WeightsChoice = "random"
     trust_remote_code: bool = False

@@ -13,7 +13,9 @@ from actbench.results.records import (
     Data,
     Failure,
     FloatType,
+    HalfType,
     Migrations,
+    Optimizer,
     Record,
     Task,
     WeightsChoice,
@@ -21,7 +23,6 @@ from actbench.results.records import (
 )
 from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt, SignedInt
 
-OptimizerName = Literal["adamw", "adam", "sgd"]
 Schedule = Literal["constant", "cosine", "multi_step"]
 DeviceName = Literal["cpu", "cuda"]
 Metric = Literal["accuracy", "f1", "correlation", "loss"]
@@ -57,7 +58,7 @@ class TrainingCase(Data):
     batch_size: PositiveInt
     epochs: PositiveInt | None = None
     steps: PositiveInt | None = None
-    optimizer: OptimizerName = "adamw"
+    optimizer: Optimizer = "adamw"
     learning_rate: PositiveFloat
     weight_decay: NonNegativeFloat = 0.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -71,7 +72,7 @@ class TrainingCase(Data):
     image_size: PositiveInt | None = None
     attention: Attention = "sdpa"
     dtype: FloatType | None = None
-    autocast: Literal["bfloat16", "float16"] | None = None
+    autocast: HalfType | None = None
     weights: WeightsChoice = "random"
     seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
     tokenizer: str | None = None

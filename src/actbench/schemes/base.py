@@ -25,6 +25,9 @@ OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation"
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
 OPTIMIZER_STATE: Final = "have optimizer state in a format"
 ACTIVATIONS: Final = "replace activation layers"
+GRADIENTS: Final = "take each gradient off its parameter within the backward pass"
+STEPS: Final = "say when the optimizer steps"
+PRECISION: Final = "say in which type is computed"
 
 
 NOTHING_PACKED = (

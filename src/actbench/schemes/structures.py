@@ -31,14 +31,17 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Change, Scheme
+from actbench.schemes.base import GRADIENTS, NOTHING_PACKED, SAVED_TENSORS, Change, Scheme
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
 STRUCTURES: tuple[Structure, ...] = get_args(Structure)
 _NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="
+_WITHOUT = "leave them out of on=; activations and maps work there"
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
 _ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
+
+_CLAIMS: dict[Structure, str] = {"activations": SAVED_TENSORS, "gradients": GRADIENTS}
 
 WAS = {
     "weights": "weights",
@@ -94,7 +97,7 @@ class EncodedStructures(Scheme):
     @property
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do beside this one: each of its structures is in one format."""
-        return tuple(SAVED_TENSORS if each == "activations" else f"have {WAS[each]} in a format" for each in self.on)
+        return tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.
@@ -156,7 +159,7 @@ class EncodedStructures(Scheme):
         self._check_others(setup)
         shared = self._named("weights", "gradients")
         if shared:
-            refuse_sharded(setup.module, shared)
+            refuse_sharded(setup.module, *_sharded(shared))
         if setup.make_optimizer is None and (shared or self.on == ("state",)):
             raise ConversionError(
                 f"{self.spec}: {self._named('weights', 'gradients', 'state')} need the optimizer, which a model alone "
@@ -208,11 +211,11 @@ class EncodedStructures(Scheme):
             return make
         gradients = PackedGradients(_trained(module), self.number_format) if "gradients" in self.on else None
         if shared or not self.number_format.stored:
-            module.register_forward_pre_hook(NotInParallel(shared or WAS["state"]))
+            module.register_forward_pre_hook(NotInParallel(*_replicated(shared or WAS["state"])))
 
         def wrapped(module: nn.Module) -> optim.Optimizer:
             if shared:
-                refuse_sharded(module, shared)
+                refuse_sharded(module, *_sharded(shared))
             optimizer = self._with_state(make(module))
             if "weights" in self.on:
                 optimizer.register_step_post_hook(RoundedWeights(self._unbiased))
@@ -257,6 +260,18 @@ class EncodedStructures(Scheme):
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _replicated(what: str) -> tuple[str, str]:
+    """Return what does not go with DDP, and why."""
+    why = "each process would pack its gradients before they are averaged, and round what it trains otherwise than the"
+    return f"{what} in a number format", f"{why} others; {_WITHOUT}"
+
+
+def _sharded(what: str) -> tuple[str, str]:
+    """Return what does not go with FSDP, and why."""
+    why = "each process holds a shard, which is cut otherwise than the blocks of the format, and FSDP reduces gradients"
+    return f"{what} in a number format", f"{why} by itself; {_WITHOUT}"
 
 
 def _path(structure: Structure) -> str:

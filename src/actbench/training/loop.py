@@ -22,7 +22,7 @@ from actbench.training.checkpoint import CheckpointFolder, Progress, restore, st
 from actbench.training.evaluation import evaluated, evaluating, scores_of
 from actbench.training.processgroup import SINGLE_PROCESS, ProcessGroup
 from actbench.training.step import LearningStep, Parallel, check_acts, parallelize, rate_factor
-from actbench.workloads.base import make_optimizer
+from actbench.workloads.optimizers import make_optimizer
 
 
 class TrainingLoop:
@@ -43,7 +43,8 @@ class TrainingLoop:
         self._workload = workloads.load(described)
         exact = self._workload.setup(materialize=True, seed=case.seed)
         self._feed = feed(case, self._workload, exact.built.task if exact.built else None, group)
-        exact = self._meter.adopt(replace(exact, make_optimizer=_make_optimizer(case)))
+        exact = replace(exact, make_optimizer=_make_optimizer(case), micro_batches=case.gradient_accumulation)
+        exact = self._meter.adopt(exact)
         torch.manual_seed(case.seed)
         self._setup = scheme.apply(exact)
         self.steps = total_steps(case, self._feed)
@@ -184,13 +185,13 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         self._parallel.broadcast_buffers()
-        batches = ((self._meter.place(batch), rows) for batch, rows in self._feed.validation())
+        batches = ((self._setup.cast(self._meter.place(batch)), rows) for batch, rows in self._feed.validation())
         metric = self._feed.data.metric
         self._evaluations.append(evaluated(self._setup.module, batches, self.done, metric, self.group))
         self._parallel.reshard()
 
     def _batch(self, step: int) -> Batch:
-        return self._meter.place(self._feed.batch(step))
+        return self._setup.cast(self._meter.place(self._feed.batch(step)))
 
 
 def seed_of(seed: int, rank: int) -> int:
@@ -201,7 +202,7 @@ def seed_of(seed: int, rank: int) -> int:
 
 
 def _make_optimizer(case: TrainingCase) -> MakeOptimizer:
-    momentum = {"momentum": case.momentum} if case.optimizer == "sgd" else {}
+    momentum = {"momentum": case.momentum} if case.momentum else {}
     return make_optimizer(case.optimizer, lr=case.learning_rate, weight_decay=case.weight_decay, **momentum)
 
 

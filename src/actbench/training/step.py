@@ -24,13 +24,14 @@ from actbench.errors import ModelError, UntraceableError, UsageError
 from actbench.foreign import boundary
 from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
+from actbench.microbatches import MicroBatch
 from actbench.nn.hooked import HookedForward
 from actbench.nn.recomputed import blocks
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.packer import own_tensors
 from actbench.nn.saved.samplegradients import samples
 from actbench.results.runs import TrainingCase
-from actbench.setup import Batch, HoldsGradients, TrainingSetup, TrainStep
+from actbench.setup import Batch, HoldsGradients, StepsInBackward, TrainingSetup, TrainStep
 from actbench.training.processgroup import ProcessGroup
 
 
@@ -192,7 +193,7 @@ def _fake(value: Any) -> Any:
 
 
 class LearningStep(TrainStep):
-    """A step of a training run: the batch in parts whose gradients are added up, then averaged, scaled and clipped.
+    """A step of a training run, whose gradients are averaged over the processes, scaled and clipped.
 
     ``chosen`` are the samples of the data set in ``batch``, int64 (rows,); the two change together. The scaler
     multiplies the loss in float16, where small gradients would be zero, and leaves out steps whose gradients are no
@@ -206,21 +207,10 @@ class LearningStep(TrainStep):
         super().__init__(parallel.setup, batch)
         self.chosen = chosen
         self.rates: list[float] = [group["lr"] for group in self.optimizer.param_groups]
-        self.parallel, self._parts, self._longest = parallel, case.gradient_accumulation, case.max_grad_norm
-        self._losses: list[Tensor] = []
-        _check(case, self.optimizer)
-        self.scaler = torch.amp.GradScaler(case.device, enabled=case.autocast == "float16")
-
-    def forward(self) -> Tensor:
-        """Return the loss of the first part of the batch, a scalar with its graph."""
-        self._losses = []
-        return self._next()
-
-    def backward(self, loss: Tensor) -> None:
-        """Run the backward pass of the first part, and both passes of the others."""
-        self._add(loss)
-        while len(self._losses) < self._parts:
-            self._add(self._next())
+        self.parallel, self._longest = parallel, case.max_grad_norm
+        in_float16 = self.setup.autocast_dtype is torch.float16
+        _check(case, self.optimizer, in_float16)
+        self.scaler = torch.amp.GradScaler(case.device, enabled=in_float16)
 
     def update(self) -> None:
         """Clip the gradient, step the optimizer and free the gradients."""
@@ -231,32 +221,21 @@ class LearningStep(TrainStep):
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def __call__(self) -> Tensor:
-        """Run the whole step and return the mean loss of the parts, detached."""
-        super().__call__()
-        losses, self._losses = self._losses, []
-        return torch.stack(losses).mean()
-
-    def _next(self) -> Tensor:
-        part, rows = len(self._losses), len(self.chosen) // self._parts
-        mine = slice(part * rows, (part + 1) * rows)
-        batch = {name: value[mine] for name, value in self.batch.items()} if self._parts > 1 else self.batch
-        self.parallel.average_gradients(part == self._parts - 1)
-        with samples(self.chosen[mine]):
-            loss = self.setup.forward(batch)
-        self._losses.append(loss.detach())
-        return loss
+    def _forward(self, part: MicroBatch) -> Tensor:
+        self.parallel.average_gradients(not self._waiting)
+        with samples(self.chosen[part.rows]):
+            return super()._forward(part)
 
     def _add(self, loss: Tensor) -> None:
-        super().backward(self.scaler.scale(loss / self._parts if self._parts > 1 else loss))
+        super()._add(self.scaler.scale(loss))
 
 
-def _check(case: TrainingCase, optimizer: torch.optim.Optimizer) -> None:
-    if not isinstance(optimizer, HoldsGradients):
+def _check(case: TrainingCase, optimizer: torch.optim.Optimizer, in_float16: bool) -> None:
+    if not isinstance(optimizer, HoldsGradients | StepsInBackward):
         return
-    key = "max_grad_norm" if case.max_grad_norm is not None else "autocast" if case.autocast == "float16" else None
-    if key is not None:
+    asked = f"max_grad_norm = {case.max_grad_norm}" if case.max_grad_norm is not None else "autocast in float16"
+    if in_float16 or case.max_grad_norm is not None:
         raise UsageError(
-            f"{case.scheme} packs each gradient as soon as it is known; {key} = {getattr(case, key)!r} needs all of "
-            "them before the step: leave one of the two out"
+            f"{case.scheme} takes each gradient as soon as it is known; {asked} needs all of them before the step: "
+            "leave one of the two out"
         )

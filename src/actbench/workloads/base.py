@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from actbench.errors import ModelError
-from actbench.results.records import OPTIMIZER, Optimizer
+from actbench.microbatches import IGNORED_LABEL
 from actbench.setup import Batch, MakeOptimizer, TrainingSetup
 
 
@@ -42,7 +42,6 @@ class Workload(Protocol):
         """Make a batch on the CPU, or of fake tensors when a fake tensor mode is active."""
 
 
-IGNORED_LABEL = -100  # what cross_entropy leaves out by default
 MASKED_SHARE = 0.15  # share of tokens that BERT's masked language modelling predicts
 
 
@@ -86,28 +85,6 @@ def images(
 ) -> Tensor:
     """Draw images ``(batch_size, channels, height, width)`` from a standard normal, as normalised pictures are."""
     return torch.randn(batch_size, channels, *size, generator=random).to(dtype)
-
-
-# Rates that fine-tuning runs commonly use; no byte and no second depends on them.
-ADAM_RATE = 2e-5
-SGD_RATE = 1e-2
-_OPTIMIZERS: dict[Optimizer, tuple[Callable[..., optim.Optimizer], dict[str, float]]] = {
-    "adamw": (optim.AdamW, {"lr": ADAM_RATE}),
-    "adam": (optim.Adam, {"lr": ADAM_RATE}),
-    "sgd": (optim.SGD, {"lr": SGD_RATE}),
-    "sgd-momentum": (optim.SGD, {"lr": SGD_RATE, "momentum": 0.9}),
-}
-
-
-def make_optimizer(name: Optimizer | None, **options: float) -> MakeOptimizer:
-    """Return the function that makes the named optimizer (AdamW for None) for the trained parameters of a model."""
-    kind, usual = _OPTIMIZERS[name or OPTIMIZER]
-
-    def make(module: nn.Module) -> optim.Optimizer:
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        return kind(trained, **{**usual, **options})
-
-    return make
 
 
 def optimizer_as_given(

@@ -25,10 +25,10 @@ from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, Untrace
 from actbench.paths import from_home
 from actbench.results.records import Case
 from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
-from actbench.workloads import base
-from actbench.workloads.base import make_optimizer
+from actbench.workloads import base, losses
 from actbench.workloads.building import seeded, without_memory
 from actbench.workloads.fake import fake_mode, to_fake
+from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import full_rows
 
 T = TypeVar("T")
@@ -191,6 +191,7 @@ class FunctionWorkload:
             loss=self._checked(parts.loss),
             make_optimizer=make,
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+            **losses.in_parts(parts.module),
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:

@@ -19,10 +19,10 @@ from actbench.foreign import boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import architectures, batches, folder, losses, sources, text
-from actbench.workloads.base import make_optimizer
 from actbench.workloads.batches import image_part
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import ModelName
+from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import missing_kernels
 from actbench.workloads.sources import Source
 
@@ -85,6 +85,7 @@ class HuggingFaceWorkload:
             loss=loss,
             make_optimizer=make_optimizer(self.case.optimizer),
             autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
+            **losses.in_parts(module, self.task),
             built=Built(
                 model_class=type(module).__name__,
                 task=self.task,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy
@@ -16,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ModelError
+from actbench.microbatches import Share, label_share
 from actbench.results.records import Task
 from actbench.setup import Batch, Loss
 from actbench.workloads.fake import shapes_only
@@ -117,6 +119,26 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
     if own_loss:
         warnings.append(f"{described} computes no loss: it is the mean absolute error of the predicted depth")
     return loss, tuple(warnings)
+
+
+_SHIFTED: tuple[Task, ...] = ("causal-lm", "image-text-to-text")
+_UNCUTTABLE: dict[Task, str] = {
+    "image-text-contrastive": "the loss tells the rows of a batch apart, here those of a micro-batch",
+    "pretraining": "the loss adds means over labels to means over rows, here both weighted by labels",
+}
+
+
+def in_parts(module: nn.Module, task: Task | None = None) -> dict[str, Any]:
+    """Return the fields of a setup that say how the losses of micro-batches add up; see :class:`TrainingSetup`."""
+    shifted = task in _SHIFTED or getattr(module, "loss_type", None) == "ForCausalLM"
+    share: Share | None = partial(label_share, first=1) if shifted else None
+    if task == "ctc" and getattr(module.config, "ctc_loss_reduction", None) == "sum":
+        share = _of_a_sum
+    return {"share": share, "uncuttable": "" if task is None else _UNCUTTABLE.get(task, "")}
+
+
+def _of_a_sum(part: Batch, batch: Batch) -> float:
+    return 1.0
 
 
 def _options(module: nn.Module) -> dict[str, bool]:

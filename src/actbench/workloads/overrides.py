@@ -103,7 +103,20 @@ def steady(module: nn.Module) -> Iterator[None]:
 
     Which layers LayerDrop skips is drawn anew in each step, so that no two steps would need the same memory.
     """
-    before = [(owner, name, getattr(owner, name)) for owner in _owners(module) for name in _switches(owner)]
+    with _zeroed(module, _switches):
+        yield
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """Drop nothing inside the block: rates of modules and configs are zero. What a loss drops by itself stays."""
+    with _zeroed(module, _rates):
+        yield
+
+
+@contextmanager
+def _zeroed(module: nn.Module, names: Callable[[Any], list[str]]) -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner in _owners(module) for name in names(owner)]
     for owner, name, value in before:
         setattr(owner, name, type(value)(0))
     try:
@@ -117,6 +130,16 @@ def _owners(module: nn.Module) -> list[Any]:
     parts = list(module.modules())
     configs = {id(part.config): part.config for part in parts if hasattr(part, "config")}
     return [*parts, *configs.values()]
+
+
+def _rates(owner: Any) -> list[str]:
+    values = getattr(owner, "__dict__", {})
+    drops = "drop" in type(owner).__name__.lower() or type(owner).__name__ == "StochasticDepth"
+    return [
+        name
+        for name, value in values.items()
+        if type(value) is float and ("drop" in name.lower() or (drops and name == "p"))
+    ]
 
 
 def _switches(owner: Any) -> list[str]:

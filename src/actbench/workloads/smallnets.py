@@ -22,9 +22,9 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base
-from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import SMALL_NETS
+from actbench.workloads.optimizers import make_optimizer
 
 USUAL_SIZE = 32
 _STAGES: dict[str, tuple[int, ...]] = {"resnet18-cifar": (2, 2, 2, 2), "resnet34-cifar": (3, 4, 6, 3)}

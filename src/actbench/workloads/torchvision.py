@@ -22,8 +22,8 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
-from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
+from actbench.workloads.optimizers import make_optimizer
 
 models: Any = torchvision.models  # its names are re-exported in a way that type checkers do not follow
 

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from actbench.errors import UsageError
 from actbench.experiments.recipes.base import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Axis, Count, Planned, SchemeRow, Steps, read_by
-from actbench.results.records import Attention, Data, FloatType, Task, WeightsChoice
-from actbench.results.runs import DeviceName, OptimizerName, Schedule, Share, TrainingCase
+from actbench.results.records import Attention, Data, FloatType, Optimizer, Task, WeightsChoice, whole_name
+from actbench.results.runs import DeviceName, Schedule, Share, TrainingCase
 from actbench.validation import flag
 
 Number = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -39,15 +39,10 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _whole_name(value: Any) -> Any:
-    return {"bf16": "bfloat16", "fp16": "float16"}.get(value, value) if isinstance(value, str) else value
-
-
 class TrainSection(Data):
     """What is trained and how; fields are those of :class:`~actbench.results.runs.TrainingCase`.
 
-    Every scheme runs once for each of ``seeds``; ``device`` is ``auto`` for a GPU where there is one; ``autocast`` may
-    be written ``bf16`` or ``fp16``.
+    Every scheme runs once for each of ``seeds``; ``device`` is ``auto`` for a GPU where there is one.
     """
 
     model: Annotated[str, Field(min_length=1)]
@@ -55,7 +50,7 @@ class TrainSection(Data):
     batch_size: Count
     epochs: Count | None = None
     steps: Count | None = None
-    optimizer: OptimizerName
+    optimizer: Optimizer
     learning_rate: Positive
     weight_decay: Number | None = None
     momentum: Annotated[float, Field(strict=True, ge=0, lt=1)] | None = None
@@ -69,7 +64,7 @@ class TrainSection(Data):
     image_size: Count | None = None
     attention: Attention | None = None
     dtype: FloatType | None = None
-    autocast: Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(_whole_name)] | None = None
+    autocast: Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(whole_name)] | None = None
     weights: WeightsChoice | None = None
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
     max_grad_norm: Positive | None = None
@@ -85,7 +80,7 @@ class TrainSection(Data):
 
     @model_validator(mode="after")
     def _options_are_used(self) -> TrainSection:
-        if self.momentum and self.optimizer != "sgd":
+        if self.momentum and not self.optimizer.startswith("sgd"):
             raise ValueError(f"momentum is an option of sgd; {self.optimizer} has none")
         if (self.gradient_accumulation or 1) > self.batch_size:
             raise ValueError(

@@ -23,6 +23,7 @@ from actbench.results.records import (
     Published,
     Task,
     WeightsChoice,
+    whole_name,
 )
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, parse_bytes
 
@@ -124,7 +125,7 @@ class WorkloadGrid(Data):
     image_size: Axis[Count] | None = None
     attention: Axis[Attention] | None = None
     dtype: Axis[FloatType] | None = None
-    autocast: Axis[Literal["none", "bfloat16", "float16"]] | None = None
+    autocast: Axis[Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(whole_name)]] | None = None
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None

@@ -159,6 +159,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tuple[Recorder, Tensor]]:
     """Run one training forward of a setup on fake tensors; what it saves lives as long as the context.
 
+    Of a batch that is cut, the first micro-batch runs, which is the largest.
+
     The model, on any device, keeps its weights, flags and random state: parameters and buffers are fake during the
     call, unless they were fake before. ``make_batch`` is called with the fake tensor mode active.
 
@@ -177,10 +179,10 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
             mode = fake.fake_mode()
             stack.enter_context(fake.faked(module, mode))
         stack.enter_context(mode)
-        batch = _on_device_of(module, make_batch())
+        batch = setup.cast(_on_device_of(module, make_batch()))
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
         recorder = Recorder(module, known)
-        yield recorder, _run(setup, batch, recorder)
+        yield recorder, _run(setup, setup.cut(batch)[0].batch, recorder)
 
 
 def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:

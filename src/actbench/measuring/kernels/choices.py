@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 
 from actbench.errors import UsageError
 from actbench.results.kernels import DeviceName, ElementType
-from actbench.results.records import FloatType
+from actbench.results.records import FloatName, whole_name
 
 
 class Size(NamedTuple):
@@ -69,7 +69,7 @@ class Plan:
     device: DeviceName
     operators: tuple[str, ...]
     sizes: tuple[Size, ...]
-    dtypes: tuple[FloatType, ...]
+    dtypes: tuple[FloatName, ...]
     bits: tuple[int, ...]
     seconds: float
     compiled: bool
@@ -96,9 +96,9 @@ def bits(given: Iterable[str]) -> tuple[int, ...]:
     return tuple(map(int, found))
 
 
-def dtypes(given: Iterable[str]) -> tuple[FloatType, ...]:
+def dtypes(given: Iterable[str]) -> tuple[FloatName, ...]:
     """Read names of types."""
-    return _known("--dtype", given, get_args(FloatType))  # type: ignore[return-value]
+    return _known("--dtype", map(whole_name, _split(given)), get_args(FloatName))  # type: ignore[return-value]
 
 
 def operators(given: Iterable[str]) -> tuple[str, ...]:

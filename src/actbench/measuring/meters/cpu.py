@@ -172,6 +172,7 @@ class CpuMeter:
             trace.mark("backward")
             step.update()
             trace.mark("end")
+            loss = step.loss
         moments = Moments(*map(trace.events_until, ("begin", "forward", "backward")))
         peak_at = trace.peak_at("begin", "end")
         state_at = footprint.addresses(footprint.optimizer_state(step.optimizer))

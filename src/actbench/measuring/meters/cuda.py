@@ -146,7 +146,7 @@ def _read(step: TrainStep) -> MemoryReading:
         peak_phase=phase,
         reserved_bytes=max(reserved),
         process_bytes=_process_bytes(),
-        loss=loss.item(),
+        loss=step.loss.item(),
     )
     return replace(reading, peak_parts=_parts(reading, before)) if phase == "optimizer" else reading
 

@@ -22,7 +22,7 @@ from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
 from actbench.results.measured import PeakParts
 from actbench.results.records import MeterName
-from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.setup import Batch, StepsInBackward, TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
 
 
@@ -116,6 +116,9 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
     optimizer steps twice on the same gradients, and the second time counts.
     """
     tracker.add(footprint.everything(step))
+    if isinstance(step.optimizer, StepsInBackward):
+        step()  # its state is made within the backward pass
+        _settle_state(step, tracker)
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
     loss, before, begun = _forward(step, tracker)
@@ -184,6 +187,12 @@ def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
     """Step the optimizer once, and return the bytes by which its state has grown."""
     before = tracker.live_bytes
     step.optimizer.step()
+    _settle_state(step, tracker)
+    return tracker.live_bytes - before
+
+
+def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
+    """Count what the first step has left as it is from the second on: counters in host memory, and no garbage."""
     counters = _step_counters(step.optimizer)
     if tracker.host_is_free:
         for counter in counters:
@@ -191,17 +200,20 @@ def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
         tracker.add(counters)
     gc.collect()
     tracker.reset_peak()
-    return tracker.live_bytes - before
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
     """Choose the implementation that torch.optim takes for CUDA parameters by default."""
+    if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
+        return  # steps one parameter after the other everywhere
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
 
 
 def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return Adam's step counters, which are on the host for CUDA parameters."""
-    counters = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    """Return the step counters of Adam and others, which are on the host for CUDA parameters, unless they are fused."""
+    groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
+    states = [optimizer.state.get(parameter) for group in groups for parameter in group["params"]]
+    counters = [state.get("step") for state in states if isinstance(state, dict)]
     return [counter for counter in counters if isinstance(counter, Tensor) and counter.dim() == 0]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn, optim
@@ -13,6 +13,7 @@ from actbench.codecs.encodings import Encoding
 from actbench.errors import ConversionError
 from actbench.nn.encoded.form import encoded, gains, takes
 from actbench.nn.saved import Packed
+from actbench.optim.wrapped import WrappedOptimizer
 
 
 class PackedGradients:
@@ -68,11 +69,10 @@ BY_PARAMETER: Final = (optim.SGD, optim.Adam, optim.AdamW)
 """Optimizers of torch that treat each parameter apart."""
 
 
-class StepByParameter(optim.Optimizer):
+class StepByParameter(WrappedOptimizer):
     """Steps another optimizer once for each parameter, with that one's gradient alone in memory.
 
-    Groups and state are those of the other optimizer, and so is what :meth:`state_dict` returns. The gradients stay
-    packed until :meth:`zero_grad`, as they would stay on the parameters.
+    The gradients stay packed until :meth:`zero_grad`, as they would stay on the parameters.
 
     Args:
         inner: Treats each parameter apart from the others, as SGD, Adam and AdamW do.
@@ -83,7 +83,8 @@ class StepByParameter(optim.Optimizer):
         ConversionError: The optimizer is none of these.
     """
 
-    _step_supports_amp_scaling = True  # GradScaler then leaves it to step() to unscale, which refuses
+    unscalable: ClassVar[str] = "gradients that wait packed"
+    remedy: ClassVar[str] = "leave gradients out of on="
 
     def __init__(
         self,
@@ -96,49 +97,14 @@ class StepByParameter(optim.Optimizer):
                 f"gradients cannot wait packed for {type(inner).__name__}, which may need those of all parameters at "
                 "once; use SGD, Adam or AdamW, or leave gradients out of on="
             )
-        super().__init__(inner.param_groups, inner.defaults)
-        self.inner, self.packed = inner, packed
-        self._share()
+        super().__init__(inner)
+        self.packed = packed
         packed.clear()
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step.
-
-        Args:
-            closure: Runs the model forward and backward, and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
-
-        Raises:
-            ConversionError: An enabled ``GradScaler`` steps this.
-        """
-        if hasattr(self, "found_inf"):
-            raise ConversionError(
-                "gradients that wait packed cannot be unscaled by GradScaler, and would be stepped as many times too "
-                "large as the loss was; train in bfloat16 without one, or leave gradients out of on="
-            )
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-        self.inner.step()  # of those that are not packed
-        plain = [(parameter, parameter.grad) for parameter in self._parameters()]
-        try:
-            for parameter, _ in plain:
-                parameter.grad = None
-            for parameter, _ in plain:
-                self._step_one(parameter)
-        finally:
-            for parameter, gradient in plain:
-                parameter.grad = gradient
-        return result
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
         """Return the gradients that wait for the step, decoded, by parameter."""
         found: dict[Tensor, Tensor] = {}
-        for parameter in self._parameters():
+        for parameter in self.parameters():
             gradient = self.packed.restored(parameter)
             gradient = parameter.grad if gradient is None else gradient
             if gradient is not None:
@@ -152,31 +118,19 @@ class StepByParameter(optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients."""
         self.packed.clear()
-        self.inner.zero_grad(set_to_none)
+        super().zero_grad(set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the optimizer inside."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Load the state of the optimizer inside."""
-        self.inner.load_state_dict(state_dict)
-        self._share()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the optimizer inside; gradients of its parameters are not packed."""
-        if "inner" in vars(self):
-            self.inner.add_param_group(param_group)
-            self._share()
-        else:
-            super().add_param_group(param_group)
-
-    def _share(self) -> None:
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        for group in self.inner.param_groups:
-            yield from group["params"]
+    def _step(self) -> None:
+        self.inner.step()  # of those that are not packed
+        plain = [(parameter, parameter.grad) for parameter in self.parameters()]
+        try:
+            for parameter, _ in plain:
+                parameter.grad = None
+            for parameter, _ in plain:
+                self._step_one(parameter)
+        finally:
+            for parameter, gradient in plain:
+                parameter.grad = gradient
 
     def _step_one(self, parameter: nn.Parameter) -> None:
         """Step a parameter while no other has a gradient: optimizers leave those alone."""

@@ -16,11 +16,11 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case, Data
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
-from actbench.workloads.base import make_optimizer
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
+from actbench.workloads.optimizers import make_optimizer
 
 ARXIV_NODES, ARXIV_TRAINING_NODES = 169_343, 90_941
 ARXIV_PAIRS = 1_157_799  # of its 1,166,243 citations 8,444 are answered by one in the other direction

@@ -1,0 +1,84 @@
+"""What optimizers have in common that step another one in a way of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import nn, optim
+
+from actbench.errors import ConversionError
+
+
+class WrappedOptimizer(optim.Optimizer):
+    """Another optimizer, ``inner``: groups and state are the same objects, and ``state_dict`` is that of it.
+
+    Class attributes: unscalable: Which gradients ``GradScaler`` cannot unscale. remedy: How else to train.
+    """
+
+    unscalable: ClassVar[str]
+    remedy: ClassVar[str]
+    _step_supports_amp_scaling = True  # GradScaler then leaves it to step() to unscale, which refuses
+
+    def __init__(self, inner: optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner = inner
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step.
+
+        Args:
+            closure: Runs the model forward and backward, and returns the loss.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            ConversionError: An enabled ``GradScaler`` steps this.
+        """
+        if hasattr(self, "found_inf"):
+            raise ConversionError(
+                f"{self.unscalable} cannot be unscaled by GradScaler, and would be stepped as many times too large as "
+                f"the loss was; train in bfloat16 without one, or {self.remedy}"
+            )
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        self._step()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the optimizer inside."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load the state of the optimizer inside."""
+        self.inner.load_state_dict(state_dict)
+        self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the optimizer inside, whose gradients wait for :meth:`step` as they are."""
+        if "inner" in vars(self):
+            self.inner.add_param_group(param_group)
+            self._share()
+        else:
+            super().add_param_group(param_group)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters of all groups."""
+        for group in self.inner.param_groups:
+            yield from group["params"]
+
+    def _step(self) -> None:
+        raise NotImplementedError
+
+    def _share(self) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.results.records import HalfType, Site
+from actbench.schemes.base import PRECISION, Change, Scheme
+from actbench.setup import TrainingSetup
+
+
+class _Precision(Scheme):
+    """A step that computes in a half type."""
+
+    positional: ClassVar[str | None] = "dtype"
+    rank: ClassVar[int] = 2  # before layers of other schemes see the types of parameters
+    claims: ClassVar[tuple[str, ...]] = (PRECISION,)
+
+    dtype: HalfType = "bfloat16"
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """In which type is computed."""
+        return ("precision",)
+
+    @property
+    def lossy_forward(self) -> bool:
+        """Whether the forward pass rounds otherwise than that of the exact model: it does."""
+        return True
+
+    @property
+    def _type(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+
+class Autocast(_Precision):
+    """Operators that torch.autocast lists compute in a half type; parameters, gradients and updates keep their own.
+
+    Paper: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
+    Kept for backward: what those operators read and make in 2 bytes an element, and copies of the weights that they
+    read, 2 bytes an element, until the pass is over. The same as ``--autocast``. In ``actbench train`` the loss of
+    float16 is scaled, as there.
+
+    Attributes:
+        dtype: bfloat16 (bf16) or float16 (fp16).
+    """
+
+    name: ClassVar[str] = "autocast"
+    summary: ClassVar[str] = "operators compute in bfloat16 or float16; parameters stay as they are (--autocast)"
+    paper: ClassVar[str] = "Micikevicius et al. 2017, arXiv 1710.03740"
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Run forward passes under autocast.
+
+        Raises:
+            NothingToConvertError: The model has no parameters, or computes under this autocast already.
+            ConversionError: It computes under another one.
+        """
+        if not any(True for _ in setup.module.parameters()):
+            raise NothingToConvertError(f"{self.spec}: {type(setup.module).__name__} has no parameters")
+        if setup.autocast_dtype not in (None, self._type):
+            raise ConversionError(f"{self.spec}: --autocast says {_name(setup.autocast_dtype)}; name one type, once")
+        changed = setup.changed(
+            setup.module, (Site(path="(precision)", was="float32", becomes=f"{self.dtype} inside"),)
+        )
+        return replace(changed, autocast_dtype=self._type)
+
+
+class Pure(_Precision):
+    """Parameters, buffers, inputs, gradients and optimizer state are of a half type: ``model.to(torch.bfloat16)``.
+
+    Kept for backward: 2 bytes an element, as everywhere. The same as ``--dtype`` after the model is built, so that
+    tables of positions that ``--dtype`` leaves in float32 are rounded too. Updates below half a step of the type are
+    lost, which stochastic rounding of weights and master weights would keep; neither is here.
+
+    Attributes:
+        dtype: bfloat16 (bf16) or float16 (fp16).
+    """
+
+    name: ClassVar[str] = "pure"
+    summary: ClassVar[str] = "parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)"
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Cast the model, in place, and let batches be cast.
+
+        Raises:
+            NothingToConvertError: The model has no floating-point parameters.
+            ConversionError: It is of another half type, or computes under autocast.
+        """
+        found = {parameter.dtype for parameter in setup.module.parameters() if parameter.is_floating_point()}
+        if not found:
+            raise NothingToConvertError(f"{self.spec}: {type(setup.module).__name__} has no floating-point parameters")
+        other = next((dtype for dtype in found if dtype.itemsize == 2 and dtype != self._type), None)
+        if other is not None:
+            raise ConversionError(f"{self.spec}: the model is {_name(other)} (--dtype) already; name one type, once")
+        if setup.autocast_dtype is not None:
+            raise ConversionError(
+                f"{self.spec}: --autocast says {_name(setup.autocast_dtype)}, with nothing to cast here; leave one out"
+            )
+        before, was = _bytes(setup.module), "+".join(sorted(map(_name, found)))
+        _cast(setup.module, self._type)
+        site = Site(
+            path="(parameters)", was=was, becomes=self.dtype, bytes_before=before, bytes_after=_bytes(setup.module)
+        )
+        return replace(setup.changed(setup.module, (site,)), input_dtype=self._type)
+
+
+@torch.no_grad()
+def _cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Cast parameters and buffers, in place, as ``module.to(dtype)`` does, which takes no fake ones."""
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_floating_point():
+                part._buffers[name] = buffer.to(dtype)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            gradient, parameter.grad = parameter.grad, None
+            parameter.data = parameter.data.to(dtype)
+            parameter.grad = None if gradient is None else gradient.to(dtype)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _name(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")

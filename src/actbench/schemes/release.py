@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import nn
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.nn.refusals import NotInParallel, refuse_sharded
+from actbench.optim import StepInBackward
+from actbench.results.records import Site
+from actbench.schemes.base import GRADIENTS, STEPS, Change, Scheme
+from actbench.setup import MakeOptimizer, TrainingSetup
+
+_WHAT = "parameters that are stepped within the backward pass"
+_WHY = "each process would step by its own gradients before they are averaged; leave release out"
+
+
+class Release(Scheme):
+    """Each parameter is stepped, and its gradient freed, as soon as the backward pass has made it.
+
+    Paper: Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources", arXiv 2306.09782
+    (LOMO); torchtune has it as ``optimizer_in_bwd``.
+    Kept until the step: no gradient. At the peak there are those of the few parameters whose gradients autograd is
+    making, in place of one for each parameter. Loss, gradients and updates are bit for bit those without the scheme; a
+    tied parameter is stepped once, when its whole gradient is there.
+    Not to be had: gradients added up over backward passes, clipped by their norm or scaled, which need all of them at
+    once; DDP and FSDP.
+    Not reproduced: SGD without state fused into the backward pass, clipping by a second backward pass.
+    """
+
+    name: ClassVar[str] = "release"
+    summary: ClassVar[str] = "parameters are stepped and gradients freed within the backward pass; updates are exact"
+    paper: ClassVar[str] = "Lv et al. 2023, arXiv 2306.09782"
+    rank: ClassVar[int] = 60
+    claims: ClassVar[tuple[str, ...]] = (GRADIENTS, STEPS)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """When gradients are stepped."""
+        return ("gradients",)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Put a stepping wrapper around the optimizer that the setup makes.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: There is no optimizer, gradients are added up over micro-batches, or FSDP has them.
+        """
+        trained = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
+        if not trained:
+            kind = type(setup.module).__name__
+            raise NothingToConvertError(f"{self.name}: {kind} has no parameter to train; unfreeze one")
+        if setup.make_optimizer is None:
+            raise ConversionError(
+                f"{self.name}: a model brings no optimizer; wrap yours by actbench.optim.StepInBackward(optimizer)"
+            )
+        if setup.micro_batches > 1:
+            raise ConversionError(
+                f"{self.name}: the gradients of {setup.micro_batches} micro-batches are added up before a step; leave "
+                "gradient_accumulation or release out"
+            )
+        setup.module.register_forward_pre_hook(NotInParallel(_WHAT, _WHY))
+        site = Site(
+            path="(weight gradients)",
+            was="weight gradients",
+            becomes="stepped within the backward pass",
+            bytes_before=sum(parameter.nbytes for parameter in trained),
+            bytes_after=0,
+        )
+        return replace(setup.changed(setup.module, (site,)), make_optimizer=_stepping(setup.make_optimizer))
+
+
+def _stepping(make: MakeOptimizer) -> MakeOptimizer:
+    """Return what makes stepping optimizers, of which only the last one steps."""
+    made: list[weakref.ref[StepInBackward]] = []
+
+    def stepping(module: nn.Module) -> StepInBackward:
+        refuse_sharded(module, _WHAT, _WHY)
+        for earlier in filter(None, (each() for each in made)):
+            earlier.hold()
+        optimizer = StepInBackward(make(module))
+        made[:] = [weakref.ref(optimizer)]
+        return optimizer
+
+    return stepping

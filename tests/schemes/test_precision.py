@@ -1,0 +1,94 @@
+"""The types of a step: schemes and flags say the same, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from actbench import conversion, schemes
+from actbench.errors import ConversionError, SpecError
+from actbench.measuring.bench import Session
+from actbench.results.records import Case
+from actbench.setup import TrainingSetup, TrainStep
+
+
+def measured(spec: str, **fields: Any) -> Any:
+    case = {"model": "tiny-roberta", "batch_size": 4, "sequence_length": 32, "meter": "cpu", "scheme": spec, **fields}
+    return Session(Case.model_validate(case)).memory()
+
+
+@pytest.mark.parametrize(
+    ("spec", "flags"),
+    [
+        ("autocast:bf16", {"autocast": "bf16"}),
+        ("autocast:fp16", {"autocast": "fp16"}),
+        ("pure:bf16", {"dtype": "bf16"}),
+    ],
+)
+def test_the_scheme_does_what_the_flag_does(spec: str, flags: dict[str, str]) -> None:
+    by_scheme, by_flag, exact = measured(spec), measured("exact", **flags), measured("exact")
+
+    assert by_scheme.peak_bytes == by_flag.peak_bytes < exact.peak_bytes
+    assert (by_scheme.dtype, by_scheme.weights_bytes, by_scheme.optimizer_bytes) == (
+        by_flag.dtype, by_flag.weights_bytes, by_flag.optimizer_bytes
+    )  # fmt: skip
+    assert 0 < by_scheme.gradient_error < 0.05
+
+
+@pytest.mark.parametrize("spec", ["autocast", "pure"])
+def test_both_meters_see_the_same_peak(spec: str) -> None:
+    simulated = measured(spec, meter="simulated", device_profile="cpu")
+
+    assert simulated.peak_bytes == pytest.approx(measured(spec).peak_bytes, rel=0.005)
+
+
+def test_pure_casts_parameters_buffers_gradients_and_inputs_and_keeps_their_identity() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    parameters = list(module.parameters())
+    module(torch.ones(2, 1, 4, 4)).sum().backward()
+    setup = TrainingSetup(
+        module, lambda module, batch: module(batch["x"][0]).sum(), lambda m: torch.optim.SGD(m.parameters())
+    )
+
+    changed = schemes.build("pure").apply(setup)
+    step = TrainStep(changed, {"x": [torch.ones(2, 1, 4, 4)], "y": torch.ones(2, dtype=torch.long)})
+    step()
+
+    assert [id(parameter) for parameter in changed.module.parameters()] == [id(parameter) for parameter in parameters]
+    assert {t.dtype for t in module.state_dict().values()} == {torch.bfloat16, torch.int64}
+    assert step.batch["x"][0].dtype == torch.bfloat16
+    assert step.batch["y"].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("spec", "flags"),
+    [("autocast:fp16", {"autocast": "bf16"}), ("pure:bf16", {"dtype": "fp16"}), ("pure:bf16", {"autocast": "bf16"})],
+)
+def test_contradictions_are_refused(spec: str, flags: dict[str, str]) -> None:
+    with pytest.raises(ConversionError, match=r"once|leave one out"):
+        measured(spec, **flags)
+
+
+def test_the_same_said_twice_is_fine() -> None:
+    assert measured("autocast:bf16", autocast="bf16").peak_bytes == measured("autocast:bf16").peak_bytes
+    assert measured("pure:bf16", dtype="bf16").peak_bytes == measured("pure:bf16").peak_bytes
+
+
+def test_names_are_long_in_specifications_and_wrong_ones_are_refused() -> None:
+    assert schemes.build("autocast:fp16").spec == schemes.build("autocast:float16").spec == "autocast:float16"
+    assert schemes.build("pure:bf16") == schemes.build("pure:bfloat16") == schemes.build("pure")
+    with pytest.raises(SpecError, match="fp8"):
+        schemes.build("autocast:fp8")
+    with pytest.raises(SpecError, match="both say in which type"):
+        schemes.build("autocast+pure")
+
+
+@pytest.mark.parametrize("spec", ["autocast", "pure"])
+def test_a_model_alone_cannot_carry_it(spec: str) -> None:
+    with pytest.raises(ConversionError, match=r"autocast|the type of inputs"):
+        conversion.convert(nn.Linear(2, 2), spec)
+    with pytest.raises(ConversionError, match="has no"):
+        conversion.convert(nn.Flatten(), spec)
