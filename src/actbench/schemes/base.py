@@ -19,7 +19,7 @@ from actbench.spec import shortest
 Change = Literal["saved tensors", "recomputation", "optimizer", "gradients", "parameters", "loss", "precision", "batch"]
 """What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
 
-OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation"))
+OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters"))
 """What is changed module by module, and so in a part of a model alone."""
 
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
@@ -71,7 +71,7 @@ class Scheme(Data):
         others = set(self.changes) - OF_PARTS
         if self.only and (others or not self.changes):
             what = " and ".join(sorted(others)) or "nothing"
-            raise ValueError(f"only= limits what modules save, and this scheme changes {what}; leave only= out")
+            raise ValueError(f"only= limits what modules save or train, and this scheme changes {what}; leave only= out")
         return self
 
     @property
