@@ -125,7 +125,7 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     Raises:
-        MeasurementError: The setup has no loss or no optimizer.
+        MeasurementError: The setup has no loss or no optimizer, or one of nothing that is trained.
     """
 
     def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
@@ -134,6 +134,12 @@ class TrainStep:
         self.setup = setup
         self.batch = batch
         self.optimizer = setup.make_optimizer(setup.module)
+        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if not any(parameter.requires_grad for parameter in held):
+            raise MeasurementError(
+                f"the {type(self.optimizer).__name__} holds no parameter that is trained: it was made before a scheme "
+                "froze these and made others; give a function from the model to its optimizer"
+            )
 
     def forward(self) -> Tensor:
         """Return the loss, a scalar with its graph.

@@ -32,13 +32,13 @@ class _Product(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and b, where they are wanted."""
-        for_x, for_bias = None, None
+        parts, for_x, for_bias = ctx.saved_tensors, None, None  # which checkpointing gives but once
         with no_autocast(grad):
             if ctx.needs_input_grad[0]:
-                for_x = grad @ ctx.encoding.decode(ctx.saved_tensors, ctx.shape, grad.dtype)
+                for_x = grad @ ctx.encoding.decode(parts, ctx.shape, grad.dtype)
             if ctx.needs_input_grad[1]:
                 for_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
-        return *cast_all((for_x, for_bias), ctx.dtypes), None, None, *(None for _ in ctx.saved_tensors)
+        return *cast_all((for_x, for_bias), ctx.dtypes), None, None, *(None for _ in parts)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

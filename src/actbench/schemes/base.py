@@ -118,6 +118,13 @@ class Scheme(Data):
         """
         raise NotImplementedError
 
+    def parted(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return what of this changes parameters, and what else there is; None for nothing.
+
+        The gradient of the whole is compared with that of the first alone, or of the exact model where there is none.
+        """
+        return (self, None) if "parameters" in self.changes else (None, self)
+
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return what else can be said of the gradients of a setup that this scheme was applied to.
 
