@@ -42,9 +42,9 @@ def convert(
 ) -> nn.Module:
     """Make a model keep less for backward, for use in one's own training loop or with a trainer.
 
-    The model is changed in place and keeps its Parameter objects, state_dict keys, hooks, flags and devices, but for
-    what a scheme of parameters (``lora``) says. When anything is refused, it is left as it was. A UserWarning says what the scheme works on outside of the model and so
-    stays as it is: the state of the optimizer under ``smaq``, until :func:`actbench.optim.packed` wraps that. ::
+    The model is changed in place and keeps its Parameter objects and state_dict keys (but for a scheme of parameters),
+    hooks, flags and devices. When anything is refused, it is left as it was. A UserWarning says what the scheme works
+    on outside of the model: the state of the optimizer under ``smaq``, until :func:`actbench.optim.packed` wraps it. ::
 
         model = actbench.convert(model, "fewbit:3+randomized:0.2")
 

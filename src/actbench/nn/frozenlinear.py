@@ -1,4 +1,4 @@
-"""A linear layer whose weight is frozen and stored in a number format, unpacked in each pass and in each backward pass."""
+"""A linear layer whose weight is frozen and in a number format, unpacked for each pass and each backward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actbench.ops.noise import fresh_seed
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b of a packed W, which has no gradient: for backward its parts are saved, which the layer holds anyway."""
+    """x W^T + b of a packed W without a gradient: for backward its parts are saved, which the layer holds anyway."""
 
     @staticmethod
     def forward(

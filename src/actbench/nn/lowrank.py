@@ -22,7 +22,7 @@ _HEADS = ("classifier", "score", "qa_outputs", "heads", "head", "fc")
 """Names of the layers that make the result of a model that is no language model, as transformers and torchvision do."""
 
 _READ_DIRECTLY = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules of torch that read the weights of the linear layers inside of them, and call none of these outside of training."""
+"""Modules of torch that read the weights of their linear layers, and do not call these outside of training."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _settle(adapted: nn.Module, layer: nn.Module, fake: Any) -> None:
                 made = torch.empty(values.shape, dtype=dtype, device=weight.device)
             matrix.weight = nn.Parameter(made)  # type: ignore[union-attr]
         elif values.dtype != dtype:
-            matrix.to(dtype)  # type: ignore[union-attr, operator]
+            matrix.to(dtype)
 
 
 def _peft(scheme: str) -> Any:

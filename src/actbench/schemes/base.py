@@ -71,7 +71,9 @@ class Scheme(Data):
         others = set(self.changes) - OF_PARTS
         if self.only and (others or not self.changes):
             what = " and ".join(sorted(others)) or "nothing"
-            raise ValueError(f"only= limits what modules save or train, and this scheme changes {what}; leave only= out")
+            raise ValueError(
+                f"only= limits what modules save or train, and this scheme changes {what}; leave only= out"
+            )
         return self
 
     @property

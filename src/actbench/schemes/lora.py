@@ -109,7 +109,7 @@ class QLora(Lora):
     forward pass is that of the rounded weights. The rest is as in ``lora``: embeddings, norms, biases and the head
     keep their type.
     Not reproduced: optimizer state that is paged to the host, and bitsandbytes' kernels: weights are unpacked by
-    torch's operators, 4 million at a time.
+    torch's operators, 8 million at a time.
     """
 
     name: ClassVar[str] = "qlora"

@@ -37,7 +37,7 @@ def through(x: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_levels_are_the_published_ones() -> None:
-    assert nf4.LEVELS == pytest.approx(PUBLISHED, abs=1e-6)
+    assert pytest.approx(PUBLISHED, abs=1e-6) == nf4.LEVELS
 
 
 def test_a_parameter_takes_at_most_053_bytes() -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from actbench.codecs.encodings.encoding import Encoding, Parts, flat, within
 from actbench.ops import bitpack, groupquant
 
-_PIECE = 2**22
+_PIECE = 2**23
 """Elements that are coded at once, a multiple of the group: temporaries do not grow with the tensor."""
 
 
@@ -78,13 +78,14 @@ class Nf4(Encoding):
         """Return levels times scales."""
         codes, *_ = parts
         count = math.prod(shape)
-        out, scales = codes.new_empty(count, dtype=dtype), self._scales(parts, count)
+        out = codes.new_empty(count, dtype=dtype)
+        scales = within(self._scales(parts, count), dtype).float()[:, None]
         pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # as soon as it is called, which is small
         for first, last in _pieces(count):
             values = pairs.index_select(0, codes[first // 2 : (last + 1) // 2].int()).view(-1)[: last - first]
             grouped = _grouped(values, self.group_size)
-            grouped *= scales[first // self.group_size : self._groups(last), None]
-            out[first:last] = within(grouped.view(-1)[: last - first], dtype)
+            grouped *= scales[first // self.group_size : self._groups(last)]
+            out[first:last] = grouped.view(-1)[: last - first]
         return out.view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
