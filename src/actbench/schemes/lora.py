@@ -110,6 +110,12 @@ class QLora(Lora):
     keep their type.
     Not reproduced: optimizer state that is paged to the host, and bitsandbytes' kernels: weights are unpacked by
     torch's operators, 8 million at a time.
+
+    Attributes:
+        r: The rank.
+        alpha: What B A x is multiplied by, times r; twice the rank unless said.
+        dropout: The share of the inputs of A that is dropped.
+        target: Names of the linear layers that get adapters; all but the head unless said.
     """
 
     name: ClassVar[str] = "qlora"
