@@ -161,7 +161,7 @@ def _settle(adapted: nn.Module, layer: nn.Module, fake: Any) -> None:
     adapted.train(layer.training)
     weight: Any = layer.weight
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
-    for matrix in (adapted.lora_A["default"], adapted.lora_B["default"]):  # type: ignore[index, union-attr]
+    for matrix in (adapted.lora_A["default"], adapted.lora_B["default"]):  # type: ignore[index]
         values = matrix.weight  # type: ignore[union-attr]
         if fake is not None:
             with fake:
