@@ -51,6 +51,7 @@ FEW_FILES_ONLY = {
     "lightning": {"conversion/trainers/lightning.py"},
     "pytorch_lightning": {"conversion/trainers/lightning.py"},
     "cupy": {"ops/rawkernel.py"},
+    "peft": {"nn/lowrank.py"},
 }
 ANY = {"__init__", "__main__", "cli"}  # these may import every layer
 TORCH_FREE = list(ALLOWED)[: list(ALLOWED).index("foreign")]

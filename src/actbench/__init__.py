@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from actbench.measuring.bench import measure
+    from actbench.nn.lowrank import base_state_dict
     from actbench.nn.saved.samplegradients import samples
     from actbench.results.records import Case
 
@@ -50,6 +51,7 @@ _HOMES = {
     "SpecError": "errors",
     "StoreError": "errors",
     "UsageError": "errors",
+    "base_state_dict": "nn.lowrank",
     "conversion_of": "conversion",
     "convert": "conversion",
     "load_converted": "conversion.folders",
@@ -75,6 +77,7 @@ __all__ = [
     "StoreError",
     "UsageError",
     "__version__",
+    "base_state_dict",
     "conversion_of",
     "convert",
     "load_converted",

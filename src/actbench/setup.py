@@ -165,7 +165,7 @@ class TrainStep:
     part that was begun last.
 
     Raises:
-        MeasurementError: The setup has no loss or no optimizer.
+        MeasurementError: The setup has no loss or no optimizer, or one of nothing that is trained.
     """
 
     def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
@@ -175,6 +175,12 @@ class TrainStep:
         self.batch = batch
         self.phase: Phase | None = None
         self.optimizer = setup.make_optimizer(setup.module)
+        held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if not any(parameter.requires_grad for parameter in held):
+            raise MeasurementError(
+                f"the {type(self.optimizer).__name__} holds no parameter that is trained: it was made before a scheme "
+                "froze these and made others; give a function from the model to its optimizer"
+            )
         self._waiting: list[MicroBatch] = []
         self._losses: list[Tensor] = []
 

@@ -38,6 +38,8 @@ COMPILE = {
     "checkpoint": "checkpoint,blocks=Block/Linear",
     "fewbit": "fewbit:3",
     "invact": "invact",
+    "lora": "lora:4",
+    "qlora": "qlora:4",
     "randomized": "randomized:0.5",
     "regelu2": "regelu2",
     "resilu2": "resilu2",
@@ -72,14 +74,15 @@ def step(
 def check(exact: nn.Module, model: nn.Module, run: Callable[[Tensor], Tensor], x: Tensor) -> None:
     """Hold the mean gradient of a converted and compiled model to its own uncompiled one, or to the exact one."""
     random = {name for name, part in model.named_modules() if isinstance(part, Sketched)}
-    names = [name for name, _ in model.named_parameters()] + ["input"]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     target = -exact(x).detach()
-    wanted = step(exact, x, target, list(exact.parameters()))
-    like = step(model, x, target, list(model.parameters()))
-    draws = [step(run, x, target, list(model.parameters())) for _ in range(DRAWS if random else 2)]
-    rounding = 1e-5 * max(float(truth.abs().max()) for truth in wanted)  # some biases have a gradient of 0 but for it
-    for name, truth, same, *found in zip(names, wanted, like, *draws, strict=False):
+    wanted = dict(zip(dict(exact.named_parameters()), step(exact, x, target, list(exact.parameters())), strict=False))
+    like = step(model, x, target, list(trained.values()))
+    draws = [step(run, x, target, list(trained.values())) for _ in range(DRAWS if random else 2)]
+    rounding = 1e-5 * max(float(each.abs().max()) for each in like)  # some biases have a gradient of 0 but for it
+    for name, same, *found in zip([*trained, "input"], like, *draws, strict=False):
         if name.endswith(".weight") and name.removesuffix(".weight") in random:
+            truth = wanted[name]
             shares = torch.stack([(each * truth).sum() / truth.square().sum() for each in found])
             error = shares.std() / len(shares) ** 0.5
             assert MOST_ERRORS * error < MOST_UNSEEN, f"{name}: a standard error of {error:.3f} shows nothing"
@@ -90,7 +93,12 @@ def check(exact: nn.Module, model: nn.Module, run: Callable[[Tensor], Tensor], x
 
 
 def converted(exact: nn.Module, spec: str) -> nn.Module:
-    return schemes.build(spec).apply(TrainingSetup(copy.deepcopy(exact))).module
+    scheme = schemes.build(spec)
+    model = scheme.apply(TrainingSetup(copy.deepcopy(exact))).module
+    for parameter in model.parameters() if "parameters" in scheme.changes else ():
+        if parameter.requires_grad and not parameter.any():
+            nn.init.normal_(parameter, std=0.1)  # a matrix beside one of zeros has a gradient of zeros
+    return model
 
 
 def all_sketches(model: nn.Module) -> nn.Module:

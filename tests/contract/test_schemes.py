@@ -17,6 +17,7 @@ from actbench.errors import ConversionError, SpecError
 from actbench.measuring import inspection
 from actbench.measuring.bench import gradients_of, relative_error_and_cosine
 from actbench.measuring.meters import footprint
+from actbench.nn.lowrank import base_state_dict
 from actbench.results.records import Case
 from actbench.schemes.base import OF_PARTS, Change
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -38,12 +39,12 @@ def specs(*changes: Change) -> list[str]:
 
 def of_modules() -> list[str]:
     """Return the specifications of schemes that change what modules save."""
-    return specs(*OF_PARTS, "loss")
+    return specs("saved tensors", "recomputation", "loss")
 
 
 def limited() -> list[str]:
     """Return specifications of schemes that can be limited to parts of a model."""
-    found = [MODULES_ALONE.get(spec, spec) for spec in of_modules()]
+    found = [MODULES_ALONE.get(spec, spec) for spec in specs(*OF_PARTS)]
     return [spec for spec in found if set(schemes.build(spec).changes) <= OF_PARTS]
 
 
@@ -110,7 +111,7 @@ def test_the_forward_pass_is_exact_to_the_bit_unless_the_scheme_says_otherwise(
     assert torch.equal(losses(scheme.apply(setup), batch), exact) is not scheme.lossy_forward
 
 
-@pytest.mark.parametrize("spec", specs())
+@pytest.mark.parametrize("spec", [spec for spec in specs() if "parameters" not in schemes.build(spec).changes])
 def test_keys_parameters_ties_and_flags_survive(spec: str, setup: TrainingSetup) -> None:
     model = setup.module
     keys, parameters = list(model.state_dict()), dict(model.named_parameters())
@@ -130,6 +131,38 @@ def test_keys_parameters_ties_and_flags_survive(spec: str, setup: TrainingSetup)
     assert converted.transformer.h[1].training
 
 
+@pytest.mark.parametrize("spec", specs("parameters"))
+def test_a_scheme_of_parameters_trains_few_and_gives_the_base_back(
+    spec: str, setup: TrainingSetup, batch: Batch
+) -> None:
+    model, scheme = setup.module, schemes.build(spec)
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.transformer.h[0].eval()
+    kind, trained = type(model), sum(p.numel() for p in model.parameters())
+
+    setup = scheme.apply(setup)
+    converted: Any = setup.module
+    before = {name: p.detach().clone() for name, p in converted.named_parameters()}
+    step = TrainStep(setup, batch)
+    for _ in range(2):  # a matrix beside one of zeros has a gradient of zeros
+        step()
+
+    changed = {name for name, p in converted.named_parameters() if not torch.equal(p, before[name])}
+    assert type(converted) is kind
+    assert changed == {name for name, p in converted.named_parameters() if p.requires_grad}
+    assert changed == {name for name, p in converted.named_parameters() if p in step.optimizer.state}
+    assert sum(p.numel() for p in converted.parameters() if p.requires_grad) < trained / 2
+    assert converted.get_output_embeddings().weight is converted.get_input_embeddings().weight
+    assert all(not child.training for child in converted.transformer.h[0].modules())
+    assert converted.transformer.h[1].training
+    found = base_state_dict(converted)
+    assert found.keys() == base.keys()
+    for name, tensor in found.items():
+        assert (tensor.shape, tensor.dtype) == (base[name].shape, base[name].dtype)
+        assert scheme.lossy_forward or torch.equal(tensor, base[name])
+        assert (tensor - base[name]).norm() <= 0.15 * base[name].norm()
+
+
 @pytest.mark.parametrize("spec", specs())
 def test_every_parameter_gets_a_finite_gradient(spec: str, setup: TrainingSetup, batch: Batch) -> None:
     step = TrainStep(schemes.build(spec).apply(setup), batch)
@@ -137,7 +170,7 @@ def test_every_parameter_gets_a_finite_gradient(spec: str, setup: TrainingSetup,
     step.hold()
     step.backward(step.forward())
 
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in setup.module.parameters())
+    assert all(p.grad.isfinite().all() if p.requires_grad else p.grad is None for p in setup.module.parameters())
 
 
 @pytest.mark.parametrize("spec", of_modules())
@@ -153,13 +186,18 @@ def test_less_is_kept_and_sites_say_so(spec: str, setup: TrainingSetup) -> None:
 
 @pytest.mark.parametrize("spec", limited())
 def test_a_scheme_limited_to_a_part_changes_nothing_else(spec: str, setup: TrainingSetup) -> None:
-    exact = inspection.trace(setup, make_batch).total_bytes
+    exact, parameters = inspection.trace(setup, make_batch).total_bytes, dict(setup.module.named_parameters())
     whole = schemes.build(spec).apply(workloads.load(case_for(spec)).setup(materialize=True, seed=0))
 
     part = schemes.build(f"{spec},only=h.1").apply(setup)
 
     assert part.sites
     assert all(site.path.startswith("transformer.h.1") for site in part.sites)
+    if "parameters" in schemes.build(spec).changes:
+        plain = {name for name, p in part.module.named_parameters() if not name.startswith("transformer.h.1.")}
+        assert plain == {name for name in parameters if not name.startswith("transformer.h.1.")}
+        assert all(p.requires_grad for name, p in part.module.named_parameters() if name in plain)
+        return
     assert inspection.trace(whole, make_batch).total_bytes < inspection.trace(part, make_batch).total_bytes < exact
 
 
@@ -169,10 +207,13 @@ def test_a_scheme_stands_twice_for_parts_that_do_not_overlap(spec: str, setup: T
 
     both = schemes.build(f"{spec},only=h.0+{spec},only=h.1").apply(setup)
 
-    assert inspection.trace(both, make_batch).total_bytes < inspection.trace(one, make_batch).total_bytes
+    if "parameters" in schemes.build(spec).changes:
+        assert len(both.sites) == 2 * len(one.sites)
+    else:
+        assert inspection.trace(both, make_batch).total_bytes < inspection.trace(one, make_batch).total_bytes
     step = TrainStep(both, make_batch())
     step.backward(step.forward())
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in both.module.parameters())
+    assert all(p.grad.isfinite().all() if p.requires_grad else p.grad is None for p in both.module.parameters())
 
 
 @pytest.mark.parametrize("spec", [spec for spec in specs("optimizer") if schemes.build(spec).changes == ("optimizer",)])
@@ -309,10 +350,10 @@ def test_a_copy_stands_on_its_own(spec: str, setup: TrainingSetup, batch: Batch)
     loss.backward()  # type: ignore[no-untyped-call]
 
     assert all(p.grad is None for p in converted.module.parameters())
-    assert all(p.grad is not None for p in twin.parameters())
+    assert all(p.grad is not None for p in twin.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("spec", of_modules())
+@pytest.mark.parametrize("spec", specs(*OF_PARTS, "loss"))
 def test_converting_twice_is_refused(spec: str, setup: TrainingSetup) -> None:
     model = conversion.convert(setup.module, spec)
 

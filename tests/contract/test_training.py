@@ -29,7 +29,9 @@ STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew 
 def converted(spec: str, like: str = "", **fields: object) -> TrainingSetup:
     """Return a setup with a scheme applied; ``like`` names the scheme whose model is taken."""
     case = CASE.model_copy(update={"model": MODELS.get(like or spec, CASE.model), **fields})
-    return schemes.build(spec).apply(workloads.load(case).setup(materialize=True, seed=0))
+    setup = workloads.load(case).setup(materialize=True, seed=0)
+    with torch.random.fork_rng(devices=[]):  # some draw parameters
+        return schemes.build(spec).apply(setup)
 
 
 def batch() -> Batch:
@@ -80,16 +82,21 @@ def test_a_users_own_checkpointing_changes_no_gradient(
     spec: str, use_reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one seed for all that is rounded or sketched: what runs again draws seeds of its own."""
+
+    def embedded(model: nn.Module) -> Tensor:
+        inputs = model.get_input_embeddings()(batch()["input_ids"])
+        return inputs if inputs.requires_grad else inputs.requires_grad_()  # re-entrant checkpoints pass by it else
+
     monkeypatch.setattr(noise._draws, "seed", lambda: 7)
 
     def loss_of(setup: TrainingSetup) -> Tensor:
         model = setup.module
-        inputs = model.get_input_embeddings()(batch()["input_ids"])
+        inputs = embedded(model)
         return model(inputs_embeds=inputs).logits.float().square().mean()
 
     def loss_inside(setup: TrainingSetup) -> Tensor:
         model = setup.module
-        inputs = model.get_input_embeddings()(batch()["input_ids"])
+        inputs = embedded(model)
         logits = checkpoint(lambda x: model(inputs_embeds=x).logits, inputs, use_reentrant=use_reentrant)
         return logits.float().square().mean()  # type: ignore[no-any-return]
 
@@ -113,8 +120,8 @@ def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: 
     loss = setup.forward(batch())
     loss.backward()  # type: ignore[no-untyped-call]
 
-    assert torch.equal(loss, exact.forward(batch()))
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in setup.module.parameters())
+    assert torch.equal(loss, exact.forward(batch())) is not schemes.build(spec).lossy_forward
+    assert all(p.grad.isfinite().all() if p.requires_grad else p.grad is None for p in setup.module.parameters())
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from actbench import schemes
 from actbench.errors import ConversionError, ModelError, OutOfMemoryError, SpecError, UntraceableError
 from actbench.measuring import bench
-from actbench.measuring.bench import gradients_of, relative_error_and_cosine
+from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
 from actbench.nn.encoded.form import through
 from actbench.nn.saved import bitallocation
 from actbench.results.records import Case

@@ -9,7 +9,7 @@ from torch import nn, optim
 from actbench import schemes
 from actbench.errors import ConversionError, UsageError
 from actbench.measuring import bench, inspection
-from actbench.measuring.bench import gradients_of, relative_error_and_cosine
+from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
 from actbench.measuring.meters.cpu import CpuMeter
 from actbench.nn.encoded import EncodedOutputs, StepByParameter
 from actbench.nn.hooked import HookedForward

@@ -21,6 +21,7 @@ from actbench.conversion.savedmodel import SavedModel, refuse_full_disk, refuse_
 from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.results import machine
 from actbench.results.records import Case, FloatName
+from actbench.schemes import Scheme
 from actbench.setup import TrainingSetup
 from actbench.workloads import names
 from actbench.workloads.base import Workload
@@ -54,12 +55,13 @@ def save_converted(
         The folder.
 
     Raises:
-        ConversionError: The model was not converted.
+        ConversionError: The model was not converted, or by a scheme that changes its parameters.
         StoreError: The folder is taken or cannot be written, or the disk is too full.
     """
     conversion = conversion_of(model)
     if conversion is None:
         raise ConversionError("this model was not converted; call actbench.convert first, or save it as it is")
+    refuse_other_parameters(schemes.build(conversion.scheme))
     folder = Path(folder)
     replaceable = is_replaceable(folder, force=force)
     refuse_taken(folder, replaceable=replaceable)
@@ -91,6 +93,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     folder = Path(folder)
     saved = savedmodel.read(folder)
     scheme = schemes.build(saved.scheme)
+    refuse_other_parameters(scheme)
     if scheme.runs_files and not trust_remote_code:
         raise ModelError(
             f"{folder}: the scheme {saved.scheme!r} runs {', '.join(scheme.runs_files)}; read it, and allow it with "
@@ -115,6 +118,21 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     converted = convert(model.eval(), scheme)
     setup = TrainingSetup(converted, sites=saved.sites, unreached=saved.unreached)
     return mark(setup, scheme) if saved.sites else converted
+
+
+def refuse_other_parameters(scheme: Scheme) -> None:
+    """Raise a ConversionError for a scheme whose models have other parameters than the plain one.
+
+    Raises:
+        ConversionError: It is such a scheme.
+    """
+    if "parameters" in scheme.changes:
+        raise ConversionError(
+            f"a folder of a converted model holds the plain model's parameters, and {scheme.spec!r} changes these; "
+            f"convert in your own loop, model = actbench.convert(model, {scheme.spec!r}), and save what is trained, "
+            "model.save_pretrained(folder) of a Hugging Face model or {name: p for name, p in "
+            "model.named_parameters() if p.requires_grad} of any; 'actbench convert --dry-run' lists what changes"
+        )
 
 
 def is_replaceable(folder: Path, *, force: bool) -> bool:

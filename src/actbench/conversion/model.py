@@ -42,9 +42,9 @@ def convert(
 ) -> nn.Module:
     """Make a model keep less for backward, for use in one's own training loop or with a trainer.
 
-    The model is changed in place and keeps its Parameter objects, state_dict keys, hooks, flags and devices. When
-    anything is refused, it is left as it was. A UserWarning says what the scheme works on outside of the model and so
-    stays as it is: the state of the optimizer under ``smaq``, until :func:`actbench.optim.packed` wraps that. ::
+    The model is changed in place and keeps its Parameter objects and state_dict keys (but for a scheme of parameters),
+    hooks, flags and devices. When anything is refused, it is left as it was. A UserWarning says what the scheme works
+    on outside of the model: the state of the optimizer under ``smaq``, until :func:`actbench.optim.packed` wraps it. ::
 
         model = actbench.convert(model, "fewbit:3+randomized:0.2")
 
@@ -159,8 +159,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
 
 
 def _example_loss(loss: Callable[[nn.Module, Any], Tensor] | None) -> Callable[[nn.Module, Batch], Tensor]:
-    chosen = _own_loss if loss is None else loss
-    return lambda model, batch: chosen(model, batch[_EXAMPLE])
+    return lambda model, batch: (loss or _own_loss)(model, batch[_EXAMPLE])
 
 
 def _own_loss(model: nn.Module, example: Any) -> Tensor:
@@ -284,10 +283,13 @@ def noting(model: nn.Module) -> Iterator[Changes]:
     for module in model.modules():
         for table in (vars(module), *(value for value in vars(module).values() if isinstance(value, dict))):
             before[id(table)] = (type(module).__name__, table, dict(table))
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     changes = Changes()
     try:
         yield changes
     except BaseException:
+        for parameter, flag in flags:
+            parameter.requires_grad_(flag)
         for _, table, then in before.values():
             table.clear()
             table.update(then)

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
 from actbench.conversion import apply_to_model, mark
-from actbench.conversion.folders import is_replaceable, save_converted
+from actbench.conversion.folders import is_replaceable, refuse_other_parameters, save_converted
 from actbench.conversion.savedmodel import refuse_taken
 from actbench.foreign import boundary
 from actbench.measuring.inspection import inspect, trace
@@ -33,6 +33,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
     started = time.perf_counter()
     scheme = schemes.build(case.scheme)
     if output is not None:
+        refuse_other_parameters(scheme)
         refuse_taken(output, replaceable=is_replaceable(output, force=force))
     workload = workloads.load(case)
     with boundary(f"model {case.model!r} cannot be built"):

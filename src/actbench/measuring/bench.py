@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
-from torch import Tensor
 
 from actbench import schemes, workloads
 from actbench.errors import (
@@ -25,6 +23,7 @@ from actbench.errors import (
 )
 from actbench.foreign import boundary, place_of
 from actbench.measuring import inspection, meters, search
+from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import LargestBatch, Measurement
@@ -55,8 +54,10 @@ class Session:
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact)
-        self._exact_gradient = _if_it_fits(lambda: self._gradient(exact)) if self._wants_gradient_quality else None
-        self.setup = self.scheme.apply(exact)
+        changing, self._others = self.scheme.parted()
+        start = exact if changing is None else changing.apply(exact)
+        self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
+        self.setup = start if self._others is None else self._others.apply(start)
         after = self._trace(self.setup) if before is not None else None
         self.sites, self.unreached = self.setup.sites, self.setup.unreached
         if before is not None and after is not None:
@@ -104,7 +105,9 @@ class Session:
 
     @property
     def _wants_gradient_quality(self) -> bool:
-        return self.case.gradient_quality and self.meter.materialize and self.case.scheme != "exact"
+        """Whether gradients can be compared: not those of other parameters than the exact model's."""
+        compared = self.case.scheme != "exact" and self._others is not None
+        return self.case.gradient_quality and self.meter.materialize and compared
 
     def _new_step(self, batch_size: int) -> TrainStep:
         with self.meter.active():
@@ -245,43 +248,3 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
         message += place_of(error.__cause__)
     return Failure(reason=reason, message=message, phase=getattr(error, "phase", None))
-
-
-Gradients = Mapping[Tensor, Tensor]
-
-
-def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
-    """Run forward and backward once and take the gradients of all parameters off them.
-
-    The default generators are seeded first, so that two setups on one batch draw the same dropout masks.
-    """
-    torch.manual_seed(seed)
-    step = TrainStep(setup, batch)
-    step.hold()
-    try:
-        step.backward(step.forward())
-        return step.gradients()
-    finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
-        step.optimizer.zero_grad(set_to_none=True)
-        setup.module.zero_grad(set_to_none=True)
-
-
-def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float, float]:
-    """Compare two gradients over all parameters as one long vector.
-
-    Returns:
-        ``|found - exact| / |exact|`` and the cosine between the two; NaN where the exact gradient is zero.
-    """
-    error = dot = found_square = exact_square = 0.0
-    for parameter, reference in exact.items():
-        mine = found.get(parameter)
-        a = torch.zeros_like(reference).double() if mine is None else mine.double()
-        b = reference.double()
-        error += float((a - b).square().sum())
-        dot += float((a * b).sum())
-        found_square += float(a.square().sum())
-        exact_square += float(b.square().sum())
-    if exact_square == 0.0:
-        return math.nan, math.nan
-    norms = math.sqrt(found_square * exact_square)
-    return math.sqrt(error / exact_square), dot / norms if norms else math.nan

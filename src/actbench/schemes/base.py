@@ -19,7 +19,7 @@ from actbench.spec import shortest
 Change = Literal["saved tensors", "recomputation", "optimizer", "gradients", "parameters", "loss", "precision", "batch"]
 """What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
 
-OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation"))
+OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters"))
 """What is changed module by module, and so in a part of a model alone."""
 
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
@@ -74,7 +74,9 @@ class Scheme(Data):
         others = set(self.changes) - OF_PARTS
         if self.only and (others or not self.changes):
             what = " and ".join(sorted(others)) or "nothing"
-            raise ValueError(f"only= limits what modules save, and this scheme changes {what}; leave only= out")
+            raise ValueError(
+                f"only= limits what modules save or train, and this scheme changes {what}; leave only= out"
+            )
         return self
 
     @property
@@ -120,6 +122,13 @@ class Scheme(Data):
             ConversionError: The scheme cannot work on the model.
         """
         raise NotImplementedError
+
+    def parted(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return what of this changes parameters, and what else there is; None for nothing.
+
+        The gradient of the whole is compared with that of the first alone, or of the exact model where there is none.
+        """
+        return (self, None) if "parameters" in self.changes else (None, self)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return what else can be said of the gradients of a setup that this scheme was applied to.

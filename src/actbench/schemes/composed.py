@@ -54,6 +54,12 @@ class Composed(Scheme):
             setup = part.apply(setup)
         return setup
 
+    def parted(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return the parts that change parameters, which come first by rank, and the others."""
+        changing = tuple(part for part in self.parts if "parameters" in part.changes)
+        others = tuple(part for part in self.parts if part not in changing)
+        return Composed(parts=changing) if changing else None, Composed(parts=others) if others else None
+
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return what all parts have to say of the whole."""
         return {name: value for part in self.parts for name, value in part.diagnostics(setup, batch, seed).items()}

@@ -110,7 +110,7 @@ def common_part(model: nn.Module, first: tuple[str, ...], second: tuple[str, ...
 
 def replace_part(model: nn.Module, part: nn.Module, new: nn.Module) -> None:
     """Put a module in the place of a part, wherever it stands."""
-    for module in model.modules():
+    for module in list(model.modules()):  # the new one may hold the part
         for name, child in module._modules.items():
             if child is part:
                 module._modules[name] = new

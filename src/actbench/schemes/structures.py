@@ -91,7 +91,7 @@ class EncodedStructures(Scheme):
     @property
     def changes(self) -> tuple[Change, ...]:
         """What the structures are of; maps and weight gradients are both gradients."""
-        of: dict[Structure, Change] = {"activations": "saved tensors", "state": "optimizer", "weights": "parameters"}
+        of: dict[Structure, Change] = {"activations": "saved tensors", "state": "optimizer", "weights": "precision"}
         return tuple(dict.fromkeys(of.get(each, "gradients") for each in self.on))
 
     @property

@@ -18,6 +18,7 @@ SPECS = (
     "fp8:e5m2,scale=none",
     "s2fp8,rounding=stochastic",
     "int:3,rounding=stochastic",
+    "nf4",
     "smaq_simulated,statistics=sample",
     "smaq_simulated,statistics=range,rounding=truncate",
     "nnwbdi,bits=4,choice=smallest",

@@ -8,6 +8,7 @@ from typing import Final
 from actbench import spec
 from actbench.codecs.encodings.encoding import Encoding, Parts, Rounding, parts_bytes
 from actbench.codecs.encodings.fp8 import Fp8, S2fp8
+from actbench.codecs.encodings.nf4 import Nf4
 from actbench.codecs.encodings.nnwbdi import NnwBdi
 from actbench.codecs.encodings.packed import Bf16, Fp16, IntGroups, Smaq, SmaqParameters
 from actbench.codecs.encodings.simulated import SmaqSimulated, simulate_normalized
@@ -23,6 +24,7 @@ __all__ = [
     "Fp8",
     "Fp16",
     "IntGroups",
+    "Nf4",
     "NnwBdi",
     "Parts",
     "Quality",
@@ -39,7 +41,7 @@ __all__ = [
 ]
 
 ENCODINGS: Final[dict[str, type[Encoding]]] = {
-    kind.name: kind for kind in (Bf16, Fp16, Fp8, S2fp8, IntGroups, Smaq, SmaqSimulated, NnwBdi)
+    kind.name: kind for kind in (Bf16, Fp16, Fp8, S2fp8, IntGroups, Nf4, Smaq, SmaqSimulated, NnwBdi)
 }
 """The encodings by name."""
 

@@ -1,0 +1,50 @@
+"""The gradient of one step, and how far it is from another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from actbench.setup import Batch, TrainingSetup, TrainStep
+
+Gradients = Mapping[Tensor, Tensor]
+
+
+def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
+    """Run forward and backward once and take the gradients of all parameters off them.
+
+    The default generators are seeded first, so that two setups on one batch draw the same dropout masks.
+    """
+    torch.manual_seed(seed)
+    step = TrainStep(setup, batch)
+    step.hold()
+    try:
+        step.backward(step.forward())
+        return step.gradients()
+    finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
+        step.optimizer.zero_grad(set_to_none=True)
+        setup.module.zero_grad(set_to_none=True)
+
+
+def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float, float]:
+    """Compare two gradients over all parameters as one long vector.
+
+    Returns:
+        ``|found - exact| / |exact|`` and the cosine between the two; NaN where the exact gradient is zero.
+    """
+    error = dot = found_square = exact_square = 0.0
+    for parameter, reference in exact.items():
+        mine = found.get(parameter)
+        a = torch.zeros_like(reference).double() if mine is None else mine.double()
+        b = reference.double()
+        error += float((a - b).square().sum())
+        dot += float((a * b).sum())
+        found_square += float(a.square().sum())
+        exact_square += float(b.square().sum())
+    if exact_square == 0.0:
+        return math.nan, math.nan
+    norms = math.sqrt(found_square * exact_square)
+    return math.sqrt(error / exact_square), dot / norms if norms else math.nan

@@ -1,0 +1,97 @@
+"""A linear layer whose weight is frozen and in a number format, unpacked for each pass and each backward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actbench.codecs.encodings import Encoding, Parts
+from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.nn.refusals import first_order
+from actbench.nn.replacement import carry_hooks
+from actbench.ops.noise import fresh_seed
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b of a packed W without a gradient: for backward its parts are saved, which the layer holds anyway."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bias: Tensor | None, shape: tuple[int, ...], encoding: Encoding, *parts: Tensor
+    ) -> Tensor:
+        """Return the product in autocast's type, where it is on."""
+        ctx.save_for_backward(*parts)
+        ctx.shape, ctx.encoding, ctx.dtypes = shape, encoding, dtypes_of(x, bias)
+        return _product(x, encoding.decode(parts, shape, product_dtype(x)), bias)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x and b, where they are wanted."""
+        parts, for_x, for_bias = ctx.saved_tensors, None, None  # which checkpointing gives but once
+        with no_autocast(grad):
+            if ctx.needs_input_grad[0]:
+                for_x = grad @ ctx.encoding.decode(parts, ctx.shape, grad.dtype)
+            if ctx.needs_input_grad[1]:
+                for_bias = grad.reshape(-1, grad.shape[-1]).sum(0)
+        return *cast_all((for_x, for_bias), ctx.dtypes), None, None, *(None for _ in parts)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with no_autocast(x):
+        return F.linear(x.to(weight.dtype), weight, cast(bias, weight.dtype))
+
+
+class FrozenLinear(nn.Module):
+    """``nn.Linear``, or transformers' ``Conv1D``, with a frozen weight in a number format.
+
+    The parts of the weight are parameters ``packed_weight.0``, ``packed_weight.1``, … that cannot be trained: saved,
+    moved and shared out as any, but never cast. The bias stays as it is.
+
+    Args:
+        layer: The layer, whose hooks and flag are taken over; its weight may be freed then.
+        encoding: The format.
+    """
+
+    def __init__(self, layer: nn.Module, encoding: Encoding) -> None:
+        super().__init__()
+        weight: Any = layer.weight
+        self.transposed = is_conv1d(type(layer))
+        self.encoding, self.dtype = encoding, weight.dtype
+        matrix = weight.detach().t() if self.transposed else weight.detach()
+        self.out_features, self.in_features = matrix.shape
+        parts = encoding.encode(matrix, fresh_seed())
+        self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in parts)
+        self.bias: Any = layer.bias
+        carry_hooks(layer, self)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight as it is unpacked, anew each time; what is written into it is lost."""
+        matrix = self.encoding.decode(self._parts, self._shape, self.dtype)
+        return matrix.t() if self.transposed else matrix
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., d_out) of (..., d_in), in the type of x or autocast's."""
+        wanted = (tensor is not None and tensor.requires_grad for tensor in (x, self.bias))
+        if not (torch.is_grad_enabled() and any(wanted)):
+            return _product(x, self.encoding.decode(self._parts, self._shape, product_dtype(x)), self.bias)
+        output: Tensor = _Product.apply(x, self.bias, self._shape, self.encoding, *self._parts)
+        return output
+
+    def extra_repr(self) -> str:
+        """Say what ``nn.Linear`` says, and the format."""
+        features = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+        return f"{features}, weight in {self.encoding.spec}"
+
+    @property
+    def _parts(self) -> Parts:
+        return tuple(self.packed_weight)
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.out_features, self.in_features

@@ -1,0 +1,220 @@
+"""Low-rank adapters on the linear layers of a frozen model, by peft, an optional package."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
+from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.frozenlinear import FrozenLinear
+from actbench.nn.refusals import is_compiled
+from actbench.nn.replacement import census
+
+_HEADS = ("classifier", "score", "qa_outputs", "heads", "head", "fc")
+"""Names of the layers that make the result of a model that is no language model, as transformers and torchvision do."""
+
+_READ_DIRECTLY = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Modules of torch that read the weights of their linear layers, and do not call these outside of training."""
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The layers of a model that adapters are for.
+
+    Attributes:
+        layers: All linear layers but the head, by path.
+        adapted: The paths of those that get adapters.
+        head: The path of the classifier that is trained as a whole, or None.
+        passed_by: The paths of linear layers that an adapter would do nothing at.
+    """
+
+    layers: Mapping[str, nn.Module]
+    adapted: tuple[str, ...]
+    head: str | None
+    passed_by: tuple[str, ...]
+
+
+def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model: bool) -> Targets:
+    """Find the linear layers of a model that get adapters, as peft's ``all-linear`` does.
+
+    The layer that makes the logits of a language model is left out, and so is a classifier.
+
+    Args:
+        module: The model, or a part of one.
+        names: Paths of the layers to adapt, or the ends of such; none for all.
+        scheme: For messages.
+        whole_model: Whether the module is one, and so has a head.
+
+    Raises:
+        NothingToConvertError: There is no such layer.
+        ConversionError: The model is compiled, or has adapters.
+    """
+    kind = type(module).__name__
+    if any(map(is_compiled, module.modules())):
+        raise ConversionError(f"{scheme}: this {kind} is compiled; convert first, and compile then")
+    if any(type(part).__module__.startswith("peft.") for part in module.modules()):
+        raise ConversionError(f"{scheme}: this {kind} holds adapters of peft already; convert the original model")
+    head = _head(module) if whole_model else None
+    logits = _logits(module) if whole_model else None
+    inside = {part for each in module.modules() if isinstance(each, _READ_DIRECTLY) for part in each.modules()}
+    layers, passed_by = dict[str, nn.Module](), list[str]()
+    for path, layer in module.named_modules():
+        if not isinstance(layer, nn.Linear) and not is_conv1d(type(layer)):
+            continue
+        if layer in inside:
+            passed_by.append(path)
+        elif type(layer) is nn.Linear or is_conv1d(type(layer)):
+            of_head = head is not None and (path == head or path.startswith(f"{head}."))
+            if not of_head and (layer is not logits or _named(path, names)):
+                layers[path] = layer
+    adapted = tuple(path for path in layers if not names or _named(path, names))
+    unknown = [name for name in names if not any(_named(path, (name,)) for path in layers)]
+    if not adapted or unknown:
+        raise NothingToConvertError(_nothing(scheme, module, layers, unknown, head, passed_by))
+    return Targets(layers, adapted, head, tuple(passed_by))
+
+
+def _named(path: str, names: tuple[str, ...]) -> bool:
+    return any(path == name or path.endswith(f".{name}") for name in names)
+
+
+def _nothing(
+    scheme: str, module: nn.Module, layers: Mapping[str, Any], unknown: list[str], head: str | None, inside: list[str]
+) -> str:
+    kind = type(module).__name__
+    if layers:
+        ends = dict.fromkeys(path.rpartition(".")[2] for path in layers)
+        return f"{scheme}: target={unknown[0]} names no linear layer of {kind}; it has {', '.join(ends)}"
+    but = f" but its head, {head}" if head else f" but {inside[0]}, whose weight its parent reads" if inside else ""
+    return f"{scheme}: {kind} has no nn.Linear{but}, and adapters are for these; it holds {census(module)}"
+
+
+def _logits(module: nn.Module) -> nn.Module | None:
+    """Return the layer that makes the logits of a language model, where the model says which it is."""
+    own: Any = getattr(module, "get_output_embeddings", None)
+    found = own() if callable(own) else None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _head(module: nn.Module) -> str | None:
+    """Return the name of a classifier; peft knows modules by the ends of their paths, which must be of it alone."""
+    if _logits(module) is not None:
+        return None
+    paths = [path for path, _ in module.named_modules()]
+    for name in _HEADS:
+        found = getattr(module, name, None)
+        if isinstance(found, nn.Module) and any(True for _ in found.parameters()):
+            return name if sum(path.endswith(name) for path in paths) == 1 else None
+    return None
+
+
+def adapt(module: nn.Module, targets: Targets, scheme: str, *, r: int, alpha: float, dropout: float) -> nn.Module:
+    """Freeze a model, and put adapters on its linear layers, in place; its class and how it is called stay.
+
+    Adapters are float32 where weights are halves, as ``peft.get_peft_model`` has them, and else of the weights' type.
+    They are on the weights' device, or fake where these are fake.
+
+    Returns:
+        The model, or what takes the place of one that is itself a linear layer.
+
+    Raises:
+        MeasurementError: peft is not installed.
+    """
+    peft = _peft(scheme)
+    whole = "" not in targets.adapted
+    held = module if whole else nn.Sequential(module)
+    paths = targets.adapted if whole else ("0",)
+    config = peft.LoraConfig(
+        r=r,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules="|".join(map(re.escape, paths)),
+        modules_to_save=[targets.head] if targets.head else None,
+    )
+    fake = next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # which peft then sets right
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # as it copies the head
+        peft.inject_adapter_in_model(config, held, low_cpu_mem_usage=fake is not None)
+    for path, layer in targets.layers.items():
+        if path in targets.adapted:
+            _settle(held.get_submodule(path or "0"), layer, fake)
+    if targets.head:
+        held.get_submodule(targets.head).train(held.get_submodule(f"{targets.head}.original_module").training)
+    if not whole:
+        return held[0]  # type: ignore[index, no-any-return]
+    if hasattr(type(module), "_hf_peft_config_loaded"):  # as its add_adapter does: save_pretrained writes adapters
+        vars(module)["_hf_peft_config_loaded"] = True
+    return module
+
+
+def _settle(adapted: nn.Module, layer: nn.Module, fake: Any) -> None:
+    """Give an adapter the flag of its layer, and its parameters their type; on the meta device they become fake."""
+    adapted.train(layer.training)
+    weight: Any = layer.weight
+    dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
+    for matrix in (adapted.lora_A["default"], adapted.lora_B["default"]):  # type: ignore[index]
+        values = matrix.weight  # type: ignore[union-attr]
+        if fake is not None:
+            with fake:
+                made = torch.empty(values.shape, dtype=dtype, device=weight.device)
+            matrix.weight = nn.Parameter(made)  # type: ignore[union-attr]
+        elif values.dtype != dtype:
+            matrix.to(dtype)
+
+
+def _peft(scheme: str) -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise MeasurementError(f'{scheme} needs peft: pip install "actbench[peft]"') from None
+    return peft
+
+
+def refuse_merging(*_: Any, **__: Any) -> None:
+    """Stand for ``merge`` of an adapter whose base layer is packed.
+
+    Raises:
+        ConversionError: Always.
+    """
+    raise ConversionError(
+        "qlora: adapters cannot be merged into weights of 4 bits; save them (save_pretrained), and merge them into the "
+        "model in its own type: peft.PeftModel.from_pretrained(model, folder).merge_and_unload()"
+    )
+
+
+def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """Return the ``state_dict`` of the model that adapters were put on, under its own keys.
+
+    What is stored in 4 bits is unpacked, to the type it had: not what it was before. A classifier that is trained
+    stands in it as it was before training.
+
+    Args:
+        model: One that ``lora`` or ``qlora`` converted; of any other it is its own.
+    """
+    found: dict[str, Tensor] = {}
+    packed = {path: part for path, part in model.named_modules() if isinstance(part, FrozenLinear)}
+    for key, tensor in model.state_dict().items():
+        owner, _, _ = key.rpartition(".packed_weight.")
+        if owner in packed:
+            found.setdefault(_plain(f"{owner}.weight"), packed[owner].weight)
+        elif not re.search(r"\.(lora_\w+|modules_to_save)\.", f".{key}"):
+            found[_plain(key)] = tensor
+    return found
+
+
+def _plain(key: str) -> str:
+    return re.sub(r"(^|\.)(base_layer|original_module)\.", r"\1", key)
+
+
+def adapters(module: nn.Module) -> Iterator[nn.Module]:
+    """Give the layers with adapters of a model."""
+    return (part for part in module.modules() if hasattr(part, "lora_A") and hasattr(part, "base_layer"))

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, PositiveInt, field_validator
+from torch import nn
+
+from actbench.codecs import encodings
+from actbench.nn import lowrank
+from actbench.nn.frozenlinear import FrozenLinear
+from actbench.nn.lowrank import Targets
+from actbench.nn.replacement import swap
+from actbench.results.records import Published, Site, Unreached
+from actbench.schemes.base import Change, Scheme
+from actbench.setup import TrainingSetup
+
+_READ = "its parent reads its weight and does not call it outside of training; it stays frozen"
+
+
+class Lora(Scheme):
+    """The model is frozen, and its linear layers get low-rank matrices beside their weights, which alone are trained.
+
+    Paper: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685; by peft, an optional
+    package: ``pip install "actbench[peft]"``.
+    A layer computes ``W x + b + (alpha / r) B A x`` with A, (r, d_in), drawn as peft does, and B, (d_out, r), of zeros:
+    the first forward pass is that of the plain model. Trained are A and B, ``r (d_in + d_out)`` numbers a layer, and
+    a classifier as a whole (peft's ``modules_to_save``: beside it stands a frozen copy); all else is frozen,
+    embeddings, norms, biases and the head of a language model included. Gradients and optimizer state are of what is
+    trained alone. Kept for backward is about as much as without: inputs of layers are kept for A in place of W.
+    Adapters of bfloat16 and float16 models are float32, as ``peft.get_peft_model`` has them, and get their inputs in
+    that type, which is kept: take ``checkpoint`` or a scheme for saved tensors with it.
+    Not reproduced: merged weights for inference, which peft makes of a saved adapter.
+
+    Attributes:
+        r: The rank.
+        alpha: What B A x is multiplied by, times r; twice the rank unless said.
+        dropout: The share of the inputs of A that is dropped.
+        target: Names of the linear layers that get adapters, such as ``q_proj/v_proj``; all but the head unless said.
+    """
+
+    name: ClassVar[str] = "lora"
+    summary: ClassVar[str] = "low-rank matrices beside frozen weights (peft): few parameters are trained"
+    paper: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685"
+    positional: ClassVar[str | None] = "r"
+    rank: ClassVar[int] = 3
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            quantity="peak_saving",
+            value=1 - 350 / 1200,
+            setting="GPT-3 175B, r = 4 on query and value, Adam, 1.2 TB",
+            source="arXiv 2106.09685, section 4.2",
+        ),
+    )
+    claims: ClassVar[tuple[str, ...]] = ("freeze a model and put adapters on it",)
+
+    r: PositiveInt = 16
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target: tuple[str, ...] = ()
+
+    @field_validator("target")
+    @classmethod
+    def _names(cls, target: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in target:
+            raise ValueError("names of linear layers stand between the /, such as target=q_proj/v_proj")
+        return target
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Which parameters there are, and which are trained."""
+        return ("parameters",)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Freeze the model, and put adapters on its linear layers.
+
+        Raises:
+            NothingToConvertError: There is no such layer.
+            ConversionError: The model is compiled, or holds adapters already.
+            MeasurementError: peft is not installed.
+        """
+        targets = lowrank.find(setup.module, self.target, self.name, whole_model=not setup.path)
+        alpha = 2 * self.r if self.alpha is None else self.alpha
+        model = lowrank.adapt(setup.module, targets, self.name, r=self.r, alpha=alpha, dropout=self.dropout)
+        model = self._settled(model, targets)
+        left = tuple(Unreached(path=path, kind="linear layer", reason=_READ) for path in targets.passed_by)
+        return setup.changed(model, tuple(self._sites(targets)), left)
+
+    def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
+        """Return the model with adapters as it is trained."""
+        return model
+
+    def _sites(self, targets: Targets) -> list[Site]:
+        found = [
+            Site(path=path, was=type(targets.layers[path]).__name__, becomes=f"frozen, adapters of rank {self.r}")
+            for path in targets.adapted
+        ]
+        if targets.head:
+            found.append(Site(path=targets.head, was="classifier", becomes="trained whole, beside a frozen copy"))
+        return found
+
+
+class QLora(Lora):
+    """``lora`` over weights of 4 bits: NormalFloat codes, with a scale of 8 bits for each 64 of them.
+
+    Paper: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314.
+    The weights of all linear layers but the head, with adapters or without, are stored as
+    :class:`~actbench.codecs.encodings.nf4.Nf4`, ``n / 2 + n / 64 + n / 4096`` bytes: 0.516 a parameter. A pass unpacks
+    a weight to the type it computes in and lets it go, and so does its backward pass; nothing of it is saved. The
+    forward pass is that of the rounded weights. The rest is as in ``lora``: embeddings, norms, biases and the head
+    keep their type.
+    Not reproduced: optimizer state that is paged to the host, and bitsandbytes' kernels: weights are unpacked by
+    torch's operators, 8 million at a time.
+
+    Attributes:
+        r: The rank.
+        alpha: What B A x is multiplied by, times r; twice the rank unless said.
+        dropout: The share of the inputs of A that is dropped.
+        target: Names of the linear layers that get adapters; all but the head unless said.
+    """
+
+    name: ClassVar[str] = "qlora"
+    summary: ClassVar[str] = "lora over frozen weights of 4 bits (NF4, double quantization)"
+    paper: ClassVar[str] = "Dettmers et al. 2023, arXiv 2305.14314"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            quantity="peak_saving",
+            value=1 - 48 / 780,
+            setting="LLaMA 65B, paged Adam, more than 780 GB in 16 bits and less than 48 GB",
+            source="arXiv 2305.14314, abstract",
+        ),
+    )
+
+    @property
+    def lossy_forward(self) -> bool:
+        """Weights are rounded."""
+        return True
+
+    def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
+        layers, encoding = set(targets.layers.values()), encodings.build("nf4")
+        for part in lowrank.adapters(model):
+            vars(part)["merge"] = lowrank.refuse_merging
+        return swap(model, lambda layer, _: FrozenLinear(layer, encoding) if layer in layers else None)
+
+    def _sites(self, targets: Targets) -> list[Site]:
+        plain = [path for path in targets.layers if path not in targets.adapted]
+        found = [site.model_copy(update={"becomes": f"4 bits, {site.becomes}"}) for site in super()._sites(targets)]
+        return found + [
+            Site(path=path, was=type(targets.layers[path]).__name__, becomes="4 bits, frozen") for path in plain
+        ]

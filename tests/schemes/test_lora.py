@@ -1,0 +1,334 @@
+"""Adapters on frozen models, in full weights and in weights of 4 bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actbench
+from actbench import conversion, schemes, workloads
+from actbench.conversion.trainers.session import ConvertedRun
+from actbench.errors import ConversionError, MeasurementError, NothingToConvertError, SpecError
+from actbench.measuring import bench
+from actbench.nn.frozenlinear import FrozenLinear
+from actbench.results.records import Case
+from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.base import make_optimizer
+
+BOTH = ("lora", "qlora")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def built(model: str = "tiny-llama", **fields: Any) -> TrainingSetup:
+    return workloads.load(Case(model=model, batch_size=2, **fields)).setup(materialize=True, seed=0)
+
+
+def batch(model: str = "tiny-llama", **fields: Any) -> Batch:
+    return workloads.load(Case(model=model, batch_size=2, sequence_length=16, **fields)).batch(2, seed=0)
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+class Net(nn.Module):
+    """Two layers and a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.classifier = nn.Linear(128, 256), nn.Linear(256, 128), nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.classifier(self.second(self.first(x).relu()))
+        return result
+
+
+def setup_of(module: nn.Module) -> TrainingSetup:
+    return TrainingSetup(
+        module,
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch["x"]), batch["y"]),
+        make_optimizer=make_optimizer("adamw", lr=1e-2),
+    )
+
+
+def test_trained_are_the_adapters_and_the_classifier() -> None:
+    model = schemes.build("lora:4").apply(setup_of(Net())).module
+
+    sizes = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    assert sizes == {
+        "first.lora_A.default.weight": 4 * 128,
+        "first.lora_B.default.weight": 4 * 256,
+        "second.lora_A.default.weight": 4 * 256,
+        "second.lora_B.default.weight": 4 * 128,
+        "classifier.modules_to_save.default.weight": 1280,
+        "classifier.modules_to_save.default.bias": 10,
+    }
+
+
+@pytest.mark.parametrize("spec", ["lora:4,alpha=2", "qlora:4,alpha=2"])
+def test_a_layer_computes_its_formula_and_the_gradients_are_those_of_autograd(spec: str) -> None:
+    model: Any = schemes.build(spec).apply(setup_of(Net())).module
+    layer = model.first
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    nn.init.normal_(b)
+    base = actbench.base_state_dict(model)
+    x = torch.randn(8, 128, requires_grad=True)
+
+    found = layer(x)
+    expected = x @ base["first.weight"].t() + base["first.bias"] + 2 / 4 * (x @ a.t()) @ b.t()
+
+    torch.testing.assert_close(found, expected)
+    weights = torch.randn_like(found)
+    mine = torch.autograd.grad((found * weights).sum(), [x, a, b])
+    for one, other in zip(mine, torch.autograd.grad((expected * weights).sum(), [x, a, b]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_of_4_bits_have_their_bytes(dtype: str) -> None:
+    model = schemes.build("qlora:4,target=q_proj").apply(built(dtype=dtype)).module
+
+    packed = [part for part in model.modules() if isinstance(part, FrozenLinear)]
+    assert len(packed) == 2 * 7  # with adapters and without
+    for layer in packed:
+        count = layer.in_features * layer.out_features
+        held = sum(part.nbytes for part in layer.packed_weight)
+        assert held == count // 2 + count // 64 + 4 * -(-count // 16384)
+        assert held <= 0.53 * count
+        assert layer.weight.dtype == getattr(torch, dtype)
+    assert len(trained(model)) == 2 * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("spec", BOTH)
+def test_adapters_are_float32_beside_halves(spec: str, dtype: str) -> None:
+    model = schemes.build(spec).apply(built(dtype=dtype)).module
+
+    assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+
+
+@pytest.mark.parametrize("spec", BOTH)
+@pytest.mark.parametrize("model", ["tiny-roberta", "tiny-llama", "tiny-gpt2"])
+def test_a_simulation_makes_the_same_parameters(model: str, spec: str) -> None:
+    real = bench.Session(Case(model=model, batch_size=2, sequence_length=16, scheme=spec, meter="cpu")).setup.module
+    fake = bench.Session(Case(model=model, batch_size=2, sequence_length=16, scheme=spec)).setup.module
+
+    found, expected = (
+        {name: (p.shape, p.dtype, p.requires_grad) for name, p in each.named_parameters()} for each in (fake, real)
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("spec", BOTH)
+def test_the_simulated_peak_is_that_of_the_allocator(spec: str) -> None:
+    fields: dict[str, Any] = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "gradient_quality": False}
+    measured = bench.Session(Case(**fields, scheme=spec, meter="cpu")).memory()
+    simulated = bench.Session(Case(**fields, scheme=spec, meter="simulated", device_profile="cpu")).memory()
+
+    assert simulated.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.005)
+    assert simulated.weights_bytes == measured.weights_bytes
+    assert simulated.gradients_bytes == measured.gradients_bytes
+    assert simulated.optimizer_bytes == measured.optimizer_bytes
+
+
+def test_gradients_are_compared_with_those_of_the_same_parameters() -> None:
+    fields: dict[str, Any] = {"model": "tiny-roberta", "batch_size": 4, "sequence_length": 16, "meter": "cpu"}
+
+    def error(spec: str) -> float | None:
+        return bench.Session(Case(**fields, scheme=spec)).memory().gradient_error
+
+    assert error("lora:4") is None
+    assert error("lora:4+checkpoint") == 0.0
+    few, many = error("lora:4+gact:L1.2"), error("lora:4+gact:L1.1")
+    assert few is not None
+    assert many is not None
+    assert 0 < many < few < 1
+
+
+TOGETHER = "lora:16+chunked_loss:8+gact:L2"
+
+
+def test_a_stack_trains_adapters_alone_in_ones_own_loop() -> None:
+    setup = built()
+    model = actbench.convert(setup.module, TOGETHER)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)
+    given = batch()
+
+    losses = []
+    for _ in range(40):
+        loss = model(**given).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert losses[0] - losses[-1] > 1  # nat; random tokens and a frozen head leave a floor
+    assert changed == trained(model)
+    assert all("lora_" in name for name in changed)
+
+
+@pytest.mark.parametrize("stack", [TOGETHER, "qlora:16+chunked_loss:8+checkpoint"])
+def test_a_stack_trains_in_the_trainer_and_its_adapters_load_into_the_plain_model(stack: str, tmp_path: Path) -> None:
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    plain, given = built().module, batch()
+    model: Any = actbench.convert(built().module, stack)
+    rows = [{name: value[row % 2] for name, value in given.items()} for row in range(32)]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=40, per_device_train_batch_size=2, learning_rate=1e-2, logging_steps=1,
+        report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+
+    trainer = transformers.Trainer(model=model, args=args, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    model.save_pretrained(tmp_path / "adapters")
+
+    assert losses[0] - losses[-1] > 1  # nat; random tokens and a frozen head leave a floor
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == trained(model)
+    plain.load_state_dict(actbench.base_state_dict(model))
+    loaded = peft.PeftModel.from_pretrained(plain, tmp_path / "adapters").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**given).logits, model.eval()(**given).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_vision_transformer_gets_adapters_where_they_do_something() -> None:
+    setup = schemes.build("lora:4").apply(workloads.load(Case(model="vit_b_16", batch_size=1)).setup(
+        materialize=False, seed=0
+    ))  # fmt: skip
+
+    assert {site.path.rpartition(".")[2] for site in setup.sites} == {"0", "3", "heads"}
+    assert {left.path.rpartition(".")[2] for left in setup.unreached} == {"out_proj"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "module", "said"),
+    [
+        (
+            "lora",
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()),
+            "has no nn.Linear, and adapters are for these; .*Conv2d",
+        ),
+        ("qlora", nn.TransformerEncoderLayer(32, 2), "but self_attn.out_proj, whose weight its parent reads"),
+        ("lora,target=query", Net(), "target=query names no linear layer of Net; it has first, second"),
+        ("lora,target=first/query", Net(), "target=query names no linear layer"),
+    ],
+)
+def test_a_model_without_such_layers_is_refused(spec: str, module: nn.Module, said: str) -> None:
+    with pytest.raises(NothingToConvertError, match=said):
+        schemes.build(spec).apply(TrainingSetup(module))
+    assert all(p.requires_grad for p in module.parameters())
+
+
+def test_a_network_whose_only_linear_layer_is_its_head_is_refused() -> None:
+    with pytest.raises(NothingToConvertError, match=r"has no nn\.Linear but its head, fc"):
+        schemes.build("lora").apply(
+            workloads.load(Case(model="resnet18", batch_size=1)).setup(materialize=False, seed=0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lora:0", "r=0"),
+        ("lora,dropout=1", "dropout=1"),
+        ("lora,alpha=0", "alpha=0"),
+        ("lora,target=a//b", "names of linear layers stand between"),
+        ("lora+qlora", "lora and qlora both freeze a model"),
+        ("lora:4,only=layer.0+lora:8", "lora stands twice"),
+    ],
+)
+def test_wrong_specifications_are_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        schemes.build(text)
+
+
+def test_ranks_may_differ_from_part_to_part() -> None:
+    model = schemes.build("lora:4,only=layers.0+lora:8,only=layers.1").apply(built()).module
+
+    ranks = {name.split(".")[2]: p.shape[0] for name, p in model.named_parameters() if "lora_A" in name}
+    assert ranks == {"0": 4, "1": 8}
+
+
+def test_a_part_may_be_a_linear_layer_itself() -> None:
+    model = schemes.build("lora:4,only=lm_head").apply(built()).module
+
+    assert {name for name in trained(model) if name.startswith("lm_head")} == {
+        "lm_head.lora_A.default.weight",
+        "lm_head.lora_B.default.weight",
+    }
+
+
+@pytest.mark.parametrize("spec", BOTH)
+def test_folders_and_callbacks_are_refused_with_the_line_that_does_it(spec: str, tmp_path: Path) -> None:
+    line = rf"model = actbench.convert\(model, '{spec}:16'\)"
+    with pytest.raises(ConversionError, match=line):
+        ConvertedRun(built().module, schemes.build(spec))
+    with pytest.raises(ConversionError, match=line):
+        actbench.save_converted(actbench.convert(built().module, spec), tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_convert_lists_what_changes_and_writes_nothing(cli: Any, tasks_here: None, tmp_path: Path) -> None:
+    listed = cli("convert", "tiny-llama", "--scheme", "lora:4", "--batch-size", 2, "--dry-run")
+    assert listed.status == 0
+    assert "adapters of rank 4" in listed.out
+    cli.refused(
+        "convert", "tiny-llama", "--scheme", "lora:4", "--output", tmp_path / "new", naming="actbench.convert(model, "
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_fails_after_it_leaves_the_model_trained() -> None:
+    model = built().module
+    parameters = dict(model.named_parameters())
+
+    with pytest.raises(ConversionError, match="chunked_loss"):
+        conversion.convert(model, "lora+chunked_loss,head=nothing")
+
+    assert dict(model.named_parameters()) == parameters
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_model_with_adapters_is_refused() -> None:
+    setup = schemes.build("lora").apply(built())
+
+    with pytest.raises(ConversionError, match="holds adapters of peft already"):
+        schemes.build("qlora").apply(setup)
+
+
+def test_an_optimizer_of_what_is_frozen_is_refused() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    setup = TrainingSetup(module, loss=lambda model, batch: model(batch["x"]).sum(), make_optimizer=lambda _: optimizer)
+
+    with pytest.raises(MeasurementError, match="SGD holds no parameter that is trained"):
+        TrainStep(schemes.build("lora:4").apply(setup), {"x": torch.ones(1, 8)})
+
+
+def test_merging_into_4_bits_is_refused() -> None:
+    model: Any = schemes.build("qlora:4").apply(setup_of(Net())).module
+
+    with pytest.raises(ConversionError, match="cannot be merged"):
+        model.first.merge()
+
+
+def test_without_peft_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+
+    with pytest.raises(MeasurementError, match=r'lora needs peft: pip install "actbench\[peft\]"'):
+        schemes.build("lora").apply(built())
