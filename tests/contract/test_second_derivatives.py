@@ -20,17 +20,19 @@ EXAMPLES = {
     "chunked_loss": "chunked_loss,head=0",
     "fewbit": "fewbit:3",
     "randomized": "randomized:0.5",
+    "selective": "selective,blocks=Linear/Block/Conv2d",
 }
 SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
 VARIANTS = [
     "checkpoint,blocks=Sequential",
+    "selective:half,blocks=Sequential",
     "encode:int:6,on=maps",
     "smaq,on=activations/maps",
     "randomized:0.5,sketch=wta",
     "actnn+gact",
 ]
 NETWORKS = ["chain", "linear", "activation", "norm", "convolutions", "pooled"]
-STAY_EXACT = (EXAMPLES["checkpoint"], EXAMPLES["chunked_loss"], "checkpoint,blocks=Sequential", "offload")
+STAY_EXACT = (EXAMPLES["checkpoint"], EXAMPLES["chunked_loss"], EXAMPLES["selective"], *VARIANTS[:2], "offload")
 ACTIVATIONS = {"invact": nn.GELU, "resilu2": nn.SiLU, "regelu2": nn.GELU}
 
 pytestmark = pytest.mark.usefixtures("seeded")

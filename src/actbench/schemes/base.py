@@ -23,6 +23,8 @@ OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation"
 """What is changed module by module, and so in a part of a model alone."""
 
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
+SAVED_RESULTS: Final = "choose by the operator what waits for the backward pass"
+BLOCKS: Final = "run blocks again in the backward pass"
 OPTIMIZER_STATE: Final = "have optimizer state in a format"
 ACTIVATIONS: Final = "replace activation layers"
 

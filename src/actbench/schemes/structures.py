@@ -31,7 +31,7 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Change, Scheme
+from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Change, Scheme
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
@@ -94,7 +94,8 @@ class EncodedStructures(Scheme):
     @property
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do beside this one: each of its structures is in one format."""
-        return tuple(SAVED_TENSORS if each == "activations" else f"have {WAS[each]} in a format" for each in self.on)
+        others = tuple(f"have {WAS[each]} in a format" for each in self.on if each != "activations")
+        return (SAVED_TENSORS, SAVED_RESULTS, *others) if "activations" in self.on else others
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.
