@@ -25,7 +25,7 @@ OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation"
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
 SAVED_RESULTS: Final = "choose by the operator what waits for the backward pass"
 BLOCKS: Final = "run blocks again in the backward pass"
-OPTIMIZER_STATE: Final = "have optimizer state in a format"
+OPTIMIZER_STATE: Final = "say how optimizer state is kept"
 ACTIVATIONS: Final = "replace activation layers"
 
 

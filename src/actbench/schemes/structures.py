@@ -31,7 +31,7 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Change, Scheme
+from actbench.schemes.base import NOTHING_PACKED, OPTIMIZER_STATE, SAVED_RESULTS, SAVED_TENSORS, Change, Scheme
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
@@ -94,7 +94,11 @@ class EncodedStructures(Scheme):
     @property
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do beside this one: each of its structures is in one format."""
-        others = tuple(f"have {WAS[each]} in a format" for each in self.on if each != "activations")
+        others = tuple(
+            OPTIMIZER_STATE if each == "state" else f"have {WAS[each]} in a format"
+            for each in self.on
+            if each != "activations"
+        )
         return (SAVED_TENSORS, SAVED_RESULTS, *others) if "activations" in self.on else others
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
