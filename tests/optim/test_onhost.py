@@ -78,6 +78,22 @@ def test_a_run_goes_on_from_the_state_of_either(kind: str, first: type, second: 
     assert same(whole, resumed)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("device")
+def test_an_optimizer_that_was_stepped_goes_on(kind: str) -> None:
+    exact, found = model(), model()
+    plain, stepped = (KINDS[kind]([*module.parameters()]) for module in (exact, found))
+    run(exact, plain, 2)
+    run(found, stepped, 2)
+
+    moved = HostOptimizer(stepped)
+    assert moved.state.keys() == set(found.parameters())
+    run(exact, plain, 2, seed=5)
+    run(found, moved, 2, seed=5)
+
+    assert same(exact, found)
+
+
 @pytest.mark.usefixtures("device")
 def test_weights_that_somebody_writes_are_stepped_as_they_are() -> None:
     exact, found = model(), model()

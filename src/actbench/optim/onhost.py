@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, optim
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from actbench.errors import ConversionError
 from actbench.ops import hostmemory
@@ -24,11 +24,12 @@ class HostOptimizer(optim.Optimizer):
     optimizer that it stands for, which loads them and whose states it loads.
 
     Args:
-        inner: An optimizer of the parameters that has not been stepped; it is taken over.
+        inner: An optimizer of the parameters; it is taken over, with its state.
     """
 
     def __init__(self, inner: optim.Optimizer) -> None:
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
+        self.state.update(inner.state)
         self._inner = inner
         self._twins: dict[Tensor, Tensor] = {}
         self._versions: dict[Tensor, int] = {}
@@ -94,6 +95,9 @@ class HostOptimizer(optim.Optimizer):
             away = is_elsewhere(parameter)
             self._twins[parameter] = to_host(parameter.detach()).requires_grad_() if away else parameter
             self._versions[parameter] = parameter._version
+            if away and parameter in self._inner.state:
+                state = self._inner.state.pop(parameter)
+                self._inner.state[self._twins[parameter]] = tree_map_only(Tensor, to_host, state)
         return self._twins[parameter]
 
     def _show_state(self) -> None:
