@@ -43,8 +43,14 @@ COMPILE = {
     "randomized": "randomized:0.5",
     "regelu2": "regelu2",
     "resilu2": "resilu2",
+    "selective": "selective,blocks=Block/Linear",
 }
-TOGETHER = ["randomized:0.5+fewbit:3", "randomized:0.5+checkpoint,blocks=Block", "fewbit:3+checkpoint,blocks=Block"]
+TOGETHER = [
+    "randomized:0.5+fewbit:3",
+    "randomized:0.5+checkpoint,blocks=Block",
+    "fewbit:3+checkpoint,blocks=Block",
+    "selective:half",
+]
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"resilu2": nn.SiLU}
 
 DRAWS = 48

@@ -20,18 +20,25 @@ EXAMPLES = {
     "chunked_loss": "chunked_loss,head=0",
     "fewbit": "fewbit:3",
     "randomized": "randomized:0.5",
+    "selective": "selective,blocks=Linear/Block/Conv2d",
 }
 ALL = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
 SPECS = [spec for spec in ALL if "precision" not in schemes.build(spec).changes]
 VARIANTS = [
     "checkpoint,blocks=Sequential",
+    "selective:half,blocks=Sequential",
     "encode:int:6,on=maps",
     "smaq,on=activations/maps",
     "randomized:0.5,sketch=wta",
     "actnn+gact",
 ]
 NETWORKS = ["chain", "linear", "activation", "norm", "convolutions", "pooled"]
-STAY_EXACT = (EXAMPLES["checkpoint"], EXAMPLES["chunked_loss"], "checkpoint,blocks=Sequential", "lora", "offload")
+STAY_EXACT = (
+    *(EXAMPLES[name] for name in ("checkpoint", "chunked_loss", "selective")),
+    *VARIANTS[:2],
+    "lora",
+    "offload",
+)
 ACTIVATIONS = {"invact": nn.GELU, "resilu2": nn.SiLU, "regelu2": nn.GELU}
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -54,7 +54,7 @@ def test_converting_twice_or_nothing_is_an_error():
     with pytest.raises(ConversionError, match="recomputes its blocks already"):
         convert(convert(torchvision.models.resnet18()).module)
     with pytest.raises(
-        ConversionError, match=r"VGG has no block that actbench knows; .*blocks=MyBlock; it holds .*Conv2d"
+        ConversionError, match=r"VGG has no block that actbench knows; .*blocks=MyBlock; it holds 2 Sequential"
     ):
         convert(torchvision.models.vgg11(init_weights=False))
     with pytest.raises(ConversionError, match="no module of class Blok"):
@@ -70,3 +70,61 @@ def test_a_name_that_is_no_class_is_refused():
 def test_wrong_values_are_refused(text):
     with pytest.raises(SpecError, match=r"every|no value"):
         schemes.build(text)
+
+
+class Leaf(nn.Linear):
+    pass
+
+
+class Conformer(nn.Module):
+    """Two of the same inside of a block are no blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Block(nn.Linear(4, 4), nn.Tanh()), Block(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.layers = Conformer(), nn.ModuleList([Conformer(), Conformer(), Leaf(4, 4), Leaf(4, 4)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Stages(nn.Module):
+    """One block in each container, and blocks that stand as attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Sequential(Conformer()), nn.Sequential(Conformer()), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.two(self.one(x)))
+
+
+@pytest.mark.parametrize(
+    ("model", "paths"),
+    [
+        (Encoder, ["stem", "layers.0", "layers.1"]),
+        (Stages, ["one.0", "two.0"]),
+        (plain, list("01234")),
+        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8), 2), ["layers.0", "layers.1"]),
+    ],
+)
+def test_blocks_of_an_unknown_model_are_found_by_what_repeats(model, paths):
+    assert [site.path for site in convert(model()).sites] == paths
+
+
+def test_where_nothing_repeats_the_containers_are_named():
+    model = nn.Sequential(Block(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(ConversionError, match=r"checkpoint,blocks=MyBlock; it holds 1 Block$"):
+        convert(model)
+    with pytest.raises(ConversionError, match=r"it holds 2 Linear$"):
+        convert(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))

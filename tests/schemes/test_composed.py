@@ -16,7 +16,7 @@ LAYERS = "both replace activation layers"
         ("offload+checkpoint+gact:L1", f"offload and gact {HOOKS}"),
         ("smaq+offload", f"smaq and offload {HOOKS}"),
         ("encode:bf16+gact", f"encode and gact {HOOKS}"),
-        ("smaq,on=state+encode:int:6,on=state/maps", "smaq and encode both have optimizer state in a format"),
+        ("smaq,on=state+encode:int:6,on=state/maps", "smaq and encode both say how optimizer state is kept"),
         ("fewbit:3,functions=relu+regelu2", f"fewbit and regelu2 {LAYERS}"),
         ("invact+resilu2", f"invact and resilu2 {LAYERS}"),
     ],

@@ -4,8 +4,9 @@ Cost", arXiv 1604.06174), by torch's non-re-entrant checkpointing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -59,29 +60,75 @@ def is_block(module: nn.Module, names: Collection[str] = ()) -> bool:
 
 def blocks(model: nn.Module, names: Collection[str] = ()) -> list[tuple[str, nn.Module]]:
     """Return path and module of each block of a model; blocks inside a block are part of it."""
-    return list(_outermost(model, "", names, set()))
+    return list(_outermost(model, "", lambda module: is_block(module, names), set()))
+
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+def repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return path and module of what looks like the blocks of a model that is not known.
+
+    These are modules of one class, each of several layers and with parameters, that stand side by side in a container;
+    where no container has such, those of a class that the model holds more than once. Of one in another the outer is
+    the block.
+    """
+    families = [_family(module.children()) for module in model.modules() if isinstance(module, _CONTAINERS)]
+    classes = set().union(*families) or _family(module for module in model.modules() if module is not model)
+    return list(_outermost(model, "", lambda module: module is not model and type(module) in classes, set()))
+
+
+def _family(modules: Iterable[nn.Module]) -> set[type[nn.Module]]:
+    """Return the classes of which several of these modules are blocks to look at."""
+    counts = Counter(type(module) for module in modules if _is_composite(module))
+    return {cls for cls, count in counts.items() if count > 1}
+
+
+def _is_composite(module: nn.Module) -> bool:
+    layers = [part for part in module.modules() if not any(part.children())]
+    return type(module) not in _CONTAINERS and len(layers) > 1 and any(True for _ in module.parameters())
 
 
 def _outermost(
-    module: nn.Module, path: str, names: Collection[str], seen: set[nn.Module]
+    module: nn.Module, path: str, is_one: Callable[[nn.Module], bool], seen: set[nn.Module]
 ) -> Iterator[tuple[str, nn.Module]]:
     if module in seen:
         return
     seen.add(module)
-    if is_block(module, names):
+    if is_one(module):
         yield path, module
         return
     for name, child in module.named_children():
-        yield from _outermost(child, f"{path}.{name}" if path else name, names, seen)
+        yield from _outermost(child, f"{path}.{name}" if path else name, is_one, seen)
+
+
+class Around:
+    """What stands around the runs of a block besides its buffers: nothing."""
+
+    def first(self) -> AbstractContextManager[Any]:
+        """Return what stands around the first run."""
+        return nullcontext()
+
+    def ran(self, found: Any) -> None:
+        """Say that the first run is over, and what it returned."""
+
+    def again(self) -> AbstractContextManager[Any]:
+        """Return what stands around one of the others."""
+        return nullcontext()
 
 
 class RecomputedForward(ReboundForward):
-    """A forward that saves its inputs only and runs again in the backward pass; plain outside of training."""
+    """A forward that saves its inputs only and runs again in the backward pass; plain outside of training.
+
+    Attributes:
+        compiled: Further settings of torch's checkpointing in a graph that is compiled.
+    """
 
     def __init__(self, module: nn.Module, path: str = "") -> None:
         super().__init__(module)
         self.path = path
         self.written = Written()
+        self.compiled: dict[str, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block under checkpointing."""
@@ -117,11 +164,17 @@ class RecomputedForward(ReboundForward):
         # Codes may have other widths in the second run, of which their layers know: their shapes are not compared.
         settings: dict[str, Any] = {"use_reentrant": False, "determinism_check": "none"}
         if torch.compiler.is_compiling():  # a compiled graph updates the statistics of norms once in any case
-            return checkpoint(run, *args, **settings)
-        rerun = Rerun(module, self.written)
-        found = checkpoint(run, *args, context_fn=lambda: (nullcontext(), rerun), **settings)
+            return checkpoint(run, *args, **settings, **self.compiled)
+        around = self._around()
+        rerun = Rerun(module, self.written, around.again)
+        found = checkpoint(run, *args, context_fn=lambda: (around.first(), rerun), **settings)
         rerun.ran()
+        around.ran(found)
         return found
+
+    def _around(self) -> Around:
+        """Return what stands around the runs of one call of the block."""
+        return Around()
 
     def _packed(self, hooks: Hooks, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the block twice under hooks that pack what is saved: the inputs first, and in backward all the rest.

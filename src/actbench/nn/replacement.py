@@ -15,12 +15,18 @@ from actbench.nn.refusals import is_compiled
 from actbench.nn.wrapped import bind_entries, unbind_entries
 
 
-def census(model: nn.Module, kinds: int = 6) -> str:
-    """Return the commonest classes among the modules without children, such as ``20 Conv2d, 20 BatchNorm2d``."""
-    leaves = Counter(type(module).__name__ for module in model.modules() if not any(module.children()))
-    named = [f"{count} {name}" for name, count in leaves.most_common(kinds)]
-    if len(leaves) > kinds:
-        named.append(f"{len(leaves) - kinds} other kinds")
+def census(model: nn.Module, kinds: int = 6, *, containers: bool = False) -> str:
+    """Return the commonest classes among the modules without children, such as ``20 Conv2d, 20 BatchNorm2d``.
+
+    With ``containers`` among those inside the model that have children, where there are any.
+    """
+    parts = [module for module in model.modules() if any(module.children()) is containers and module is not model]
+    if containers and not parts:
+        return census(model, kinds)
+    found = Counter(type(module).__name__ for module in parts or [model])
+    named = [f"{count} {name}" for name, count in found.most_common(kinds)]
+    if len(found) > kinds:
+        named.append(f"{len(found) - kinds} other kinds")
     return ", ".join(named)
 
 

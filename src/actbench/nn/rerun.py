@@ -9,8 +9,8 @@ known by name so that it need not be imported.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,6 +172,9 @@ class _Buffer:
         return by_value and _has_values(self.value) and not torch.equal(self.value, self.copy)
 
 
+_Around = Callable[[], AbstractContextManager[Any]]
+
+
 class Rerun:
     """The further runs of a block, each of which is to do what its first did; enter this around each of them.
 
@@ -180,10 +183,12 @@ class Rerun:
     costs the bytes of the block's buffers while it lasts, and those that it writes, and the small ones, until its graph
     is gone. A large buffer that is written past autograd on a device (through ``.data``) for the first time in a later
     run is not noticed. Nor is state that is no buffer.
+
+    ``around`` makes what else stands around each of these runs.
     """
 
-    def __init__(self, module: nn.Module, written: Written) -> None:
-        self._module, self._written = module, written
+    def __init__(self, module: nn.Module, written: Written, around: _Around = nullcontext) -> None:
+        self._module, self._written, self._around = module, written, around
         self._norms = counting_norms(module)
         copies: dict[Tensor, Tensor] = {}
         self._before = [_as_it_is(*place, copies) for place in _places(module, self._norms)]
@@ -221,6 +226,7 @@ class Rerun:
             # A graph that is kept may ask for this again, and torch restores the generator of the first run each time.
             noise.diverge(torch.default_generator, self._runs)
             self._runs += 1
+            stack.enter_context(self._around())
             self._open.append(stack.pop_all())
         return given
 

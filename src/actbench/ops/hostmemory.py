@@ -15,10 +15,12 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.ops.library import EVERYWHERE, define
 
 _is_the_device: ContextVar[bool] = ContextVar("_is_the_device", default=False)
+_is_running: ContextVar[bool] = ContextVar("_is_running", default=False)
 _marked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
 
@@ -45,6 +47,26 @@ def as_the_device() -> Iterator[None]:
 def is_the_device() -> bool:
     """Return whether fake cpu tensors stand for tensors of the host, and not for those of some device."""
     return _is_the_device.get()
+
+
+def is_elsewhere(x: Tensor) -> bool:
+    """Return whether host memory is another memory than that of a tensor; a fake one stands for the meter's device."""
+    return x.device.type != "cpu" or (isinstance(x, FakeTensor) and not is_the_device())
+
+
+@contextmanager
+def running_on_host() -> Iterator[None]:
+    """Say that what operators make inside lies in host memory, also what fake tensors stand for."""
+    token = _is_running.set(True)
+    try:
+        yield
+    finally:
+        _is_running.reset(token)
+
+
+def is_running() -> bool:
+    """Return whether operators run on the host now; see :func:`running_on_host`."""
+    return _is_running.get()
 
 
 def _to_host(x: Tensor) -> Tensor:

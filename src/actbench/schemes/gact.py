@@ -17,7 +17,7 @@ from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTen
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.results.records import Published, Site
-from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Scheme
+from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.setup import Batch, Part, TrainingSetup
 
 Level = Literal["L0", "L1", "L1.1", "L1.2", "L2", "L2.1", "L2.2", "L3", "L4bit-swap", "swap"]
@@ -82,7 +82,7 @@ class Gact(Scheme):
     positional: ClassVar[str | None] = "level"
     rank: ClassVar[int] = 20
     published: ClassVar[tuple[Published, ...]] = ()
-    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
+    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
 
     level: Level = "L2"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None

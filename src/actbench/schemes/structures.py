@@ -31,7 +31,15 @@ from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import GRADIENTS, NOTHING_PACKED, SAVED_TENSORS, Change, Scheme
+from actbench.schemes.base import (
+    GRADIENTS,
+    NOTHING_PACKED,
+    OPTIMIZER_STATE,
+    SAVED_RESULTS,
+    SAVED_TENSORS,
+    Change,
+    Scheme,
+)
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 Structure = Literal["weights", "gradients", "activations", "maps", "state"]
@@ -41,7 +49,11 @@ _WITHOUT = "leave them out of on=; activations and maps work there"
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
 _ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
 
-_CLAIMS: dict[Structure, str] = {"activations": SAVED_TENSORS, "gradients": GRADIENTS}
+_CLAIMS: dict[Structure, str] = {
+    "activations": SAVED_TENSORS,
+    "gradients": GRADIENTS,
+    "state": OPTIMIZER_STATE,
+}
 
 WAS = {
     "weights": "weights",
@@ -97,7 +109,8 @@ class EncodedStructures(Scheme):
     @property
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do beside this one: each of its structures is in one format."""
-        return tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
+        others = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
+        return (*others, SAVED_RESULTS) if "activations" in self.on else others
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from actbench.measuring.meters.footprint import plain_tensors
 from actbench.measuring.meters.peak import Event
+from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
@@ -71,10 +72,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
             self._sum = weakref.ref(result.untyped_storage())
             return result
-        self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-        if self._temporaries is not None:
+        found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        on_host = self.host_is_free and hostmemory.is_running()
+        if on_host:
+            self._mark_new(found)
+        self.add(found)
+        if self._temporaries is not None and not on_host:
             self._enter_temporaries(self._temporaries(func, args, result))
         return result
+
+    def _mark_new(self, tensors: Iterable[Tensor]) -> None:
+        """Say of storages that were not there before that they lie in host memory."""
+        for tensor in tensors:
+            for plain in plain_tensors(tensor):
+                if id(plain.untyped_storage()) not in self._known:
+                    hostmemory.mark(plain.untyped_storage())
 
     def _settle(self) -> None:
         """Count the sum of two gradients once its addends are gone, if nobody else holds them.

@@ -20,9 +20,9 @@ from actbench.nn.hooked.oprules import current_rule, is_cast_of_parameter, may_b
 from actbench.nn.refusals import refuse_second_order
 from actbench.nn.saved import Packed, SavedTensors, SiteState, samplegradients
 from actbench.nn.saved.codecs import Logarithms, Unpacked, logarithms
-from actbench.nn.saved.hostoffload import is_elsewhere
 from actbench.nn.saved.packer import StaysHere, own_tensors
 from actbench.nn.wrapped import Intercepted, Rules, given_by_others
+from actbench.ops.hostmemory import is_elsewhere
 
 PROBE_BITS = 2
 """Width at which a tensor is packed once more to see what its error does to the gradient."""

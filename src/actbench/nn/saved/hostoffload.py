@@ -19,10 +19,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.nn.savedtensors import WeakTensors
-from actbench.ops import hostmemory
 from actbench.ops.hostmemory import from_host, to_host
 
 Tensors = tuple[Tensor, ...]
@@ -236,8 +234,3 @@ class HostOffload:
         """Let go of what is leaving: after a forward pass, nothing of what was moved is on a device."""
         for lane in tuple(self._lanes.values()):
             lane.settle()
-
-
-def is_elsewhere(x: Tensor) -> bool:
-    """Return whether host memory is another memory than that of a tensor; a fake one stands for the meter's device."""
-    return x.device.type != "cpu" or (isinstance(x, FakeTensor) and not hostmemory.is_the_device())

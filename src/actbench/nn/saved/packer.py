@@ -16,9 +16,10 @@ from torch.utils import _python_dispatch
 from actbench.nn import savedtensors
 from actbench.nn.layout import Layout, flat_of, without_repeats
 from actbench.nn.saved.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
-from actbench.nn.saved.hostoffload import HostOffload, is_elsewhere
+from actbench.nn.saved.hostoffload import HostOffload
 from actbench.nn.saved.sitestate import SiteState
 from actbench.nn.savedtensors import SharingTable, WeakTensors
+from actbench.ops.hostmemory import is_elsewhere
 from actbench.units import format_bytes
 
 

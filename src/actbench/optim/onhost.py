@@ -1,0 +1,111 @@
+"""An optimizer whose state and step are in host memory, for parameters on a device (Ren et al., arXiv 2101.06840)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from actbench.errors import ConversionError
+from actbench.ops import hostmemory
+from actbench.ops.hostmemory import is_elsewhere, to_host
+
+_HOW_IT_COMPUTES = ("params", "foreach")  # the latter torch, and a meter, choose by where parameters are
+
+
+class HostOptimizer(optim.Optimizer):
+    """Steps copies of the parameters in host memory by an optimizer of torch's, and writes the parameters.
+
+    Each step copies the gradients there and the parameters back. A parameter that somebody else has written since is
+    copied there too. One that is in host memory already is stepped where it is. Saved states are those of the
+    optimizer that it stands for, which loads them and whose states it loads.
+
+    Args:
+        inner: An optimizer of the parameters; it is taken over, with its state.
+    """
+
+    def __init__(self, inner: optim.Optimizer) -> None:
+        super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
+        self.state.update(inner.state)
+        self._inner = inner
+        self._twins: dict[Tensor, Tensor] = {}
+        self._versions: dict[Tensor, int] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Run a step; return what the closure does."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._follow_groups()
+        for parameter, twin in self._away():
+            if parameter._version != self._versions[parameter]:
+                twin.copy_(parameter, non_blocking=True)
+            twin.grad = None if parameter.grad is None else to_host(parameter.grad)
+        for device in {parameter.device for parameter, _ in self._away() if parameter.is_cuda}:
+            torch.cuda.synchronize(device)
+        with hostmemory.running_on_host():
+            self._inner.step()
+        for parameter, twin in self._away():
+            if twin.grad is not None:
+                parameter.copy_(twin, non_blocking=True)
+                twin.grad = None
+            self._versions[parameter] = parameter._version
+        self._show_state()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, which is in host memory, as the optimizer that this stands for has it."""
+        self._follow_groups()
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state of this, or of the optimizer that it stands for, into host memory."""
+        self._follow_groups()
+        self._inner.load_state_dict(state_dict)
+        for group, loaded in zip(self.param_groups, self._inner.param_groups, strict=True):
+            group.update({key: value for key, value in loaded.items() if key not in _HOW_IT_COMPUTES})
+        self._show_state()
+
+    def _away(self) -> list[tuple[Tensor, Tensor]]:
+        return [(parameter, twin) for parameter, twin in self._twins.items() if twin is not parameter]
+
+    def _follow_groups(self) -> None:
+        """Give the inner optimizer the groups and options that this has now."""
+        groups = self._inner.param_groups
+        for index, group in enumerate(self.param_groups):
+            options = {key: value for key, value in group.items() if key not in _HOW_IT_COMPUTES}
+            options["params"] = [self._twin(parameter) for parameter in group["params"]]
+            if index < len(groups):
+                groups[index].update(options)
+            else:
+                self._inner.add_param_group(options)
+
+    def _twin(self, parameter: Tensor) -> Tensor:
+        if parameter not in self._twins:
+            if hasattr(parameter, "__tensor_flatten__"):
+                raise ConversionError(
+                    f"optimizer_offload: a parameter is a {type(parameter).__name__}, as in FSDP2, which has "
+                    "an offload of its own: fully_shard(..., offload_policy=CPUOffloadPolicy())"
+                )
+            away = is_elsewhere(parameter)
+            self._twins[parameter] = to_host(parameter.detach()).requires_grad_() if away else parameter
+            self._versions[parameter] = parameter._version
+            if away and parameter in self._inner.state:
+                state = self._inner.state.pop(parameter)
+                self._inner.state[self._twins[parameter]] = tree_map_only(Tensor, to_host, state)
+        return self._twins[parameter]
+
+    def _show_state(self) -> None:
+        """Let the state be seen by parameter, as that of any optimizer."""
+        for parameter, twin in self._twins.items():
+            if twin in self._inner.state:
+                self.state[parameter] = self._inner.state[twin]
+        for parameter, _ in self._away():
+            for leaf in tree_leaves(self.state.get(parameter, {})):
+                if isinstance(leaf, Tensor):
+                    hostmemory.mark(leaf.untyped_storage())

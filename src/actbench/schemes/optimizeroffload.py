@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from torch import nn, optim
+
+from actbench.errors import ConversionError, NothingToConvertError
+from actbench.optim.onhost import HostOptimizer
+from actbench.results.records import Site, Unreached
+from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
+from actbench.setup import Part, TrainingSetup
+
+_STATE = "optimizer state"
+_REFUSED = ("capturable", "differentiable")
+
+
+class OptimizerOffload(Scheme):
+    """The state of the optimizer is in host memory, where the CPU runs its step.
+
+    Paper: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", arXiv 2101.06840.
+    Kept on the device: parameters and their gradients, nothing of the optimizer. In host memory, page-locked, wait
+    copies of the parameters and of their gradients, and the state. A step copies all gradients there and all
+    parameters back: of each twice its bytes over the bus. Updates are bit for bit those of the same optimizer on the
+    CPU. A model on the CPU has its state there in any case: nothing moves.
+    Not reproduced: gradients that leave during the backward pass, parameters that come back while others are stepped,
+    one step of delay.
+    """
+
+    name: ClassVar[str] = "optimizer_offload"
+    summary: ClassVar[str] = "optimizer state and step in host memory; gradients and updates are exact"
+    paper: ClassVar[str] = "Ren et al. 2021, arXiv 2101.06840"
+    rank: ClassVar[int] = 55
+    claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE,)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The optimizer alone."""
+        return ("optimizer",)
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Put what steps on the host in the place of the optimizer that the setup makes.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+        """
+        if not any(parameter.requires_grad for parameter in setup.module.parameters()):
+            kind = type(setup.module).__name__
+            raise NothingToConvertError(f"optimizer_offload: {kind} has no parameter to train; unfreeze one")
+        make = setup.make_optimizer
+        if make is None:
+            reason = "the optimizer is not part of the model; wrap it by actbench.optim.HostOptimizer(optimizer)"
+            return setup.changed(setup.module, (), (Unreached(path="", kind=_STATE, reason=reason),))
+
+        def make_on_host(module: nn.Module) -> optim.Optimizer:
+            optimizer = make(module)
+            _refuse(optimizer)
+            return HostOptimizer(optimizer)
+
+        site = Site(path=f"({_STATE})", was=_STATE, becomes="in host memory, stepped by the CPU")
+        return replace(setup.changed(setup.module, (site,), by=Part(self.spec)), make_optimizer=make_on_host)
+
+
+def _refuse(optimizer: optim.Optimizer) -> None:
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim.") or kind in (optim.LBFGS, optim.SparseAdam):
+        raise ConversionError(
+            f"optimizer_offload: the optimizer is {kind.__name__}, of which it is not known that its step can run on "
+            "copies of the parameters; take one of torch.optim, such as --optimizer adamw"
+        )
+    for option in _REFUSED:
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise ConversionError(
+                f"optimizer_offload: the optimizer has {option}=True, which a step on the CPU has not"
+            )
