@@ -34,10 +34,15 @@ NOTHING_TO_CONVERT = {
 """Of each model of the agreement recipe, the schemes that find no layer there: a new one belongs here or in a row."""
 
 
+NOT_SIMULATED = {"resnet-cifar": {"autocast", "pure"}}
+"""What the recipe says is not simulated: memory of oneDNN's own for convolutions in bfloat16."""
+
+
 def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> None:
     rows = schemes_by_model("agreement")
 
-    assert rows == {model: set(schemes.names()) - missing for model, missing in NOTHING_TO_CONVERT.items()}
+    missing = {model: names | NOT_SIMULATED.get(model, set()) for model, names in NOTHING_TO_CONVERT.items()}
+    assert rows == {model: set(schemes.names()) - names for model, names in missing.items()}
     assert {entry.case.meter for entry in recipes.load("agreement").cases()} == {"simulated", "cpu"}
 
 

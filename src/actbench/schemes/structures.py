@@ -49,11 +49,7 @@ _WITHOUT = "leave them out of on=; activations and maps work there"
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
 _ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
 
-_CLAIMS: dict[Structure, str] = {
-    "activations": SAVED_TENSORS,
-    "gradients": GRADIENTS,
-    "state": OPTIMIZER_STATE,
-}
+_CLAIMS: dict[Structure, str] = {"activations": SAVED_TENSORS, "gradients": GRADIENTS, "state": OPTIMIZER_STATE}
 
 WAS = {
     "weights": "weights",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.conversion import convert
-from actbench.conversion.model import Changes, noting
+from actbench.conversion.changes import Changes, noting
 from actbench.errors import ConversionError
 from actbench.nn.hooked import HookedForward
 

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from actbench import schemes
 from actbench.conversion import Conversion, conversion_of, convert
-from actbench.conversion.model import noting
+from actbench.conversion.changes import noting
 from actbench.conversion.trainers.reading import Watch
 from actbench.errors import ConversionError, UsageError
 from actbench.nn.forwardwrapper import ReboundForward, adapt, adapted_states

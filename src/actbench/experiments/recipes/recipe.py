@@ -50,7 +50,7 @@ class Recipe(BaseRecipe):
         for row in rows:
             before = alike.setdefault(row.parts, [])
             for other in before:
-                if row.meets(other):
+                if row.alone == other.alone and row.meets(other):
                     raise ValueError(f"the same scheme stands twice: {other.spec!r} and {row.spec!r}")
             before.append(row)
         return rows
