@@ -186,7 +186,7 @@ def test_what_is_done_is_skipped_unless_forced(log):
 
 
 def test_what_was_unavailable_is_tried_again_and_other_failures_are_not(log, tmp_path):
-    for begun in (["missing", "missing"], ["missing", "missing", "missing"]):
+    for begun in (["missing", "oom"], ["missing", "oom", "missing"]):
         with store.Store.opened(tmp_path / "results.jsonl", MeasuredRecord) as results:
             sweep(cases(log, "missing", "oom"), results)
         assert events(log, "begin") == begun
