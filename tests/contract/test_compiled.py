@@ -31,6 +31,7 @@ REFUSE = {
     "gact": "gact",
     "offload": "offload",
     "smaq": "smaq",
+    "velora": "velora",
     "maps": "encode:int:6,on=maps",
     "a part": "gact,only=2",
 }

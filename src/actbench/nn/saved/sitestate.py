@@ -41,6 +41,7 @@ class SiteState:
         sample_gradients: Squared norms of the gradients of single samples over time, for ``per_sample``, or None.
         chunk: Into how many pieces of the batch the backward pass of the layer is cut, at least.
         pipeline_threshold: Bytes of the layer's gradient and input above which it is cut further; None for never.
+        kept: What the codec keeps here from pass to pass, and copies have too; None for nothing.
     """
 
     path: str
@@ -60,6 +61,7 @@ class SiteState:
     sample_gradients: SampleGradients | None = field(default=None, repr=False)
     chunk: int = 1
     pipeline_threshold: int | None = None
+    kept: Tensor | None = field(default=None, repr=False)
 
     def pieces(self, size_bytes: int) -> int:
         """Return into how many pieces the backward pass is cut, for the bytes of the layer's gradient and input."""
@@ -93,11 +95,12 @@ class SiteState:
         self.ranges = self.gradients = None
 
     def adapted(self) -> Any:
-        """Return bits, sample gradients and what a step saw; see :class:`actbench.nn.forwardwrapper.Adapted`."""
+        """Return what later steps go on from; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         return {
             **{name: getattr(self, name) for name in _OF_A_STEP},
             "owner": None if self.owner is None else self.owner.path,
             "history": None if self.sample_gradients is None else self.sample_gradients.adapted(),
+            "kept": self.kept,
         }
 
     def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
@@ -108,6 +111,7 @@ class SiteState:
         """
         for name in _OF_A_STEP:
             setattr(self, name, state[name])
+        self.kept = state.get("kept")  # older states have none
         self.owner = None if state["owner"] is None else sites[state["owner"]]
         if self.sample_gradients is not None:
             self.sample_gradients.adapt(state["history"])
