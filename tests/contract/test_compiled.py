@@ -26,6 +26,7 @@ from actbench.setup import TrainingSetup
 REFUSE = {
     "actnn": "actnn",
     "chunked_loss": "chunked_loss,head=4",
+    "coat": "coat",
     "dropit": "dropit",
     "encode": "encode:int:6",
     "gact": "gact",

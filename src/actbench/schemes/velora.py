@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed import compressed
-from actbench.nn.compressed.linear import Linear
+from actbench.nn.compressed.linear import is_conv1d
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout, memory_order
@@ -138,12 +138,13 @@ class VeLoRA(Scheme):
 
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
             state = SiteState(setup.path_of(path), 0)
-            new: object = compressed(layer, packer, state, norms=False)
-            if new is None or (isinstance(new, Compressed) and not isinstance(new, Linear)):
+            new = compressed(layer, packer, state, norms=False)
+            is_linear = type(layer) is nn.Linear or is_conv1d(type(layer))
+            if new is None or (isinstance(new, Compressed) and not is_linear):
                 return None
             becomes = "an exact small code"
-            if isinstance(new, Linear):
-                size = self._size_for(new, state.path)
+            if is_linear:
+                size = self._size_for(layer, state.path)
                 state.bits, becomes = 32 / size, f"input, 1 number for {size}"
             sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
             return new
@@ -151,8 +152,8 @@ class VeLoRA(Scheme):
         model = CompressedForward.bind_on(self.name, setup.module, rule, packer, whole_model=not setup.path)
         return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
 
-    def _size_for(self, layer: Linear, path: str) -> int:
-        features = layer.weight.shape[0 if layer.transposed else 1]
+    def _size_for(self, layer: Any, path: str) -> int:
+        features = layer.weight.shape[1 if type(layer) is nn.Linear else 0]
         size = self.size or usual_size(features)
         if self.size is not None and features % size:
             raise ConversionError(

@@ -28,6 +28,7 @@ class SiteState:
             ``weight[0].numel() / 4``.
         inside: Share of these elements that lie in the tensor and not in zeros around it.
         row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
+        product: Whether the tensor is saved by a product with a weight: of a linear layer or a convolution.
         guarded: Whether the tensor is looked at for values that would be lost, and then left as it is.
         was_finite: Whether a tensor was looked at, in this run, and no value would have been lost.
         watched: Whether this step's ranges and gradients are to be noted.
@@ -50,6 +51,7 @@ class SiteState:
     factor: float = 0.25
     inside: float = 1.0
     row: int = 0
+    product: bool = False
     guarded: bool = False
     was_finite: bool = False
     watched: bool = False
