@@ -27,6 +27,7 @@ REFUSE = {
     "actnn": "actnn",
     "chunked_loss": "chunked_loss,head=4",
     "coat": "coat",
+    "division": "division",
     "dropit": "dropit",
     "encode": "encode:int:6",
     "gact": "gact",
