@@ -31,6 +31,7 @@ REFUSE = {
     "dropit": "dropit",
     "encode": "encode:int:6",
     "gact": "gact",
+    "msln": "msln",
     "offload": "offload",
     "smaq": "smaq",
     "velora": "velora",
