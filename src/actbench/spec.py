@@ -188,14 +188,14 @@ def shortest(name: str, positional: str | None, built: BaseModel) -> str:
     options: dict[str, str] = {}
     for key, field_info in type(built).model_fields.items():
         value = getattr(built, key)
-        if key == positional or value != field_info.get_default(call_default_factory=True):
+        if (key == positional and value is not None) or value != field_info.get_default(call_default_factory=True):
             options[key] = _written(value)
             if _SIGNS.search(options[key]):
                 raise SpecError(
                     f"{name}: no specification can say {key}={options[key]!r}; rename it, without , and + and without "
                     "space at its ends"
                 )
-    return str(Part(name, None if positional is None else options.pop(positional), options))
+    return str(Part(name, options.pop(positional or "", None), options))
 
 
 def _written(value: object) -> str:

@@ -26,11 +26,15 @@ from actbench.setup import TrainingSetup
 REFUSE = {
     "actnn": "actnn",
     "chunked_loss": "chunked_loss,head=4",
+    "coat": "coat",
+    "division": "division",
     "dropit": "dropit",
     "encode": "encode:int:6",
     "gact": "gact",
+    "msln": "msln",
     "offload": "offload",
     "smaq": "smaq",
+    "velora": "velora",
     "maps": "encode:int:6,on=maps",
     "a part": "gact,only=2",
 }

@@ -27,7 +27,7 @@ def test_the_smoke_recipe_knows_every_scheme() -> None:
 
 
 NOTHING_TO_CONVERT = {
-    "resnet-cifar": {"chunked_loss", "invact", "lora", "qlora", "regelu2", "resilu2"},
+    "resnet-cifar": {"chunked_loss", "invact", "lora", "msln", "qlora", "regelu2", "resilu2"},
     "tiny-roberta@num_hidden_layers=6": {"chunked_loss", "resilu2"},
     "tiny-llama@num_hidden_layers=6": {"regelu2"},
 }

@@ -7,15 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.compressed.layers import small_codes
 from actbench.nn.hooked import HookedForward, Hooks
-from actbench.nn.hooked.forward import HOOKS, OffloadedForward
 from actbench.nn.hooked.sensitivity import Probing
-from actbench.nn.refusals import refuse_compiled
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors
 from actbench.nn.variance import rounding_variance
-from actbench.nn.wrapped import bind_entries
 from actbench.results.records import Published, Site
 from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.setup import Batch, Part, TrainingSetup
@@ -122,20 +118,10 @@ class Gact(Scheme):
             ConversionError: The model has nothing to train, packs or offloads its saved tensors already, or is
                 compiled.
         """
-        module, kind = setup.module, type(setup.module).__name__
-        if not any(parameter.requires_grad for parameter in module.parameters()):
-            raise NothingToConvertError(
-                f"gact: {kind} has no parameter to train, so nothing is kept for a backward pass"
-            )
-        for kind_of_forward in (HookedForward, OffloadedForward):
-            if kind_of_forward.of(module) is not None:
-                raise ConversionError(f"gact: {kind} packs or moves its saved tensors already; convert the original")
-        refuse_compiled(module, *HOOKS)
-        bound = HookedForward(module, self._hooks(whole_model=not setup.path), self._probing())
-        bound.bind()
-        bind_entries(module)
-        site = Site(path="", was=kind, becomes=self._becomes())
-        changed = setup.changed(module, (site,), by=Part(self.spec, acts=bound.hooks.packer, idle=NOTHING_PACKED))
+        hooks = self._hooks(whole_model=not setup.path)
+        HookedForward.bind_on(self.name, setup.module, hooks, self._probing())
+        site = Site(path="", was=type(setup.module).__name__, becomes=self._becomes())
+        changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:

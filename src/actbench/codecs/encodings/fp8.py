@@ -55,7 +55,9 @@ class Fp8(Encoding):
         numbers = parts[0].float()
         if self.scale == "none":
             return numbers.view(shape).to(dtype)
-        scales = parts[1].float().repeat_interleave(self.group_size)[: numbers.numel()]
+        scales = parts[1].float()
+        if len(scales) > 1:
+            scales = scales.repeat_interleave(self.group_size)[: numbers.numel()]
         return within(numbers * scales, dtype).view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:

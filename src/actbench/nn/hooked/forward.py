@@ -7,12 +7,14 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn import savedtensors
 from actbench.nn.hooked.hooks import Hooks
 from actbench.nn.hooked.sensitivity import Probing
+from actbench.nn.refusals import refuse_compiled
 from actbench.nn.saved import Exclude, HostOffload, Identity, Packed, SavedTensors, SiteState
 from actbench.nn.saved.packer import ON_HOST, StaysHere, own_tensors
-from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward
+from actbench.nn.wrapped import HookWrapper, Inner, WrappedForward, bind_entries
 from actbench.units import KIB
 
 HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
@@ -47,6 +49,25 @@ class HookedForward(WrappedForward):
     def __init__(self, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
         super().__init__(module)
         self.wrapper = Packing(hooks, probing)
+
+    @classmethod
+    def bind_on(cls, scheme: str, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
+        """Bind a forward with these hooks on a model.
+
+        Raises:
+            NothingToConvertError: The model has nothing to train.
+            ConversionError: It packs or offloads its saved tensors already, or is compiled.
+        """
+        kind = type(module).__name__
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise NothingToConvertError(
+                f"{scheme}: {kind} has no parameter to train, so nothing is kept for a backward pass"
+            )
+        if any(forward.of(module) is not None for forward in (HookedForward, OffloadedForward)):
+            raise ConversionError(f"{scheme}: {kind} packs or moves its saved tensors already; convert the original")
+        refuse_compiled(module, *HOOKS)
+        cls(module, hooks, probing).bind()
+        bind_entries(module)
 
     @property
     def hooks(self) -> Hooks:

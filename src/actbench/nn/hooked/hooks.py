@@ -153,7 +153,7 @@ class Hooks:
     def pack_at_site(self, tensor: Tensor) -> PackedAtSite:
         """Pack a tensor for its site; truth values take one bit and no share of the others'."""
         site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
-        site.row = current_rule().row
+        site.row, site.product = current_rule().row, current_rule().is_product
         # On a device, to look at a tensor's values is to wait for them.
         site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing or may_be_infinite(tensor)
         packed = self.packer.pack(tensor, site)

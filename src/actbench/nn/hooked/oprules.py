@@ -69,12 +69,14 @@ class OpRule(NamedTuple):
             once for each tensor, in the order in which they are saved.
         is_shape: Whether backward needs its shape alone.
         row: Elements of a row of the operator's input that is scaled by itself; 0 for none.
+        is_product: Whether it is a product with a weight: of a linear layer or a convolution.
     """
 
     is_statistic: Test = _never
     is_logarithm: Test = _never
     is_shape: Test = _never
     row: int = 0
+    is_product: bool = False
 
 
 _NOTHING = OpRule()
@@ -84,6 +86,11 @@ _current: ContextVar[OpRule] = ContextVar("_current", default=_NOTHING)
 def current_rule() -> OpRule:
     """Return what the operator that runs says of what it saves."""
     return _current.get()
+
+
+_PRODUCTS = (
+    F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d
+)  # fmt: skip
 
 
 @functools.cache
@@ -104,6 +111,7 @@ def op_rules() -> Rules:
         F.nll_loss: _of_likelihood,
         F.ctc_loss: _of_paths,
         torch.ctc_loss: _of_paths,
+        **dict.fromkeys(_PRODUCTS, _of_product),
     }
     return {function: functools.partial(_under, tell, function) for function, tell in tells.items()}
 
@@ -157,6 +165,10 @@ def _of_cross_entropy(input: Tensor, target: Tensor, *_: Any, **__: Any) -> OpRu
 def _of_likelihood(input: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
     elements = input.numel()
     return OpRule(is_shape=lambda tensor: tensor.requires_grad and tensor.numel() == elements)
+
+
+def _of_product(*_: Any, **__: Any) -> OpRule:
+    return OpRule(is_product=True)
 
 
 def _of_paths(*_: Any, **__: Any) -> OpRule:

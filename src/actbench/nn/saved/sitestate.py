@@ -28,6 +28,7 @@ class SiteState:
             ``weight[0].numel() / 4``.
         inside: Share of these elements that lie in the tensor and not in zeros around it.
         row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
+        product: Whether the tensor is saved by a product with a weight: of a linear layer or a convolution.
         guarded: Whether the tensor is looked at for values that would be lost, and then left as it is.
         was_finite: Whether a tensor was looked at, in this run, and no value would have been lost.
         watched: Whether this step's ranges and gradients are to be noted.
@@ -41,6 +42,7 @@ class SiteState:
         sample_gradients: Squared norms of the gradients of single samples over time, for ``per_sample``, or None.
         chunk: Into how many pieces of the batch the backward pass of the layer is cut, at least.
         pipeline_threshold: Bytes of the layer's gradient and input above which it is cut further; None for never.
+        kept: What the codec keeps here from pass to pass, and copies have too; None for nothing.
     """
 
     path: str
@@ -49,6 +51,7 @@ class SiteState:
     factor: float = 0.25
     inside: float = 1.0
     row: int = 0
+    product: bool = False
     guarded: bool = False
     was_finite: bool = False
     watched: bool = False
@@ -60,6 +63,7 @@ class SiteState:
     sample_gradients: SampleGradients | None = field(default=None, repr=False)
     chunk: int = 1
     pipeline_threshold: int | None = None
+    kept: Tensor | None = field(default=None, repr=False)
 
     def pieces(self, size_bytes: int) -> int:
         """Return into how many pieces the backward pass is cut, for the bytes of the layer's gradient and input."""
@@ -93,11 +97,12 @@ class SiteState:
         self.ranges = self.gradients = None
 
     def adapted(self) -> Any:
-        """Return bits, sample gradients and what a step saw; see :class:`actbench.nn.forwardwrapper.Adapted`."""
+        """Return what later steps go on from; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         return {
             **{name: getattr(self, name) for name in _OF_A_STEP},
             "owner": None if self.owner is None else self.owner.path,
             "history": None if self.sample_gradients is None else self.sample_gradients.adapted(),
+            "kept": self.kept,
         }
 
     def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
@@ -108,6 +113,7 @@ class SiteState:
         """
         for name in _OF_A_STEP:
             setattr(self, name, state[name])
+        self.kept = state.get("kept")  # older states have none
         self.owner = None if state["owner"] is None else sites[state["owner"]]
         if self.sample_gradients is not None:
             self.sample_gradients.adapt(state["history"])

@@ -1,0 +1,198 @@
+"""Norms that save their output, which the linear layers behind them save anyway, in place of their input.
+
+With xhat = (x - mean) r, y = w xhat + b and M elements in a row, the output gives xhat = (y - b) / w back, and
+
+    dx = r (w dy - sum(w dy) / M - xhat sum(w dy xhat) / M)
+
+where RMS norm, with neither mean nor b, has no second term.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.func import functional_call
+
+from actbench.nn import savedtensors
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype
+from actbench.nn.refusals import first_order, refuse_compiling
+from actbench.nn.replacement import standing_in
+
+LEAST = 2.0**-10
+"""Magnitude of a weight below which the output no longer gives the normalised input back."""
+MOST = 2.0**6
+"""How many times larger than its weight a bias may be: of that many more times its own error is the rounding of y."""
+
+Run = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Gives the output of a norm, and 1 / deviation of each row, (rows, 1)."""
+
+VALUES = (
+    "a model whose norms keep their output",
+    "they look at the values of their weights, which a compiled graph has not",
+)
+"""What cannot be compiled, and why."""
+
+
+class NormFromOutput(torch.autograd.Function):
+    """Layer norm or RMS norm whose backward pass has the output and 1 / deviation of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, run: Run, centered: bool) -> Tensor:
+        """Return the first result of ``run(x)``, and save it with the second; ``centered`` for layer norm."""
+        ctx.dtypes, ctx.centered = dtypes_of(x, weight, bias), centered
+        output, rstd = run(x)
+        savedtensors.packed(x, rstd)
+        ctx.save_for_backward(output, rstd, weight, bias)
+        return output
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, weight and bias, where they are wanted.
+
+        Raises:
+            RuntimeError: The output was changed in place since.
+        """
+        y, rstd, weight, bias = _saved(ctx)
+        dtype = torch.promote_types(y.dtype, torch.float32)
+        found: list[Tensor | None] = [None, None, None]
+        row = y.numel() // rstd.numel()
+        with no_autocast(y):
+            dy, xhat = grad.reshape(-1, row).to(dtype), y.reshape(-1, row).to(dtype, copy=True)
+            w, b = (None if each is None else each.reshape(-1).to(dtype) for each in (weight, bias))
+            xhat = xhat if b is None else xhat.sub_(b)
+            xhat = xhat if w is None else xhat.div_(w)
+            work = dy * xhat
+            if ctx.needs_input_grad[1]:
+                found[1] = work.sum(0).view_as(weight)
+            if ctx.needs_input_grad[2]:
+                found[2] = dy.sum(0).view_as(bias)
+            if ctx.needs_input_grad[0]:
+                slope = (work.sum(1) if w is None else work @ w).div_(row)
+                work = torch.mul(dy, 1 if w is None else w, out=work)
+                if ctx.centered:
+                    work.sub_(work.mean(1, keepdim=True))
+                work.sub_(xhat.mul_(slope[:, None])).mul_(rstd.view(-1, 1))
+                found[0] = work.view_as(grad)
+        return *cast_all(found, ctx.dtypes), None, None
+
+
+def _saved(ctx: Any) -> Any:
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise RuntimeError(
+            f"msln keeps the output of norms, and one was, or its weight was, modified by an inplace operation before "
+            f"the backward pass; let that operation make a new tensor, or leave the norm out by only= ({error})"
+        ) from error
+
+
+class FromOutput(nn.Module):
+    """What a norm gains when its class is put before its own; runs as it was where its weights do not allow it."""
+
+    weight: Any
+    bias: Any
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
+        """Return what the exact layer returns, bit for bit."""
+        bias = getattr(self, "bias", None)
+        wanted = any(each is not None and each.requires_grad for each in (input, self.weight, bias))
+        if not (torch.is_grad_enabled() and wanted and input.numel()):
+            exact: Tensor = super().forward(input)
+            return exact
+        refuse_compiling(*VALUES)
+        output: Tensor
+        if why_not(self) is None:
+            centered = isinstance(self, nn.LayerNorm)
+            output = NormFromOutput.apply(input, self.weight, bias, self._run(super().forward), centered)
+        else:
+            output = super().forward(input)
+        return output
+
+    def _run(self, exact: Callable[[Tensor], Tensor]) -> Run:
+        layer: Any = self
+        if isinstance(self, nn.LayerNorm):
+            return functools.partial(_layer_norm, layer.normalized_shape, self.weight, self.bias, self.eps)
+        row = math.prod(layer.normalized_shape) if self.weight is None else self.weight.numel()
+        return lambda x: (exact(x), _rms_rstd(x, row, epsilon(self, x.dtype)))
+
+
+def _layer_norm(shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float, x: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = norm_dtype(x)
+    with no_autocast(x):
+        x, weight, bias = x if dtype is None else x.to(dtype), cast(weight, dtype), cast(bias, dtype)
+        output, _, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+    return output, rstd.view(-1, 1)
+
+
+def _rms_rstd(x: Tensor, row: int, eps: float) -> Tensor:
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(x.reshape(-1, row), dim=1, keepdim=True, dtype=dtype)
+    rstd: Tensor = norms.square_().div_(row).add_(eps).rsqrt_()
+    return rstd
+
+
+def epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
+    """Return what an RMS norm adds to the mean square."""
+    found = next((vars(layer)[name] for name in ("eps", "variance_epsilon") if name in vars(layer)), None)
+    return float(torch.finfo(dtype).eps if found is None else found)
+
+
+def why_not(layer: nn.Module) -> str | None:
+    """Return why the output of a norm does not give its normalised input back, or None; unknown values are taken to."""
+    weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+    if weight is None or isinstance(weight, FakeTensor) or weight.is_meta:
+        return None
+    with torch.no_grad():
+        least = LEAST if bias is None else (bias.abs() / MOST).clamp(min=LEAST)
+        count = int((~(weight.abs() >= least)).sum())
+    return f"{count} of its weights are near 0, or far smaller than their bias" if count else None
+
+
+def is_norm(layer: nn.Module) -> bool:
+    """Return whether a layer is a layer norm, or an RMS norm of torch or another class that computes just that.
+
+    Of other classes the name ends in RMSNorm, ``weight`` is all they have, and what they return was compared with the
+    formula on random numbers and weights.
+    """
+    kind = type(layer)
+    if "forward" in vars(layer):
+        return False
+    if kind in (nn.LayerNorm, nn.RMSNorm):
+        return True
+    named = kind.__name__.endswith("RMSNorm") and not issubclass(kind, FromOutput | nn.RMSNorm)
+    own = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
+    has_eps = any(isinstance(vars(layer).get(name), float) for name in ("eps", "variance_epsilon"))
+    return named and own == ["weight"] and has_eps and not any(layer.children()) and _is_formula(layer)
+
+
+def _is_formula(layer: Any) -> bool:
+    with unset_fake_temporarily(), torch.no_grad():
+        noise = torch.Generator().manual_seed(0)
+        x, weight = (torch.randn(size, generator=noise) for size in ((4, layer.weight.numel()), layer.weight.shape))
+        x *= torch.tensor([1.0, 10.0, 0.1, epsilon(layer, x.dtype) ** 0.5])[:, None]  # the last row shows epsilon
+        wanted = weight * x * _rms_rstd(x, weight.numel(), epsilon(layer, x.dtype))
+        try:
+            found = functional_call(layer, {"weight": weight}, (x,))
+        except Exception:  # of a class that is not ours: whatever it wants, it is no plain norm
+            return False
+        return isinstance(found, Tensor) and found.shape == x.shape and torch.allclose(found, wanted, 1e-4, 1e-6)
+
+
+@functools.cache
+def _class_for(kind: type[Any]) -> type[Any]:
+    return type(f"{kind.__name__}FromOutput", (FromOutput, kind), {"__module__": __name__})
+
+
+def from_output(layer: nn.Module) -> nn.Module:
+    """Return a norm with the identity of ``layer`` that saves its output."""
+    new: nn.Module = standing_in(layer, _class_for(type(layer)))  # type: ignore[arg-type]  # mypy: not Hashable
+    return new

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from actbench.codecs.encodings.fp8 import Fp8
+from actbench.nn.compressed.layers import small_codes
+from actbench.nn.encoded import Encoded
+from actbench.nn.hooked import HookedForward, Hooks
+from actbench.nn.saved import Codec, SavedTensors, SiteState
+from actbench.results.records import Published, Site
+from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Scheme
+from actbench.setup import Part, TrainingSetup
+
+_SOURCE = "abstract of arXiv 2410.19313"
+
+
+@dataclass(frozen=True)
+class MixedGranularity(Codec):
+    """8-bit floats (e4m3): with one scale for what a product with a weight saves, elsewhere with one for each group.
+
+    Attributes:
+        group_size: Elements of a group, in the order of memory.
+    """
+
+    group_size: int
+
+    def at(self, x: Tensor, site: SiteState) -> Codec:
+        """Return 8-bit floats with one float32 scale, or with a bfloat16 scale for each group; bits of truth values."""
+        if x.dtype == torch.bool:
+            return super().at(x, site)
+        if site.product:
+            return Encoded(Fp8(group_size=x.numel()))
+        return Encoded(Fp8(group_size=self.group_size, scale="bfloat16"))
+
+
+class Coat(Scheme):
+    """Whatever autograd saves, in 8-bit floats, by saved-tensor hooks.
+
+    Paper: Xi et al., "COAT: Compressing Optimizer states and Activation for Memory-Efficient FP8 Training", arXiv
+    2410.19313 (ICLR 2025), its activations in mixed granularity.
+    Kept for backward: 1 byte an element (e4m3, to the nearest). What linear layers and convolutions save has one
+    float32 scale, all else (norms, activation functions, products of two activations, attention) a bfloat16 scale for
+    each group of 16 elements. Truth values, dropout masks and the masks of ReLU are kept in 1 bit.
+    A tensor saved by several operators is kept once, as the first of them has it; parameters and the batch stay.
+    ``encode:fp8,on=activations`` has groups of one size everywhere.
+    The forward pass is exact: it computes in the types that the model has. The gradients have the error of rounding to
+    3 bits of fraction, which is the same for the same values and does not average out.
+    Not reproduced: products in FP8, for which the authors' one scale a tensor is made; the optimizer's states (see
+    ``adamfp8``); their kernels that find the largest magnitude a group at a time.
+
+    Attributes:
+        group_size: Elements that share a scale.
+    """
+
+    name: ClassVar[str] = "coat"
+    summary: ClassVar[str] = "whatever is saved for backward, in 8-bit floats, by hooks"
+    paper: ClassVar[str] = "Xi et al. 2024, arXiv 2410.19313"
+    rank: ClassVar[int] = 20
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(
+            quantity="peak_saving", value=1 - 1 / 1.54, setting="with optimizer states, against BF16", source=_SOURCE
+        ),
+    )
+    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
+
+    group_size: Annotated[int, Field(ge=4, le=1024)] = 16
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Bind a forward with hooks on the model; see :meth:`HookedForward.bind_on` for what is raised."""
+        packer = SavedTensors(MixedGranularity(self.group_size))
+        HookedForward.bind_on(self.name, setup.module, Hooks(packer, 8, small_codes(), whole_model=not setup.path))
+        site = Site(path="", was=type(setup.module).__name__, becomes="saved tensors, 8-bit floats")
+        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from actbench.nn.compressed import compressed
+from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.layout import Layout, in_order
+from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
+from actbench.nn.saved.groupquantization import groups_of
+from actbench.nn.saved.groups import Groups
+from actbench.results.records import Site
+from actbench.schemes.base import NOTHING_PACKED, Scheme
+from actbench.setup import Part, TrainingSetup
+
+LARGEST_GROUP = 1024
+
+
+@dataclass(eq=False)
+class OfPictures(SiteState):
+    """The input of a layer whose dimensions from the third on are those of a picture or a signal."""
+
+
+@dataclass(frozen=True)
+class TwoFrequencies(Codec):
+    """Means of blocks, in the tensor's type, and in few bits what each element differs from that of its block.
+
+    Attributes:
+        block: Elements of a block along each dimension that is averaged over; fewer at its end.
+        width: Bits of a code.
+    """
+
+    block: int
+    width: int
+
+    def at(self, x: Tensor, site: SiteState) -> Codec:
+        """Return the format of a tensor: averaged over a picture, or over tokens; over features where it has none."""
+        if x.dtype == torch.bool:
+            return super().at(x, site)
+        last = x.dim() - 1
+        axes = tuple(range(max(2, last - 1), last + 1)) if isinstance(site, OfPictures) else (last - 1,)
+        if x.dim() < 3:
+            axes = (last,)
+        row = x.shape[axes[0] :].numel() if isinstance(site, OfPictures) else x.shape[-1]
+        return Divided(self.block, self.width, Layout.of(x), axes, groups_of(x, self.width, row, LARGEST_GROUP))
+
+
+@dataclass(frozen=True)
+class Divided(TwoFrequencies):
+    """The format of one tensor; parts are the means, and the codes and words of the groups of differences.
+
+    Attributes:
+        first: The layout that blocks are of; another site may have another view of the same memory.
+        axes: The dimensions that are averaged over.
+        groups: How the differences are coded.
+    """
+
+    first: Layout
+    axes: tuple[int, ...]
+    groups: Groups
+
+    def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
+        """Return the means, uint8 codes and int32 words."""
+        x = layout.laid_out(flat)
+        means = reduce(partial(_averaged, block=self.block), self.axes, x)
+        differences = in_order(x - self._spread(means), None if layout.order is None else list(layout.order))
+        return means, *self.groups.encode(differences.view(-1), layout)
+
+    def unpack(self, parts: Parts, layout: Layout) -> Tensor:
+        """Return means and decoded differences, added."""
+        flat = self.groups.decode(parts[1:], self.first, 0, self.first.elements)
+        self.first.laid_out(flat).add_(self._spread(parts[0]))
+        return layout.laid_out(flat)
+
+    def packed_bytes(self, layout: Layout) -> int:
+        """Return the bytes of a mean for each block, and those of the groups."""
+        shape = list(self.first.shape)
+        for axis in self.axes:
+            shape[axis] = -(-shape[axis] // self.block)
+        return torch.Size(shape).numel() * layout.dtype.itemsize + self.groups.packed_bytes(self.first)
+
+    def lost(self, flat: Tensor, parts: Parts) -> str | None:
+        """Return that a value made others of its group NaN."""
+        return self.groups.lost(flat, parts[1:])
+
+    def _spread(self, means: Tensor) -> Tensor:
+        """Return for each element the mean of its block."""
+        for axis in self.axes:
+            means = means.repeat_interleave(self.block, axis).narrow(axis, 0, self.first.shape[axis])
+        return means
+
+
+def _averaged(x: Tensor, axis: int, block: int) -> Tensor:
+    """Return means over blocks of a dimension, the last of which may be shorter."""
+    whole, rest = divmod(x.shape[axis], block)
+    end = x.narrow(axis, whole * block, rest).mean(axis, keepdim=True) if rest else None
+    if not whole:
+        assert end is not None
+        return end
+    means = x.unfold(axis, block, block).mean(-1)
+    return means if end is None else torch.cat([means, end], axis)
+
+
+class Division(Scheme):
+    """Layers keep the means of blocks of their input, and in 2 bits what the elements differ from these.
+
+    Paper: Wang et al., "DIVISION: Memory Efficient Training via Dual Activation Precision", arXiv 2208.04187.
+    Kept for backward: of the input of a convolution or a norm of pictures a mean for each block of 8 x 8, in the type
+    of the input; of a linear layer and layer norm a mean for each 8 tokens (of an input of two dimensions, for each 8
+    features). The differences are kept in codes of ``bits``, with an offset and a maximum, 32 bits together, for each
+    channel of a sample or each token, of 1,024 elements at most. Of ReLU, dropout and pools an exact small code.
+    The forward pass and the gradients of inputs are exact, but for those of norms' inputs. Codes are rounded at random
+    so that the mean is right: the gradient of a weight has no bias; that of a norm's input has the small one of
+    ``actnn``.
+    Not reproduced: one offset and scale for a channel of the whole batch.
+
+    Attributes:
+        block: Elements of a block along each dimension.
+        bits: Of a code, 1 to 8.
+    """
+
+    name: ClassVar[str] = "division"
+    summary: ClassVar[str] = "layers keep means of blocks of their input, and the differences from these in 2 bits"
+    paper: ClassVar[str] = "Wang et al. 2022, arXiv 2208.04187"
+    positional: ClassVar[str | None] = "block"
+
+    block: Annotated[int, Field(ge=2, le=1024)] = 8
+    bits: Annotated[int, Field(ge=1, le=8)] = 2
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace layers by ones that pack their input; see :meth:`CompressedForward.bind_on` for what is raised."""
+        packer, sites = SavedTensors(TwoFrequencies(self.block, self.bits)), list[Site]()
+
+        def rule(layer: nn.Module, path: str) -> nn.Module | None:
+            state = SiteState if isinstance(layer, nn.LayerNorm) or _is_linear(layer) else OfPictures
+            new = compressed(layer, packer, state(setup.path_of(path), self.bits))
+            if new is not None:
+                becomes = f"input, {self.bits} bits and means" if isinstance(new, Compressed) else "an exact small code"
+                sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
+            return new
+
+        model = CompressedForward.bind_on(self.name, setup.module, rule, packer, whole_model=not setup.path)
+        return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) or is_conv1d(type(layer))

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from actbench.errors import NothingToConvertError
+from actbench.nn.outputnorm import VALUES, from_output, is_norm, why_not
+from actbench.nn.refusals import refuse_compiled
+from actbench.nn.replacement import census, overwritten, swap
+from actbench.results.records import Site, Unreached
+from actbench.schemes.base import Scheme
+from actbench.setup import Part, TrainingSetup
+
+
+class MemorySharingNorms(Scheme):
+    """Norms keep their output, which the linear layers behind keep anyway, in place of their input.
+
+    Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation", arXiv
+    2406.16282 (ICML 2024), its memory-sharing layer norm and RMS norm (MS-LN, MS-RMSNorm).
+    Kept for backward: the output, and one number a row. Where a linear layer keeps the same tensor the input is saved;
+    where none does (a residual sum behind the norm, a layer that packs, a cast by autocast), nothing is.
+    The forward pass is exact, and so are the gradients up to rounding: the normalised input is found as (y - b) / w. A
+    norm of which a weight is below 2**-10 or below a 64th of its bias would lose it. It keeps its input: from the
+    start where it is so when it is converted, and in the passes in which it is so where training brings it about. To
+    see that, each pass looks at the weights, for which a device is waited for.
+    Converted are ``nn.LayerNorm``, ``nn.RMSNorm`` and classes whose names end in RMSNorm, such as those of
+    transformers, if they are seen to compute w x / sqrt(mean(x**2) + eps).
+    Not reproduced: the authors fold w and b into the next layer, which changes the keys and values of a state_dict.
+    """
+
+    name: ClassVar[str] = "msln"
+    summary: ClassVar[str] = "layer and RMS norms keep their output, which linear layers keep too, and not their input"
+    paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Replace norms.
+
+        Raises:
+            NothingToConvertError: There is none that can be.
+            ConversionError: The model is compiled.
+        """
+        refuse_compiled(setup.module, *VALUES)
+        written, sites, unreached = overwritten(setup.module), list[Site](), list[Unreached]()
+
+        def rule(layer: nn.Module, path: str) -> nn.Module | None:
+            kind = type(layer).__name__
+            if not is_norm(layer):
+                if kind.endswith("RMSNorm"):
+                    other = "it does not compute w x / sqrt(mean(x**2) + eps), or not that alone"
+                    unreached.append(Unreached(path=path, kind=kind, reason=other))
+                return None
+            reason = why_not(layer) or (f"{written[layer]} writes over its output" if layer in written else None)
+            if reason is not None:
+                unreached.append(Unreached(path=path, kind=kind, reason=reason))
+                return None
+            sites.append(Site(path=path, was=kind, becomes="its output and 1 number a row"))
+            return from_output(layer)
+
+        model = swap(setup.module, rule)
+        if not sites:
+            why = "; ".join(f"{place.path or place.kind}: {place.reason}" for place in unreached)
+            raise NothingToConvertError(
+                f"{self.spec}: {type(model).__name__} has no norm to convert; {why or f'it holds {census(model)}'}"
+            )
+        return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec))
