@@ -12,7 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from actbench import conversion, schemes
 from actbench.errors import ConversionError, MeasurementError
+from actbench.measuring.bench import measure
 from actbench.measuring.meters import footprint
+from actbench.results.records import Case
 from actbench.setup import Batch, MakeOptimizer, TrainingSetup, TrainStep
 
 
@@ -162,3 +164,13 @@ def test_without_torchao_the_command_that_installs_it_is_told(monkeypatch: pytes
 
     with pytest.raises(MeasurementError, match=r'pip install "actbench\[torchao\]"'):
         schemes.build("adam8bit").apply(setup(adamw))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(name: str) -> None:
+    case = Case(model="tiny-llama@vocab_size=65536", scheme=name, batch_size=1, sequence_length=8)
+    cuda, cpu = measure(case), measure(case.model_copy(update={"device_profile": "cpu"}))
+
+    assert (cuda.peak_phase, cpu.peak_phase) == ("backward", "optimizer")
+    assert cuda.optimizer_bytes == pytest.approx(cpu.optimizer_bytes, rel=1e-2)  # torch's allocator rounds on CUDA
+    assert cpu.peak_bytes - cuda.peak_bytes > 4 * 65536 * 64 * 4

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
+from actbench.ops import hostmemory
 from actbench.optim.optimizers import is_decoupled
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
@@ -18,8 +19,9 @@ from actbench.setup import Part, TrainingSetup
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 _STATE = "optimizer state"
-_UNCOMPILED = "the step is simulated operator by operator; on CUDA torch compiles it, and it needs less"
+_COMPILED = "torch compiles its step on CUDA; simulated for CUDA it is one kernel a parameter, without temporaries"
 _SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
@@ -33,8 +35,8 @@ class Adam8bit(Scheme):
     Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 256: two codes of 8 bits an
     element, a float32 scale for each 256 of them, and 1 KiB of levels for each moment. Smaller parameters keep moments
     in their own type. Gradients are bit for bit those without the scheme; the update is that of rounded moments.
-    On CUDA torch compiles the step, as torchao has it; elsewhere, and simulated, it runs operator by operator, and
-    temporaries of the largest parameter in float32 count.
+    On CUDA torch compiles the step, as torchao has it, and a simulation for CUDA counts no temporaries of it; on a CPU
+    it runs operator by operator, with temporaries of the largest parameter in float32.
     Not reproduced: bitsandbytes' kernels, stable embeddings.
     """
 
@@ -81,7 +83,7 @@ class Adam8bit(Scheme):
         site = Site(path=f"({_STATE})", was=_STATE, becomes=self.becomes)
         changed = setup.changed(setup.module, (site,), by=Part(self.spec))
         if any(isinstance(parameter, FakeTensor) for parameter in setup.module.parameters()):
-            changed = replace(changed, warnings=(*changed.warnings, f"{self.name}: {_UNCOMPILED}"))
+            changed = replace(changed, warnings=(*changed.warnings, f"{self.name}: {_COMPILED}"))
         return replace(changed, make_optimizer=make_in_few_bits)
 
 
@@ -157,10 +159,10 @@ def _adapted(kind: type[Any]) -> type[Any]:
 
         def step(self, closure: Any = None) -> Any:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-            for group in self.param_groups:
-                if not isinstance(group["lr"], Tensor):  # schedulers write numbers
-                    group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
-            compiles = all(parameter.is_cuda and not isinstance(parameter, FakeTensor) for parameter in parameters)
+            _make_rates_tensors(self.param_groups)
+            if _stand_for_cuda(parameters):
+                return _make_state(self, parameters)
+            compiles = all(parameter.is_cuda for parameter in parameters)
             with torch.compiler.set_stance("default" if compiles else "force_eager"):
                 return super().step(closure)
 
@@ -179,7 +181,7 @@ def _adapted(kind: type[Any]) -> type[Any]:
             super().load_state_dict({**state_dict, "state": state})
 
         def _together(self, parameter: Tensor, name: str, saved: Any) -> Any:
-            if name not in ("exp_avg", "exp_avg_sq"):
+            if name not in _MOMENTS:
                 return saved
             moment = self._new_buffer(parameter, signed=name == "exp_avg")
             if not isinstance(saved, dict):  # torch's own, or of a small parameter
@@ -194,6 +196,26 @@ def _adapted(kind: type[Any]) -> type[Any]:
         parameter.grad = torch.zeros_like(parameter)
         found([parameter]).step()
     return found
+
+
+def _make_rates_tensors(groups: list[dict[str, Any]]) -> None:
+    """Give torchao the tensors that it wants for learning rates, where schedulers have written numbers."""
+    for group in groups:
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+
+
+def _make_state(optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Do of a step what is seen of it in memory where it is one kernel: make what is not there yet."""
+    for parameter in parameters:
+        if parameter.grad is not None and not optimizer.state[parameter]:
+            moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+
+def _stand_for_cuda(parameters: Iterable[Tensor]) -> bool:
+    """Return whether parameters are fake and stand for those of a CUDA device."""
+    return any(isinstance(parameter, FakeTensor) and hostmemory.is_elsewhere(parameter) for parameter in parameters)
 
 
 def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:
