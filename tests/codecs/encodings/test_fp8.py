@@ -3,7 +3,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actbench.codecs.encodings import Fp8, S2fp8, snr_db
+from actbench.codecs import encodings
+from actbench.codecs.encodings import Fp8, S2fp8, fp8, snr_db
 
 SEED = torch.tensor(7)
 FLOAT = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -118,3 +119,17 @@ class TestS2fp8:
 
         assert torch.allclose(encoding.decode(parts, x.shape, x.dtype), x, rtol=1e-4, atol=0)
         assert parts[1].nbytes == 8
+
+
+@pytest.mark.parametrize(
+    "spec", ["fp8,group_size=16", "fp8,group_size=48", "fp8,group_size=700", "fp8,group_size=9999"]
+)
+def test_pieces_are_coded_as_the_whole_is(spec, monkeypatch):
+    encoding, x = encodings.build(spec), torch.randn(1234, generator=torch.Generator().manual_seed(0)) * 1e3
+    whole = encoding.encode(x, SEED)
+    back = encoding.decode(whole, x.shape, torch.float32)
+    monkeypatch.setattr(fp8, "_PIECE", 100)
+
+    assert all(map(torch.equal, encoding.encode(x, SEED), whole))
+    assert torch.equal(encoding.decode(whole, x.shape, torch.float32), back)
+    assert (back - x).abs().max() <= x.abs().max() / 16

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
 
 from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, within
 
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_PIECE = 1 << 22  # elements that are coded at once: temporaries do not grow with the tensor
 _LEAST = 2.0**-149  # of float32: the scale of a group of zeros, which must not be divided by zero
 
 
@@ -42,23 +42,24 @@ class Fp8(Encoding):
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (n,) of the format and, unless unscaled, (ceil(n / group_size),) of the type of a scale."""
-        values = flat(x).float()
-        if self.scale == "none":
-            return (self._rounded(values, seed),)
-        count, groups = values.numel(), -(-values.numel() // self.group_size)
-        grouped = F.pad(values, (0, groups * self.group_size - count)).view(groups, self.group_size)
-        scales = self._scales(grouped)
-        return self._rounded((grouped / scales.float()[:, None]).view(-1)[:count], seed), scales
+        values = flat(x)
+        numbers = values.new_empty(values.shape, dtype=_FORMATS[self.format].dtype)
+        scales = None if self.scale == "none" else self._scales(self._largest(values).float())
+        for piece in self._pieces(values.numel()):
+            shares = values[piece].float()
+            if scales is not None:
+                shares = shares / self._spread(scales, piece)
+            numbers[piece] = self._rounded(shares, seed)
+        return (numbers,) if scales is None else (numbers, scales)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return numbers times scales."""
-        numbers = parts[0].float()
-        if self.scale == "none":
-            return numbers.view(shape).to(dtype)
-        scales = parts[1].float()
-        if len(scales) > 1:
-            scales = scales.repeat_interleave(self.group_size)[: numbers.numel()]
-        return within(numbers * scales, dtype).view(shape)
+        numbers, scales = parts[0], parts[1] if len(parts) > 1 else None
+        found = numbers.new_empty(numbers.shape, dtype=dtype)
+        for piece in self._pieces(numbers.numel()):
+            values = numbers[piece].float()
+            found[piece] = values.to(dtype) if scales is None else within(values * self._spread(scales, piece), dtype)
+        return found.view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
         """Return half of the format's least number, times the group's scale."""
@@ -73,11 +74,32 @@ class Fp8(Encoding):
         each = 0 if self.scale == "none" else _SCALES[self.scale].itemsize
         return count + each * -(-count // self.group_size)
 
-    def _scales(self, grouped: Tensor) -> Tensor:
-        """Return the scale of each row, NaN where a value is not finite."""
-        if not grouped.numel():
-            return grouped.new_empty(len(grouped), dtype=_SCALES[self.scale])
-        largest = grouped.abs().amax(1)
+    def _pieces(self, count: int) -> Iterator[slice]:
+        """Yield pieces of whole groups, or of one group; noise counts the elements of a whole."""
+        if self.rounding == "stochastic":
+            size = count
+        elif self.group_size >= count:
+            size = _PIECE
+        else:
+            size = max(_PIECE // self.group_size, 1) * self.group_size
+        return (slice(first, min(first + size, count)) for first in range(0, count, max(size, 1)))
+
+    def _spread(self, scales: Tensor, piece: slice) -> Tensor:
+        """Return the scale of each element of a piece; one where there is one."""
+        if len(scales) == 1:
+            return scales.float()
+        of_piece = scales[piece.start // self.group_size : -(-piece.stop // self.group_size)].float()
+        return of_piece.repeat_interleave(self.group_size)[: piece.stop - piece.start]
+
+    def _largest(self, values: Tensor) -> Tensor:
+        """Return the largest magnitude of each group, NaN where one is."""
+        whole = values.numel() - values.numel() % self.group_size
+        rows = [values[:whole].view(-1, self.group_size), values[None, whole:]]
+        bounds = [part.aminmax(dim=1) for part in rows if part.numel()]
+        return torch.cat([torch.maximum(-low, high) for low, high in bounds] or [values.new_empty(0)])
+
+    def _scales(self, largest: Tensor) -> Tensor:
+        """Return the scale of each group, NaN where a value is not finite."""
         # In float64, because a subnormal quotient of float32 is rounded down by up to a half.
         wanted = (largest.double() / _FORMATS[self.format].largest).clamp(min=_LEAST)
         scales = wanted.to(_SCALES[self.scale])
