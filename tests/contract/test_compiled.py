@@ -25,7 +25,7 @@ from actbench.setup import TrainingSetup
 
 REFUSE = {
     "actnn": "actnn",
-    "chunked_loss": "chunked_loss,head=4",
+    "chunked_loss": "chunked_loss,head=3",
     "coat": "coat",
     "division": "division",
     "dropit": "dropit",
@@ -224,7 +224,7 @@ def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("spec", REFUSE.values())
 def test_the_others_refuse_with_the_reason(spec: str, in_place: bool, networks: dict[str, Any]) -> None:
-    network = networks["chain"]
+    network = networks["transformer"]
     model = converted(network.make(nn.GELU), spec)
     if in_place:
         model.compile(backend="eager")
