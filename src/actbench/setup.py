@@ -252,6 +252,11 @@ class TrainStep:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
+    def abandon(self) -> None:
+        """Free gradients and loss of a step that goes no further."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self._losses = []
+
     def __call__(self) -> Tensor:
         """Run the whole step and return the detached loss."""
         self.backward(self.forward())

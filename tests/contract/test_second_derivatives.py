@@ -23,7 +23,7 @@ EXAMPLES = {
     "selective": "selective,blocks=Linear/Block/Conv2d",
 }
 ALL = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
-SPECS = [spec for spec in ALL if "precision" not in schemes.build(spec).changes]
+SPECS = [spec for spec in ALL if not {"precision", "gradients"} & {*schemes.build(spec).changes}]
 VARIANTS = [
     "checkpoint,blocks=Sequential",
     "selective:half,blocks=Sequential",

@@ -19,7 +19,7 @@ from actbench.measuring import bench
 from actbench.nn.frozenlinear import FrozenLinear
 from actbench.results.records import Case
 from actbench.setup import Batch, TrainingSetup, TrainStep
-from actbench.workloads.base import make_optimizer
+from actbench.workloads.optimizers import make_optimizer
 
 BOTH = ("lora", "qlora")
 

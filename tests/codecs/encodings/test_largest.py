@@ -17,6 +17,7 @@ SPECS = (
     "fp8:e5m2,scale=none",
     "s2fp8,rounding=stochastic",
     "int:2,group_size=32",
+    "nf4",
     "int:3,rounding=stochastic",
     "smaq,main_bits=3,outlier_bits=3,outliers=0,block=64",
     "smaq,outliers=1",

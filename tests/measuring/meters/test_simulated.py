@@ -139,7 +139,10 @@ def test_the_peak_is_told_with_what_fills_it(meter, mlp, step_of, count: int, op
     assert parts.batch_bytes == rounded(meter, count * WIDTH * FLOAT)
     assert parts.optimizer_bytes == reading.optimizer_bytes
     if phase == "optimizer":
-        assert (parts.gradients_bytes, parts.activation_bytes) == (reading.gradients_bytes, 0)
+        assert (parts.gradients_bytes, parts.activation_bytes) == (
+            reading.gradients_bytes,
+            rounded(meter, FLOAT),
+        )  # the loss
         assert parts.temporary_bytes > 0
     else:
         wide, last_layer = count * HIDDEN * FLOAT, (HIDDEN * WIDTH + WIDTH) * FLOAT

@@ -171,7 +171,7 @@ def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int
         return loss, before, begun
     step.backward(loss)
     del loss
-    step.optimizer.zero_grad(set_to_none=True)
+    step.abandon()
     tracker.reset_peak()
     before, begun = tracker.live_bytes, len(tracker.events)
     return step.forward(), before, begun

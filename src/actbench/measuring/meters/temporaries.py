@@ -17,8 +17,8 @@ from torch import Tensor
 
 from actbench.measuring.meters.tracker import round_up
 
-_ONEDNN_BLOCK = 16
-"""Channels in one block of oneDNN's layouts; inputs with fewer channels are read as they are."""
+_ONEDNN_BLOCK = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
+"""Channels in one block of oneDNN's layouts, a register of floats; inputs with fewer channels are read as they are."""
 
 _ONEDNN_WIDEST_KERNEL = 14
 """Kernels wider than this, such as those that cut images into patches, go through a matrix multiplication."""
