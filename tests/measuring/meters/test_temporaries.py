@@ -35,6 +35,7 @@ CONVOLUTIONS = {
     "depthwise 3x3": {"x": (8, 128, 28, 28), "weight": (128, 1, 3, 3), "stride": 1, "padding": 1, "groups": 128},
     "depthwise 7x7": {"x": (8, 128, 28, 28), "weight": (128, 1, 7, 7), "stride": 1, "padding": 3, "groups": 128},
     "one small image": {"x": (1, 128, 4, 4), "weight": (128, 128, 3, 3), "stride": 1, "padding": 1, "groups": 1},
+    "lower than the kernel": {"x": (8, 64, 2, 8), "weight": (64, 64, 3, 3), "stride": 1, "padding": 1, "groups": 1},
     "odd channels": {"x": (4, 24, 32, 32), "weight": (10, 24, 3, 3), "stride": 1, "padding": 1, "groups": 1},
 }
 FIRST_LAYERS = {

@@ -77,11 +77,15 @@ def _of_input(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], groups
 
 
 def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> int:
-    """Blocked copies of both operands; for wide kernels, each thread's image columns and sums of weight gradients."""
+    """Blocked copies of both operands; for wide kernels each thread's image columns and sums of weight gradients.
+
+    On AVX2 the same for kernels that are higher than the image.
+    """
     widest, channels = max(weight.shape[2:]), weight.shape[1]
     if groups > 1 and (widest > 3 if channels == 1 else channels < 8):
         return 0  # read as they are
-    if widest <= _ONEDNN_WIDEST_KERNEL:
+    is_low = _ONEDNN_BLOCK == 8 and x.dim() > 3 and x.shape[-2] < weight.shape[-2]
+    if widest <= _ONEDNN_WIDEST_KERNEL and not is_low:
         return _blocked_bytes(grad) + _blocked_input_bytes(x)
     columns = math.prod(weight.shape[1:]) * math.prod(grad.shape[2:]) * x.element_size()
     return min(torch.get_num_threads(), x.shape[0]) * (4 * _bytes(weight) + columns)
