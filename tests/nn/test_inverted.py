@@ -24,7 +24,7 @@ def gradients(exact, x):
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(
-    # Worst at the minimum, where f' ~ sqrt(2 f'' eps |f|): torch's GELU on AVX2 is off there by 2.3 units in the last place
+    # Worst at the minimum, where f' ~ sqrt(2 f'' eps |f|); torch's GELU on AVX2 is off there by 2.3 of the last place
     ("dtype", "worst", "mean"),
     [
         (torch.float64, 2e-6, 5e-7),
