@@ -150,7 +150,7 @@ def _compare(
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench import schemes
     from actbench.experiments import sweep
-    from actbench.results.advice import about_limit
+    from actbench.results.advice import about_limits
     from actbench.results.machine import machine
     from actbench.results.render.formats import json_lines
     from actbench.results.tables import report_tables
@@ -170,7 +170,7 @@ def _compare(
         )
     shown = report_tables(comparison.records, recipe.title, columns)
     export(exports, shown[:1], lambda: json_lines(comparison.records))
-    over = [text for record in comparison.records if (text := about_limit(record, schemes.changing))]
+    over = about_limits(comparison.records, schemes.changing)
     finish(comparison, shown, beside=exports, over_limit=over, require_fit=require_fit)
 
 

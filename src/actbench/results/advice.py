@@ -87,3 +87,37 @@ def about_limit(record: MeasuredRecord, find: FindSchemes | None = None) -> str 
     if measured.peak_bytes <= measured.memory_limit_bytes:
         why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
     return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
+
+
+_MOST_ALONE = 3  # rows over their limit that are told of one by one
+
+
+def about_limits(records: Sequence[MeasuredRecord], find: FindSchemes | None = None) -> list[str]:
+    """Return what :func:`about_limit` says of each record; of many in one sentence for what is to be done alike."""
+    told = {record: text for record in records if (text := about_limit(record, find))}
+    if len(told) <= _MOST_ALONE:
+        return list(told.values())
+    alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
+    for record in told:
+        alike.setdefault(_alike(record, find), []).append(record)
+    return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()]
+
+
+def _alike(record: MeasuredRecord, find: FindSchemes | None) -> tuple[str, str, str]:
+    """Return the limit, where the peak is and what to do, without what differs from row to row."""
+    measured = record.outcome
+    assert isinstance(measured, Measurement)
+    limit = format_bytes(measured.memory_limit_bytes or 0)
+    if measured.peak_phase is None:
+        return limit, "", ""
+    mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
+    filled = ", mostly weights, gradients and optimizer state" if mostly else ""
+    where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
+    return limit, where, f"; {advice(measured.peak_phase, mostly_model=mostly, find=find)}"
+
+
+def names_of(records: Sequence[MeasuredRecord]) -> str:
+    """Return the names of cases, of several their schemes where they differ in nothing else."""
+    cases = [record.case for record in records]
+    differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
+    return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)

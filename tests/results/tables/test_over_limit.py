@@ -55,6 +55,17 @@ def test_it_is_marked_in_markdown_and_csv_and_a_note_says_what_to_do(records: li
     )
 
 
+def test_many_rows_over_their_limit_are_told_together(records: list[MeasuredRecord]) -> None:
+    schemes = ("exact", "a", "b", "c")
+    rows = [records[0].model_copy(update={"case": records[0].case.model_copy(update={"scheme": s})}) for s in schemes]
+    [note] = [note for note in tables.results_table(rows).notes if "ver the limit" in note]
+
+    assert note == (
+        "Over the limit of 16.00 GiB, with the peak in the backward pass: exact, a, b, c; take a smaller --batch-size, "
+        "or a --scheme that changes saved tensors or recomputation or loss (see 'actbench schemes')"
+    )
+
+
 def test_what_fits_is_not_marked(make_record: MakeRecord) -> None:
     table = tables.results_table([make_record()])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actbench.results.advice import about_limit, about_peak
+from actbench.results.advice import about_limits, about_peak, names_of
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import OPTIMIZER, Failure, Published
 from actbench.results.tables.columns import (
@@ -101,8 +101,8 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
         map(_machine, records),
         _published(records),
         (_failure(record) for record in records if isinstance(record.outcome, Failure)),
-        filter(None, map(about_limit, records)),
-        filter(None, map(_saves_nothing, entries)),
+        about_limits(records),
+        _saving_nothing(entries),
         _warnings(records),
     )
     notes = dict.fromkeys(lines)
@@ -136,15 +136,18 @@ def _failure(record: MeasuredRecord) -> str:
     return f"{record.case.name}: {record.outcome.reason}: {' '.join(record.outcome.message.split())}"
 
 
-def _saves_nothing(entry: Entry) -> str | None:
-    """Return why a scheme saves nothing of the peak, or nothing beside those that it extends, where that is known."""
-    measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
-    if entry.previous is not None and entry.previous.case.scheme != "exact":
-        before, beside = entry.previous.outcome.peak_bytes, f" beside {entry.previous.case.scheme}"
-    about = None if measured is None or measured is entry.exact else about_peak(measured)
-    if about is None or measured is None or not before or abs(1 - measured.peak_bytes / before) >= _NOTHING:
-        return None
-    return f"{entry.record.case.name}: nothing of the peak is saved{beside}; {about}"
+def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
+    """Yield which schemes save nothing of the peak, or nothing beside those that they extend, where why is known."""
+    alike: dict[tuple[str, str], list[MeasuredRecord]] = {}
+    for entry in entries:
+        measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
+        if entry.previous is not None and entry.previous.case.scheme != "exact":
+            before, beside = entry.previous.outcome.peak_bytes, f" beside {entry.previous.case.scheme}"
+        about = None if measured is None or measured is entry.exact else about_peak(measured)
+        if about is not None and measured and before and abs(1 - measured.peak_bytes / before) < _NOTHING:
+            alike.setdefault((beside, about), []).append(entry.record)
+    for (beside, about), records in alike.items():
+        yield f"{names_of(records)}: nothing of the peak is saved{beside}; {about}"
 
 
 def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
