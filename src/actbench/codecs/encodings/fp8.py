@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, within
 
@@ -45,21 +47,23 @@ class Fp8(Encoding):
         values = flat(x)
         numbers = values.new_empty(values.shape, dtype=_FORMATS[self.format].dtype)
         scales = None if self.scale == "none" else self._scales(self._largest(values).float())
-        for piece in self._pieces(values.numel()):
-            shares = values[piece].float()
-            if scales is not None:
-                shares = shares / self._spread(scales, piece)
-            numbers[piece] = self._rounded(shares, seed)
+        for piece in self._pieces(values):
+            numbers[piece] = self._coded(values[piece].float(), scales, piece, seed)
         return (numbers,) if scales is None else (numbers, scales)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return numbers times scales."""
         numbers, scales = parts[0], parts[1] if len(parts) > 1 else None
         found = numbers.new_empty(numbers.shape, dtype=dtype)
-        for piece in self._pieces(numbers.numel()):
-            values = numbers[piece].float()
-            found[piece] = values.to(dtype) if scales is None else within(values * self._spread(scales, piece), dtype)
+        for piece in self._pieces(numbers):
+            found[piece] = self._decoded(numbers[piece].float(), scales, piece, dtype)
         return found.view(shape)
+
+    def _coded(self, values: Tensor, scales: Tensor | None, piece: slice, seed: Tensor) -> Tensor:
+        return self._rounded(values if scales is None else values / self._spread(scales, piece), seed)
+
+    def _decoded(self, values: Tensor, scales: Tensor | None, piece: slice, dtype: torch.dtype) -> Tensor:
+        return values.to(dtype) if scales is None else within(values * self._spread(scales, piece), dtype)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
         """Return half of the format's least number, times the group's scale."""
@@ -74,15 +78,20 @@ class Fp8(Encoding):
         each = 0 if self.scale == "none" else _SCALES[self.scale].itemsize
         return count + each * -(-count // self.group_size)
 
-    def _pieces(self, count: int) -> Iterator[slice]:
-        """Yield pieces of whole groups, or of one group; noise counts the elements of a whole."""
+    def _pieces(self, x: Tensor) -> Iterator[slice]:
+        """Yield pieces of whole groups, or of the only group; noise counts the elements of a whole.
+
+        Of a fake tensor the first piece, as large as any, tells all that is seen in memory.
+        """
+        count = x.numel()
         if self.rounding == "stochastic":
             size = count
         elif self.group_size >= count:
             size = _PIECE
         else:
             size = max(_PIECE // self.group_size, 1) * self.group_size
-        return (slice(first, min(first + size, count)) for first in range(0, count, max(size, 1)))
+        pieces = (slice(first, min(first + size, count)) for first in range(0, count, max(size, 1)))
+        return itertools.islice(pieces, 1 if isinstance(x, FakeTensor) else None)
 
     def _spread(self, scales: Tensor, piece: slice) -> Tensor:
         """Return the scale of each element of a piece; one where there is one."""
