@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from actbench.nn.lowrank import base_state_dict
     from actbench.nn.saved.samplegradients import samples
     from actbench.results.records import Case
+    from actbench.schemes import apply
+    from actbench.setup import TrainingSetup, TrainStep
 
     __version__: str
 
@@ -50,7 +52,10 @@ _HOMES = {
     "RecipeError": "errors",
     "SpecError": "errors",
     "StoreError": "errors",
+    "TrainStep": "setup",
+    "TrainingSetup": "setup",
     "UsageError": "errors",
+    "apply": "schemes",
     "base_state_dict": "nn.lowrank",
     "conversion_of": "conversion",
     "convert": "conversion",
@@ -75,8 +80,11 @@ __all__ = [
     "RecipeError",
     "SpecError",
     "StoreError",
+    "TrainStep",
+    "TrainingSetup",
     "UsageError",
     "__version__",
+    "apply",
     "base_state_dict",
     "conversion_of",
     "convert",

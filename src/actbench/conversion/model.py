@@ -151,8 +151,8 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
     if changed:
         raise ConversionError(
             f"scheme {scheme.spec!r} also changes {' and '.join(changed)}, which a converted model cannot carry; "
-            "measure it with 'actbench measure', apply it to a TrainingSetup of your own, or give what a model can "
-            "carry, such as smaq,on=activations, and make the optimizer with actbench.optim.packed"
+            "measure it with 'actbench measure', apply it to the whole step with actbench.apply, or give what a model "
+            "can carry, such as smaq,on=activations, and make the optimizer with actbench.optim.packed"
         )
     return applied
 
