@@ -209,7 +209,10 @@ class TrainStep:
     @property
     def optimizer_class(self) -> str:
         """The name of the class whose updates these are."""
-        return type(getattr(self.optimizer, "inner", self.optimizer)).__name__
+        optimizer: Any = self.optimizer
+        while isinstance(inner := getattr(optimizer, "inner", None), torch.optim.Optimizer):
+            optimizer = inner
+        return type(optimizer).__name__
 
     @property
     def warnings(self) -> tuple[str, ...]:
