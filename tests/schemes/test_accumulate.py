@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from actbench.results.records import Case
 from actbench.results.runs import TrainingCase
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.training.loop import TrainingLoop
+from actbench.workloads import losses
 
 
 def measured(spec: str, **fields: Any) -> Any:
@@ -108,6 +110,17 @@ def test_a_loss_of_ones_own_is_a_mean_over_rows() -> None:
     assert all(len(part.batch["names"]) == len(part.batch["x"]) for part in found.micro_batches)
     torch.testing.assert_close(found(), whole)
     torch.testing.assert_close(again.module.weight.detach(), module)
+
+
+@pytest.mark.parametrize(("reduction", "shares"), [("mean", [1 / 3] * 3), ("sum", [1, 1, 1])])
+def test_a_mean_of_ctc_is_over_rows_whatever_their_labels(reduction: str, shares: list[float]) -> None:
+    module = nn.Module()
+    module.config = SimpleNamespace(ctc_loss_reduction=reduction)
+    labels = torch.tensor([[1, 2, 3, 4], [1, 2, -100, -100], [1, -100, -100, -100]])
+
+    parts = cut({"labels": labels}, 3, losses.in_parts(module, "ctc")["share"])
+
+    assert [part.share for part in parts] == pytest.approx(shares)
 
 
 def test_a_micro_batch_without_labels_adds_nothing() -> None:
