@@ -40,6 +40,18 @@ def test_both_meters_see_the_same_bytes(rows: int) -> None:
     assert simulated.activation_bytes == pytest.approx(cpu.activation_bytes, rel=0.001)
 
 
+@pytest.mark.parametrize("meter", ["cpu", "simulated"])
+def test_a_peak_with_a_later_micro_batch_is_of_its_activations(meter: str) -> None:
+    fields = {"batch_size": 32, "sequence_length": 64, "optimizer": "sgd", "meter": meter, "device_profile": "cpu"}
+    found = measured("accumulate:4", **fields)
+
+    parts = found.peak_parts
+    assert found.peak_phase == "backward"
+    assert parts.gradients_bytes == pytest.approx(found.gradients_bytes, rel=0.01)  # those of earlier ones are there
+    assert found.activation_bytes / 2 < parts.activation_bytes <= found.activation_bytes
+    assert sum(parts.model_dump().values()) == found.peak_bytes
+
+
 def test_dropout_does_not_count_as_an_error_of_the_gradient() -> None:
     found = measured("accumulate:4", model="tiny-roberta")
 
