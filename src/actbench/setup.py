@@ -162,7 +162,7 @@ class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
     Of a batch that is cut, :meth:`forward` runs the first micro-batch and :meth:`backward` the others. ``phase`` is the
-    part that was begun last.
+    part that was begun last. ``around_forward`` is called before the forward pass of each micro-batch, and after it.
 
     Raises:
         MeasurementError: The setup has no loss or no optimizer, or one of nothing that is trained.
@@ -174,6 +174,7 @@ class TrainStep:
         self.setup = setup
         self.batch = batch
         self.phase: Phase | None = None
+        self.around_forward: Callable[[], None] = lambda: None
         self.optimizer = setup.make_optimizer(setup.module)
         held = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         if not any(parameter.requires_grad for parameter in held):
@@ -209,7 +210,10 @@ class TrainStep:
     @property
     def optimizer_class(self) -> str:
         """The name of the class whose updates these are."""
-        return type(getattr(self.optimizer, "inner", self.optimizer)).__name__
+        optimizer: Any = self.optimizer
+        while isinstance(inner := getattr(optimizer, "inner", None), torch.optim.Optimizer):
+            optimizer = inner
+        return type(optimizer).__name__
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -268,6 +272,7 @@ class TrainStep:
         """Run the forward pass of the next micro-batch, and return what it adds to the loss."""
         self.phase = "forward"
         part = self._waiting.pop(0)
+        self.around_forward()
         loss = self._forward(part)
         if loss.numel() != 1:
             raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
@@ -275,6 +280,7 @@ class TrainStep:
             # A mean over no label at all is no number, and adds nothing.
             loss = (loss if part.share else loss.nan_to_num()) * part.share
         self._losses.append(loss.detach())
+        self.around_forward()
         return loss
 
     def _forward(self, part: MicroBatch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from actbench.results.records import Case
 from actbench.results.runs import TrainingCase
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.training.loop import TrainingLoop
+from actbench.workloads import losses
 
 
 def measured(spec: str, **fields: Any) -> Any:
@@ -36,6 +38,18 @@ def test_both_meters_see_the_same_bytes(rows: int) -> None:
 
     assert simulated.peak_bytes == pytest.approx(cpu.peak_bytes, rel=0.001)
     assert simulated.activation_bytes == pytest.approx(cpu.activation_bytes, rel=0.001)
+
+
+@pytest.mark.parametrize("meter", ["cpu", "simulated"])
+def test_a_peak_with_a_later_micro_batch_is_of_its_activations(meter: str) -> None:
+    fields = {"batch_size": 32, "sequence_length": 64, "optimizer": "sgd", "meter": meter, "device_profile": "cpu"}
+    found = measured("accumulate:4", **fields)
+
+    parts = found.peak_parts
+    assert found.peak_phase == "backward"
+    assert parts.gradients_bytes == pytest.approx(found.gradients_bytes, rel=0.01)  # those of earlier ones are there
+    assert found.activation_bytes / 2 < parts.activation_bytes <= found.activation_bytes
+    assert sum(parts.model_dump().values()) == found.peak_bytes
 
 
 def test_dropout_does_not_count_as_an_error_of_the_gradient() -> None:
@@ -109,6 +123,17 @@ def test_a_loss_of_ones_own_is_a_mean_over_rows() -> None:
     assert all(len(part.batch["names"]) == len(part.batch["x"]) for part in found.micro_batches)
     torch.testing.assert_close(found(), whole)
     torch.testing.assert_close(again.module.weight.detach(), module)
+
+
+@pytest.mark.parametrize(("reduction", "shares"), [("mean", [1 / 3] * 3), ("sum", [1, 1, 1])])
+def test_a_mean_of_ctc_is_over_rows_whatever_their_labels(reduction: str, shares: list[float]) -> None:
+    module = nn.Module()
+    module.config = SimpleNamespace(ctc_loss_reduction=reduction)
+    labels = torch.tensor([[1, 2, 3, 4], [1, 2, -100, -100], [1, -100, -100, -100]])
+
+    parts = cut({"labels": labels}, 3, losses.in_parts(module, "ctc")["share"])
+
+    assert [part.share for part in parts] == pytest.approx(shares)
 
 
 def test_a_micro_batch_without_labels_adds_nothing() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from actbench import schemes
+from actbench.errors import SpecError
 from actbench.measuring import inspection
 from actbench.nn.layout import Layout
 from actbench.nn.saved import SiteState
@@ -82,3 +83,8 @@ def test_gradients_are_near_the_exact_ones_in_recomputed_blocks_too() -> None:
     assert any(not torch.equal(truth, each) for truth, each in zip(wanted, found, strict=True))
     for truth, each in zip(wanted, again, strict=True):
         assert (each - truth).norm() < 0.06 * truth.norm() + 1e-5
+
+
+def test_selective_is_refused_before_anything_runs() -> None:
+    with pytest.raises(SpecError, match="coat and selective both choose by the operator"):
+        schemes.build("coat+selective")

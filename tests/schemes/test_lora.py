@@ -332,3 +332,13 @@ def test_without_peft_the_message_names_it(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(MeasurementError, match=r'lora needs peft: pip install "actbench\[peft\]"'):
         schemes.build("lora").apply(built())
+
+
+@pytest.mark.parametrize("spec", BOTH)
+def test_adapters_are_measured_as_they_are_trained(spec: str) -> None:
+    """``pure`` casts the model before it is given adapters, which stay in float32, in measurements too."""
+    case = Case(model="tiny-llama", scheme=f"{spec}+pure+accumulate:2", meter="cpu", batch_size=2, sequence_length=16)
+    measured = {name: p.dtype for name, p in bench.Session(case).setup.module.named_parameters()}
+    applied = {name: p.dtype for name, p in schemes.build(case.scheme).apply(built()).module.named_parameters()}
+    assert measured == applied
+    assert {dtype for name, dtype in measured.items() if "lora_" in name} == {torch.float32}

@@ -54,3 +54,10 @@ def test_what_cannot_be_is_refused():
         found = schemes.build("optimizer_offload").apply(setup(make))
         with pytest.raises(ConversionError, match=naming):
             TrainStep(found, {})
+
+
+@pytest.mark.parametrize("scheme", ["optimizer_offload", "release+optimizer_offload"])
+def test_records_name_the_optimizer_that_steps(scheme):
+    step = TrainStep(schemes.build(scheme).apply(setup()), {"x": torch.randn(BATCH, WIDTH)})
+
+    assert step.optimizer_class == "AdamW"

@@ -30,7 +30,7 @@ class HostOptimizer(optim.Optimizer):
     def __init__(self, inner: optim.Optimizer) -> None:
         super().__init__([dict(group) for group in inner.param_groups], inner.defaults)
         self.state.update(inner.state)
-        self._inner = inner
+        self.inner = inner
         self._twins: dict[Tensor, Tensor] = {}
         self._versions: dict[Tensor, int] = {}
 
@@ -49,7 +49,7 @@ class HostOptimizer(optim.Optimizer):
         for device in {parameter.device for parameter, _ in self._away() if parameter.is_cuda}:
             torch.cuda.synchronize(device)
         with hostmemory.running_on_host():
-            self._inner.step()
+            self.inner.step()
         for parameter, twin in self._away():
             if twin.grad is not None:
                 parameter.copy_(twin, non_blocking=True)
@@ -61,13 +61,13 @@ class HostOptimizer(optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state, which is in host memory, as the optimizer that this stands for has it."""
         self._follow_groups()
-        return self._inner.state_dict()
+        return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state of this, or of the optimizer that it stands for, into host memory."""
         self._follow_groups()
-        self._inner.load_state_dict(state_dict)
-        for group, loaded in zip(self.param_groups, self._inner.param_groups, strict=True):
+        self.inner.load_state_dict(state_dict)
+        for group, loaded in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update({key: value for key, value in loaded.items() if key not in _HOW_IT_COMPUTES})
         self._show_state()
 
@@ -76,14 +76,14 @@ class HostOptimizer(optim.Optimizer):
 
     def _follow_groups(self) -> None:
         """Give the inner optimizer the groups and options that this has now."""
-        groups = self._inner.param_groups
+        groups = self.inner.param_groups
         for index, group in enumerate(self.param_groups):
             options = {key: value for key, value in group.items() if key not in _HOW_IT_COMPUTES}
             options["params"] = [self._twin(parameter) for parameter in group["params"]]
             if index < len(groups):
                 groups[index].update(options)
             else:
-                self._inner.add_param_group(options)
+                self.inner.add_param_group(options)
 
     def _twin(self, parameter: Tensor) -> Tensor:
         if parameter not in self._twins:
@@ -95,16 +95,16 @@ class HostOptimizer(optim.Optimizer):
             away = is_elsewhere(parameter)
             self._twins[parameter] = to_host(parameter.detach()).requires_grad_() if away else parameter
             self._versions[parameter] = parameter._version
-            if away and parameter in self._inner.state:
-                state = self._inner.state.pop(parameter)
-                self._inner.state[self._twins[parameter]] = tree_map_only(Tensor, to_host, state)
+            if away and parameter in self.inner.state:
+                state = self.inner.state.pop(parameter)
+                self.inner.state[self._twins[parameter]] = tree_map_only(Tensor, to_host, state)
         return self._twins[parameter]
 
     def _show_state(self) -> None:
         """Let the state be seen by parameter, as that of any optimizer."""
         for parameter, twin in self._twins.items():
-            if twin in self._inner.state:
-                self.state[parameter] = self._inner.state[twin]
+            if twin in self.inner.state:
+                self.state[parameter] = self.inner.state[twin]
         for parameter, _ in self._away():
             for leaf in tree_leaves(self.state.get(parameter, {})):
                 if isinstance(leaf, Tensor):

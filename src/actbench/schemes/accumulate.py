@@ -29,7 +29,7 @@ class Accumulate(Scheme):
     name: ClassVar[str] = "accumulate"
     summary: ClassVar[str] = "the batch in micro-batches, one step of the optimizer; gradients are exact to rounding"
     positional: ClassVar[str | None] = "parts"
-    rank: ClassVar[int] = 1  # norms are seen as they were made
+    rank: ClassVar[int] = 4  # norms are seen as they were made; after what changes parameters
     claims: ClassVar[tuple[str, ...]] = (STEPS,)
 
     parts: Annotated[int, Field(ge=2, le=1 << 20)] = 4

@@ -126,7 +126,7 @@ class Scheme(Data):
         raise NotImplementedError
 
     def parted(self) -> tuple[Scheme | None, Scheme | None]:
-        """Return what of this changes parameters, and what else there is; None for nothing.
+        """Return this up to what changes parameters, and what is applied after that; None for nothing.
 
         The gradient of the whole is compared with that of the first alone, or of the exact model where there is none.
         """

@@ -13,7 +13,7 @@ from actbench.nn.encoded import Encoded
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.saved import Codec, SavedTensors, SiteState
 from actbench.results.records import Published, Site
-from actbench.schemes.base import NOTHING_PACKED, SAVED_TENSORS, Scheme
+from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.setup import Part, TrainingSetup
 
 _SOURCE = "abstract of arXiv 2410.19313"
@@ -66,7 +66,7 @@ class Coat(Scheme):
             quantity="peak_saving", value=1 - 1 / 1.54, setting="with optimizer states, against BF16", source=_SOURCE
         ),
     )
-    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
+    claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
 
     group_size: Annotated[int, Field(ge=4, le=1024)] = 16
 

@@ -55,10 +55,11 @@ class Composed(Scheme):
         return setup
 
     def parted(self) -> tuple[Scheme | None, Scheme | None]:
-        """Return the parts that change parameters, which come first by rank, and the others."""
-        changing = tuple(part for part in self.parts if "parameters" in part.changes)
-        others = tuple(part for part in self.parts if part not in changing)
-        return Composed(parts=changing) if changing else None, Composed(parts=others) if others else None
+        """Return the parts up to the last that changes parameters, in the order of :meth:`apply`, and the others."""
+        places = [place for place, part in enumerate(self.parts, 1) if "parameters" in part.changes]
+        end = max(places, default=0)
+        first, others = self.parts[:end], self.parts[end:]
+        return Composed(parts=first) if first else None, Composed(parts=others) if others else None
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
         """Return what all parts have to say of the whole."""

@@ -16,7 +16,6 @@ class _Precision(Scheme):
     """A step that computes in a half type."""
 
     positional: ClassVar[str | None] = "dtype"
-    rank: ClassVar[int] = 2  # before layers of other schemes see the types of parameters
     claims: ClassVar[tuple[str, ...]] = (PRECISION,)
 
     dtype: HalfType = "bfloat16"
@@ -52,6 +51,7 @@ class Autocast(_Precision):
     name: ClassVar[str] = "autocast"
     summary: ClassVar[str] = "operators compute in bfloat16 or float16; parameters stay as they are (--autocast)"
     paper: ClassVar[str] = "Micikevicius et al. 2017, arXiv 1710.03740"
+    rank: ClassVar[int] = 4
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Run forward passes under autocast.
@@ -83,6 +83,7 @@ class Pure(_Precision):
 
     name: ClassVar[str] = "pure"
     summary: ClassVar[str] = "parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)"
+    rank: ClassVar[int] = 2  # before adapters and layers of other schemes see the types of parameters
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Cast the model, in place, and let batches be cast.

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from actbench.errors import ModelError
-from actbench.microbatches import Share, label_share
+from actbench.microbatches import Share, label_share, rows_of
 from actbench.results.records import Task
 from actbench.setup import Batch, Loss
 from actbench.workloads.fake import shapes_only
@@ -132,13 +132,17 @@ def in_parts(module: nn.Module, task: Task | None = None) -> dict[str, Any]:
     """Return the fields of a setup that say how the losses of micro-batches add up; see :class:`TrainingSetup`."""
     shifted = task in _SHIFTED or getattr(module, "loss_type", None) == "ForCausalLM"
     share: Share | None = partial(label_share, first=1) if shifted else None
-    if task == "ctc" and getattr(module.config, "ctc_loss_reduction", None) == "sum":
-        share = _of_a_sum
+    if task == "ctc":  # a mean is over rows, each divided by its own labels
+        share = _of_a_sum if getattr(module.config, "ctc_loss_reduction", None) == "sum" else _of_rows
     return {"share": share, "uncuttable": "" if task is None else _UNCUTTABLE.get(task, "")}
 
 
 def _of_a_sum(part: Batch, batch: Batch) -> float:
     return 1.0
+
+
+def _of_rows(part: Batch, batch: Batch) -> float:
+    return (rows_of(part) or 1) / (rows_of(batch) or 1)
 
 
 def _options(module: nn.Module) -> dict[str, bool]:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -163,6 +164,8 @@ class CpuMeter:
             step()
             gc.collect()
             trace.mark("begin")
+            marks: list[str] = []
+            step.around_forward = partial(_mark_next, trace, marks)
             loss = step.forward()
             trace.mark("forward")
             step.backward(loss)
@@ -170,10 +173,13 @@ class CpuMeter:
             gradients_bytes, gradients_at = footprint.stored_bytes(gradients), footprint.addresses(gradients)
             del gradients
             trace.mark("backward")
+            step.around_forward = lambda: None
             step.update()
             trace.mark("end")
             loss = step.loss
-        moments = Moments(*map(trace.events_until, ("begin", "forward", "backward")))
+        ends = [*map(trace.events_until, marks)]
+        forwards = [*zip(ends[::2], ends[1::2], strict=True)]
+        moments = Moments(trace.events_until("begin"), forwards, trace.events_until("backward"))
         peak_at = trace.peak_at("begin", "end")
         state_at = footprint.addresses(footprint.optimizer_state(step.optimizer))
         return MemoryReading(
@@ -203,6 +209,12 @@ class CpuMeter:
                 step()
                 taken.append(time.perf_counter() - started)
         return tuple(taken)
+
+
+def _mark_next(trace: AllocationTrace, marks: list[str]) -> None:
+    """Give this moment the next name, and note it in ``marks``."""
+    marks.append(f"forward {len(marks)}")
+    trace.mark(marks[-1])
 
 
 def _held_before(step: TrainStep) -> PeakParts:

@@ -20,15 +20,26 @@ def alive(events: Iterable[Event]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Moments:
-    """How many events there were when the forward pass began, when it ended, and when the optimizer's step began."""
+    """How many events there were at some moments of a step.
+
+    Attributes:
+        begun: When the step began.
+        forwards: When the forward pass of each micro-batch began, and when it ended.
+        updating: When the optimizer's step began.
+    """
 
     begun: int
-    forwarded: int
+    forwards: Sequence[tuple[int, int]]
     updating: int
 
     def phase(self, peak_at: int) -> Phase:
         """Return in which part of the step the last of ``peak_at`` events is."""
-        return "forward" if peak_at <= self.forwarded else "backward" if peak_at <= self.updating else "optimizer"
+        in_backward: Phase = "forward" if peak_at <= self._forwarded(peak_at) else "backward"
+        return in_backward if peak_at <= self.updating else "optimizer"
+
+    def _forwarded(self, peak_at: int) -> int:
+        """Return when the forward pass ended that began last before the peak."""
+        return next((end for start, end in reversed(self.forwards) if start < peak_at), self.forwards[0][1])
 
     def parts(
         self,
@@ -56,7 +67,7 @@ class Moments:
             "optimizer_bytes": state,
             "gradients_bytes": gradients,
             "batch_bytes": held,
-            "activation_bytes": set(alive(events[: self.forwarded])) - held,
+            "activation_bytes": set(alive(events[: self._forwarded(peak_at)])) - held,
         }
         found = Counter({} if untracked is None else untracked.model_dump())
         for name, amount in alive(events[:peak_at]).items():

@@ -121,9 +121,12 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
         _settle_state(step, tracker)
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
+    ends: list[int] = []
+    step.around_forward = lambda: ends.append(len(tracker.events))
     loss, before, begun = _forward(step, tracker)
-    after, forwarded = tracker.live_bytes, len(tracker.events)
+    after = tracker.live_bytes
     step.backward(loss)
+    step.around_forward = lambda: None
     gradients = footprint.gradients(step)
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
     del loss, gradients
@@ -136,7 +139,8 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
     if tracker.peak_bytes > peak_bytes + made:
         peak_bytes, peak_at, made = tracker.peak_bytes, tracker.peak_at, 0
-    moments = Moments(begun, forwarded, updating)
+    forwards = [pass_ for pass_ in zip(ends[::2], ends[1::2], strict=True) if pass_[0] >= begun]
+    moments = Moments(begun, forwards, updating)
     reading = MemoryReading(
         weights_bytes=footprint.stored_bytes(weights),
         gradients_bytes=gradients_bytes,
