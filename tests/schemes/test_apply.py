@@ -37,3 +37,10 @@ def test_a_stack_trains_in_a_loop_of_ones_own(spec: str) -> None:
     moved = {name for name, p in model.named_parameters() if name in before and not torch.equal(p, before[name])}
     assert bool(moved) == ("lora" not in spec)
     assert type(step.optimizer) is not torch.optim.AdamW
+
+
+def test_a_model_alone_cannot_carry_an_optimizer_and_the_message_says_what_can() -> None:
+    with pytest.raises(
+        actbench.ConversionError, match=r"make torchao.optim.AdamW8bit .* whole step with actbench.apply"
+    ):
+        actbench.convert(torch.nn.Linear(64, 64), "adam8bit")

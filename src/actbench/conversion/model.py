@@ -105,6 +105,12 @@ def mark(setup: TrainingSetup, scheme: Scheme) -> nn.Module:
     if not setup.sites:
         if scheme.spec == "exact":
             raise ConversionError("'exact' is the unconverted model: leave the conversion out")
+        outside = "; ".join(left.reason for left in setup.unreached if not left.path)
+        if outside:
+            raise ConversionError(
+                f"scheme {scheme.spec!r} changes nothing of a model itself: {outside}, or apply it to the whole "
+                "step with actbench.apply"
+            )
         raise ConversionError(f"scheme {scheme.spec!r} converts nothing in this model; see 'actbench schemes'")
     vars(setup.module)[_MARK] = Conversion(
         scheme=scheme.spec,
