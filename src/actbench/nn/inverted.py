@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from actbench.codecs.gated import Inversion
 from actbench.nn import savedtensors
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
-from actbench.nn.refusals import first_order
+from actbench.nn.refusals import first_order, saved_output
 from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops.stepwise import encode
 
@@ -108,7 +108,9 @@ class InvertedGradient(torch.autograd.Function):
         Raises:
             RuntimeError: The output was changed in place since.
         """
-        bits, y, slopes = _saved(ctx)
+        bits, y, slopes = saved_output(
+            ctx, f"invact keeps the output of {ctx.inversion.function}, and it was", "use fewbit, which keeps no output"
+        )
         ordered = in_order(grad, ctx.order)
         product = torch.empty_like(ordered)
         flat, outputs, found = ordered.reshape(-1), in_order(y, ctx.order).reshape(-1), product.view(-1)
@@ -117,18 +119,6 @@ class InvertedGradient(torch.autograd.Function):
             room = _Room(found[stop:])
             found[part].copy_(times_slope(flat[part], outputs[part], codes, slopes, ctx.inversion, room))
         return as_it_lay(product, ctx.order).to(y.dtype), None, None, None, None
-
-
-def _saved(ctx: Any) -> Any:
-    try:
-        return ctx.saved_tensors
-    except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
-            raise
-        raise RuntimeError(
-            f"invact keeps the output of {ctx.inversion.function}, and it was modified by an inplace operation before "
-            f"the backward pass; let that operation make a new tensor, or use fewbit, which keeps no output ({error})"
-        ) from error
 
 
 def _parts(product: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int]]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
-from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.compressed.linear import is_conv1d, is_linear
 from actbench.nn.frozenlinear import FrozenLinear
 from actbench.nn.refusals import is_compiled
 from actbench.nn.replacement import census
@@ -71,7 +71,7 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
             continue
         if layer in inside:
             passed_by.append(path)
-        elif type(layer) is nn.Linear or is_conv1d(type(layer)):
+        elif is_linear(layer):
             of_head = head is not None and (path == head or path.startswith(f"{head}."))
             if not of_head and (layer is not logits or _named(path, names)):
                 layers[path] = layer

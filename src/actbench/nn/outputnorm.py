@@ -21,7 +21,7 @@ from torch.func import functional_call
 
 from actbench.nn import savedtensors
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype
-from actbench.nn.refusals import first_order, refuse_compiling
+from actbench.nn.refusals import first_order, refuse_compiling, saved_output
 from actbench.nn.replacement import standing_in
 
 LEAST = 2.0**-10
@@ -59,7 +59,9 @@ class NormFromOutput(torch.autograd.Function):
         Raises:
             RuntimeError: The output was changed in place since.
         """
-        y, rstd, weight, bias = _saved(ctx)
+        y, rstd, weight, bias = saved_output(
+            ctx, "msln keeps the output of norms, and one was, or its weight was,", "leave the norm out by only="
+        )
         dtype = torch.promote_types(y.dtype, torch.float32)
         found: list[Tensor | None] = [None, None, None]
         row = y.numel() // rstd.numel()
@@ -81,18 +83,6 @@ class NormFromOutput(torch.autograd.Function):
                 work.sub_(xhat.mul_(slope[:, None])).mul_(rstd.view(-1, 1))
                 found[0] = work.view_as(grad)
         return *cast_all(found, ctx.dtypes), None, None
-
-
-def _saved(ctx: Any) -> Any:
-    try:
-        return ctx.saved_tensors
-    except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
-            raise
-        raise RuntimeError(
-            f"msln keeps the output of norms, and one was, or its weight was, modified by an inplace operation before "
-            f"the backward pass; let that operation make a new tensor, or leave the norm out by only= ({error})"
-        ) from error
 
 
 class FromOutput(nn.Module):

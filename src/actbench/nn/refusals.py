@@ -91,6 +91,28 @@ def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
     return refusing
 
 
+def saved_output(ctx: Any, kept: str, otherwise: str) -> tuple[Tensor, ...]:
+    """Return the saved tensors of a function that saved its output, which the model may change in place.
+
+    Args:
+        ctx: Of the function.
+        kept: What is kept by whom, as the beginning of a sentence that goes on ``modified by an inplace operation``.
+        otherwise: What to do but to leave that operation out.
+
+    Raises:
+        RuntimeError: A saved tensor was changed in place since.
+    """
+    try:
+        return ctx.saved_tensors  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{kept} modified by an inplace operation before the backward pass; let that operation make a new tensor, "
+            f"or {otherwise} ({error})"
+        ) from error
+
+
 class NotInParallel:
     """A forward pre-hook that raises where ``DistributedDataParallel`` runs a model with ``what``, and says why."""
 

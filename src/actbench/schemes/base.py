@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import ClassVar, Final, Literal, Self
 
 from pydantic import field_validator, model_validator
+from torch import nn
 
 from actbench.errors import NothingToConvertError
 from actbench.nn.wrapped import bind_entries
@@ -30,6 +31,12 @@ ACTIVATIONS: Final = "replace activation layers"
 GRADIENTS: Final = "take each gradient off its parameter within the backward pass"
 STEPS: Final = "say when the optimizer steps"
 PRECISION: Final = "say in which type is computed"
+
+
+def refuse_untrained(who: str, module: nn.Module) -> None:
+    """Raise a NothingToConvertError, told by ``who``, for a model of which nothing is trained."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise NothingToConvertError(f"{who}: {type(module).__name__} has no parameter to train; unfreeze one")
 
 
 NOTHING_PACKED = (

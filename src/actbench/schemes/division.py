@@ -8,17 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from actbench.nn.compressed import compressed
 from actbench.nn.compressed.linear import is_conv1d
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout, in_order
-from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
+from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups
-from actbench.results.records import Site
-from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.setup import Part, TrainingSetup
+from actbench.schemes.base import Scheme
+from actbench.schemes.packedinputs import with_packed_inputs
+from actbench.setup import TrainingSetup
 
 LARGEST_GROUP = 1024
 
@@ -135,19 +132,14 @@ class Division(Scheme):
     bits: Annotated[int, Field(ge=1, le=8)] = 2
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace layers by ones that pack their input; see :meth:`CompressedForward.bind_on` for what is raised."""
-        packer, sites = SavedTensors(TwoFrequencies(self.block, self.bits)), list[Site]()
+        """Replace layers by ones that pack their input; see :func:`with_packed_inputs` for what is raised."""
 
-        def rule(layer: nn.Module, path: str) -> nn.Module | None:
+        def state_of(layer: nn.Module, path: str) -> SiteState:
             state = SiteState if isinstance(layer, nn.LayerNorm) or _is_linear(layer) else OfPictures
-            new = compressed(layer, packer, state(setup.path_of(path), self.bits))
-            if new is not None:
-                becomes = f"input, {self.bits} bits and means" if isinstance(new, Compressed) else "an exact small code"
-                sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
-            return new
+            return state(setup.path_of(path), self.bits)
 
-        model = CompressedForward.bind_on(self.name, setup.module, rule, packer, whole_model=not setup.path)
-        return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
+        codec = TwoFrequencies(self.block, self.bits)
+        return with_packed_inputs(self, setup, codec, state_of, f"input, {self.bits} bits and means")
 
 
 def _is_linear(layer: nn.Module) -> bool:

@@ -8,15 +8,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout
-from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
+from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.ops import bitpack
-from actbench.results.records import Site
-from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.setup import Part, TrainingSetup
+from actbench.schemes.base import Scheme
+from actbench.schemes.packedinputs import with_packed_inputs
+from actbench.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -63,15 +60,10 @@ class DropIT(Scheme):
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace layers by ones that drop, or keep an exact small code; see :meth:`CompressedForward.bind_on`."""
-        packer, sites = SavedTensors(Largest(self.share)), list[Site]()
+        """Replace layers by ones that drop, or keep an exact small code; see :func:`with_packed_inputs`."""
 
-        def rule(layer: nn.Module, path: str) -> nn.Module | None:
-            new = compressed(layer, packer, SiteState(path, 32 * self.share + 1), norms=False)
-            if new is not None:
-                becomes = f"input, {self.share:.0%} of it" if isinstance(new, Compressed) else "an exact small code"
-                sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
-            return new
+        def state_of(layer: nn.Module, path: str) -> SiteState:
+            return SiteState(path, 32 * self.share + 1)
 
-        model = CompressedForward.bind_on(self.name, setup.module, rule, packer, whole_model=not setup.path)
-        return setup.changed(model, tuple(sites), by=Part(self.spec, acts=packer, idle=NOTHING_PACKED))
+        becomes = f"input, {self.share:.0%} of it"
+        return with_packed_inputs(self, setup, Largest(self.share), state_of, becomes, norms=False)

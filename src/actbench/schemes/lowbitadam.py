@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
+from actbench.errors import ConversionError, MeasurementError
 from actbench.ops import hostmemory
 from actbench.optim.optimizers import is_decoupled
 from actbench.results.records import Published, Site, Unreached
-from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
+from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.setup import Part, TrainingSetup
 
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
@@ -68,9 +68,7 @@ class Adam8bit(Scheme):
             NothingToConvertError: Nothing is trained.
             MeasurementError: torchao is not installed.
         """
-        if not any(parameter.requires_grad for parameter in setup.module.parameters()):
-            kind = type(setup.module).__name__
-            raise NothingToConvertError(f"{self.name}: {kind} has no parameter to train; unfreeze one")
+        refuse_untrained(self.name, setup.module)
         make = setup.make_optimizer
         if make is None:
             reason = f"the optimizer is not part of the model; make torchao.optim.AdamW{self.suffix} of its parameters"

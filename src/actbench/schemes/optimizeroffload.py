@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from torch import nn, optim
 
-from actbench.errors import ConversionError, NothingToConvertError
+from actbench.errors import ConversionError
 from actbench.optim.onhost import HostOptimizer
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme
+from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.setup import Part, TrainingSetup
 
 _STATE = "optimizer state"
@@ -44,9 +44,7 @@ class OptimizerOffload(Scheme):
         Raises:
             NothingToConvertError: Nothing is trained.
         """
-        if not any(parameter.requires_grad for parameter in setup.module.parameters()):
-            kind = type(setup.module).__name__
-            raise NothingToConvertError(f"optimizer_offload: {kind} has no parameter to train; unfreeze one")
+        refuse_untrained(self.name, setup.module)
         make = setup.make_optimizer
         if make is None:
             reason = "the optimizer is not part of the model; wrap it by actbench.optim.HostOptimizer(optimizer)"

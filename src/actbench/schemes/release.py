@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from torch import nn
 
-from actbench.errors import ConversionError, NothingToConvertError
+from actbench.errors import ConversionError
 from actbench.nn.refusals import NotInParallel, refuse_sharded
 from actbench.optim import StepInBackward
 from actbench.results.records import Site
-from actbench.schemes.base import GRADIENTS, STEPS, Change, Scheme
+from actbench.schemes.base import GRADIENTS, STEPS, Change, Scheme, refuse_untrained
 from actbench.setup import MakeOptimizer, TrainingSetup
 
 _WHAT = "parameters that are stepped within the backward pass"
@@ -48,10 +48,7 @@ class Release(Scheme):
             NothingToConvertError: Nothing is trained.
             ConversionError: There is no optimizer, gradients are added up over micro-batches, or FSDP has them.
         """
-        trained = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
-        if not trained:
-            kind = type(setup.module).__name__
-            raise NothingToConvertError(f"{self.name}: {kind} has no parameter to train; unfreeze one")
+        refuse_untrained(self.name, setup.module)
         if setup.make_optimizer is None:
             raise ConversionError(
                 f"{self.name}: a model brings no optimizer; wrap yours by actbench.optim.StepInBackward(optimizer)"
@@ -66,7 +63,7 @@ class Release(Scheme):
             path="(weight gradients)",
             was="weight gradients",
             becomes="stepped within the backward pass",
-            bytes_before=sum(parameter.nbytes for parameter in trained),
+            bytes_before=sum(parameter.nbytes for parameter in setup.module.parameters() if parameter.requires_grad),
             bytes_after=0,
         )
         return replace(setup.changed(setup.module, (site,)), make_optimizer=_stepping(setup.make_optimizer))

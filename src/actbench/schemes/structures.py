@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn, optim
 
 from actbench.codecs.encodings import Encoding
-from actbench.errors import ConversionError, NothingToConvertError
+from actbench.errors import ConversionError
 from actbench.nn.compressed.layers import small_codes
 from actbench.nn.encoded import (
     Encoded,
@@ -39,6 +39,7 @@ from actbench.schemes.base import (
     SAVED_TENSORS,
     Change,
     Scheme,
+    refuse_untrained,
 )
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
@@ -176,10 +177,8 @@ class EncodedStructures(Scheme):
             )
 
     def _check_parameters(self, module: nn.Module) -> None:
-        trained = _trained(module)
-        if not trained:
-            raise NothingToConvertError(f"{self.spec}: {type(module).__name__} has no parameter to train; unfreeze one")
-        other = next((parameter.dtype for parameter in trained if parameter.dtype not in FLOATS), None)
+        refuse_untrained(self.spec, module)
+        other = next((parameter.dtype for parameter in _trained(module) if parameter.dtype not in FLOATS), None)
         if other is not None:
             raise ConversionError(
                 f"{self.spec}: {type(module).__name__} has parameters of {other}, which {self.number_format.spec} does "

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed import compressed
-from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.compressed.linear import is_linear
 from actbench.nn.compressed.modelforward import CompressedForward
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout, memory_order
@@ -139,11 +139,10 @@ class VeLoRA(Scheme):
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
             state = SiteState(setup.path_of(path), 0)
             new = compressed(layer, packer, state, norms=False)
-            is_linear = type(layer) is nn.Linear or is_conv1d(type(layer))
-            if new is None or (isinstance(new, Compressed) and not is_linear):
+            if new is None or (isinstance(new, Compressed) and not is_linear(layer)):
                 return None
             becomes = "an exact small code"
-            if is_linear:
+            if is_linear(layer):
                 size = self._size_for(layer, state.path)
                 state.bits, becomes = 32 / size, f"input, 1 number for {size}"
             sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))

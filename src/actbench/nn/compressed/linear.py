@@ -228,6 +228,11 @@ def is_conv1d(kind: type[Any]) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D"
 
 
+def is_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is exactly ``nn.Linear`` or ``Conv1D``, and no class that derives from them."""
+    return type(layer) is nn.Linear or is_conv1d(type(layer))
+
+
 @functools.cache
 def sketched_class(kind: type[Any]) -> type[Sketched] | None:
     """Return the class that stands in for exactly ``kind``, or None."""
