@@ -8,7 +8,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test slow gpu lint types tables clean
+.PHONY: demo test slow gpu lint types tables pages clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,13 @@ types: $(READY)
 # every table under results/, anew from its records
 tables: $(READY)
 	$(BIN)/python -c "from pathlib import Path; from actbench.experiments.sweep import render_again; print(*render_again(Path('results')), sep='\n')"
+
+# the pages under docs/reports anew from the records, and the picture of one, by an installed Chromium
+pages: $(READY)
+	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
+	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1400,1010 --virtual-time-budget=10000 \
+		--screenshot=docs/images/report.png docs/reports/quickstart.html
 
 clean:
 	rm -rf $(VENV) build dist demo-results src/*.egg-info

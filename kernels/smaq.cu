@@ -7,8 +7,8 @@
 #include "smaqblocks.cuh"
 
 KERNEL smaq_encode(
-    const SCALAR* x, unsigned char* packed, Index count, Index first_block, int main_bits, int outlier_bits,
-    int outliers, int block, Word state, unsigned stochastic) {
+    const SCALAR* x, unsigned char* packed, Index count, int main_bits, int outlier_bits, int outliers,
+    int block, Word state, unsigned stochastic) {
     __shared__ Shared all[kWarps];
     Shared& shared = all[warp()];
     const Form form{main_bits, outlier_bits, outliers, block};
@@ -17,7 +17,7 @@ KERNEL smaq_encode(
         const Index left = count - index * block;
         const int here = left < block ? int(left) : block;
         Elements elements(x + index * block, here);
-        make_bytes(elements, form, here, state, (first_block + index) * block, stochastic, shared);
+        make_bytes(elements, form, here, state, index * block, stochastic, shared);
         __syncwarp();
         move(shared.bytes, packed + index * block_bytes, form.bytes_of(here));
         __syncwarp();

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import hypothesis
 import pytest
 
 # Two workers share the cores: a thread of OpenMP that spins while it waits takes its core from the other worker. OpenMP
@@ -19,6 +20,13 @@ from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Case, Failure, Machine, Versions
 
 MakeRecord = Callable[..., MeasuredRecord]
+
+
+# Tests share their processors: how long an example takes says nothing.
+hypothesis.settings.register_profile(
+    "shared processors", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("shared processors")
 
 
 @pytest.fixture(scope="session")

@@ -50,11 +50,14 @@ class Part:
         spec: Specification of the scheme.
         acts: Who tells :mod:`actbench.nn.savedtensors` what it does in this setup; None for the layers at its sites.
         idle: Where its sites run and it changes nothing of what they keep: what the reason may be, and what to do.
+        after: Called after a step was run for real: raises an IdleError where the step has shown that nothing is done,
+            and returns what has to be said beside its figures.
         sites: What it changed.
     """
 
     spec: str
     acts: Hashable = None
+    after: Callable[[], tuple[str, ...]] = tuple
     idle: str = "no gradient is asked of what goes into them; unfreeze what runs before them"
     sites: tuple[Site, ...] = ()
 
@@ -72,6 +75,7 @@ class TrainingSetup:
         micro_batches: Into how many parts a step cuts a batch, where it has as many rows.
         share: What the loss of a part counts in that of the batch; None for :func:`label_share`.
         uncuttable: Why the losses of parts do not add up to the loss of the batch; empty where they do.
+        untraceable: Why fake tensors do not show what a step saves; empty where they do.
         expandable_segments: Whether torch's CUDA allocator is to grow its segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
@@ -89,6 +93,7 @@ class TrainingSetup:
     micro_batches: int = 1
     share: Share | None = None
     uncuttable: str = ""
+    untraceable: str = ""
     expandable_segments: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()

@@ -102,14 +102,13 @@ def find(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
         text: The specification that the name stands in.
 
     Raises:
-        SpecError: There is no such name; the message has the closest one.
+        SpecError: There is no such name; the message has the closest ones.
     """
     if name in known:
         return known[name]
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    names = ", ".join(known)
-    raise SpecError(f"{kind} {text!r}: there is no {kind} {name!r}; {hint}known: {names} (see 'actbench {kind}s')")
+    close = difflib.get_close_matches(name.lower(), known, n=3)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    raise SpecError(f"{kind} {text!r}: there is no {kind} {name!r}; {hint}'actbench {kind}s' lists all {len(known)}")
 
 
 def build(cls: type[Built], positional: str | None, part: Part, about: str, see: str = "") -> Built:
@@ -142,7 +141,8 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
         return cls.model_validate(given)
     except ValidationError as error:
         problems = "; ".join(map(_problem, error.errors()))
-        raise SpecError(f"{about}: {problems}{'' if '(see ' in problems else see}") from None
+        told = "'actbench " in problems  # where to look, by what raised it
+        raise SpecError(f"{about}: {problems}{'' if told else see}") from None
 
 
 def check_sizes(built: BaseModel, about: str) -> None:

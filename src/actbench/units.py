@@ -20,6 +20,8 @@ LONGEST_SECONDS: Final = 1e7
 
 NonNegativeInt = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
 PositiveInt = Annotated[int, Field(gt=0, lt=COUNT_LIMIT)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(strict=True, gt=0, lt=COUNT_LIMIT)]
 SignedInt = Annotated[int, Field(gt=-COUNT_LIMIT, lt=COUNT_LIMIT)]
 
 

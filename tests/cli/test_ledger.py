@@ -40,7 +40,7 @@ def test_exports_have_all_rows(cli, tmp_path):
     files = {kind: tmp_path / f"ledger.{kind}" for kind in ("csv", "markdown", "html")}
     flags = [flag for kind, file in files.items() for flag in (f"--export-{kind}", file)]
     ended = cli("measure", "tiny-gpt2", "-s", "exact", "-s", "checkpoint", "--ledger", *SIZES, *flags)
-    rows = list(csv.DictReader(files["csv"].open()))
+    rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
 
     assert ended.status == 0, ended.err
     assert list(dict.fromkeys(row["scheme"] for row in rows)) == ["exact", "checkpoint"]
@@ -82,3 +82,21 @@ def test_what_measures_or_stores_is_refused_beside_it(cli, tmp_path):
     for flags in (["--output", tmp_path], ["--max-batch"]):
         ended = cli("measure", "tiny-gpt2", "--ledger", *flags)
         assert (ended.status, "--ledger" in ended.err) == (2, True)
+
+
+def test_the_largest_rows_are_listed_and_with_all_those_of_no_bytes_too(cli):
+    few = cli("measure", "tiny-gpt2", "--ledger", "--top", "2", *SIZES).out
+    every = cli("measure", "tiny-gpt2", "--ledger", "--all", *SIZES).out
+
+    assert few.index("Kept by module") < few.index("Kept by reason") < few.index("Kept for backward by exact")
+    assert "--all shows every row" in few
+    assert "Not shown" not in every
+    assert every.count(" parameter") > few.count(" parameter")
+    assert "--ledger" in cli.refused("measure", "tiny-gpt2", "--top", "2", naming="--top and --all")
+
+
+def test_what_is_kept_is_told_in_80_columns(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = cli("measure", "tiny-gpt2", "-s", "gact", "--ledger", *SIZES).out
+
+    assert max(map(len, out.splitlines())) <= 80

@@ -18,7 +18,7 @@ def test_devices_lists_every_profile_with_its_memory(capsys: pytest.CaptureFixtu
     lines = [line.split() for line in listed("devices", capsys=capsys).splitlines()[1:]]
 
     assert [words[0] for words in lines] == profiles.names()
-    assert next(words for words in lines if words[0] == "rtx-4090")[1:] == ["23.64", "GiB", "8.9", "CUDA"]
+    assert next(words for words in lines if words[0] == "rtx-4090")[1:] == ["23.64", "GiB", "8.9", "CUDA", "est."]
 
 
 def test_devices_finds_a_part_of_a_name_and_refuses_what_none_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,17 +49,15 @@ def test_a_sweep_goes_on_when_nobody_reads_what_it_says(tmp_path):
 
 
 def test_a_stream_drops_what_follows_its_first_error(tmp_path):
-    file = (tmp_path / "file").open("w", buffering=1)
-    stream = Tolerant(file)
-    broken = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
-    tolerant = Tolerant(broken)
+    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
+    with (tmp_path / "file").open("w", buffering=1) as file, full:
+        stream, tolerant = Tolerant(file), Tolerant(full)
+        assert stream.write("a\n") == 2
+        assert [tolerant.write("text"), tolerant.write("more")] == [4, 4]
+        tolerant.flush()
 
-    assert stream.write("a\n") == 2
-    assert [tolerant.write("text"), tolerant.write("more")] == [4, 4]
-    tolerant.flush()
-
-    assert tolerant.error is not None
-    assert stream.error is None
+        assert tolerant.error is not None
+        assert stream.error is None
     assert (tmp_path / "file").read_text() == "a\n"
 
 

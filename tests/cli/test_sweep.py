@@ -42,6 +42,37 @@ def test_a_stack_of_schemes_over_its_limit_is_measured_and_reported_alike(cli, t
     assert "3 taken from the results file" in strict.err
 
 
+def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def build():\n    raise ValueError('of mine')\n")
+    command = ("measure", f"{file}:build", "--meter", "simulated", "-b", "2")
+    ended, debugged = cli(*command), cli("--debug", *command)
+
+    assert [ended.status, debugged.status] == [1, 1]
+    assert (ended.out + ended.err).count("of mine") == 1
+    assert "Traceback" not in ended.err
+    assert "Traceback" in debugged.err
+    assert f'File "{file}", line 2, in build' in debugged.err
+
+
+@pytest.mark.parametrize("command", [("schemes", "fewbits"), ("measure", *SMALL, "-s", "fewbits")])
+def test_a_mistyped_scheme_gets_the_closest_names_and_no_list_of_all(cli, command):
+    ended = cli(*command)
+
+    assert ended.status == 2
+    assert "there is no scheme 'fewbits'; did you mean 'fewbit'? 'actbench schemes' lists all" in " ".join(
+        ended.err.split()
+    )
+    assert "checkpoint" not in ended.err
+
+
+def test_a_column_that_is_like_no_other_gets_the_list(cli):
+    ended = cli("measure", *SMALL, "--columns", "nosuch")
+
+    assert ended.status == 2
+    assert "there is no column 'nosuch'; known: " in " ".join(ended.err.split())
+
+
 def test_one_scheme_is_no_stack(cli, tmp_path):
     ended = cli("sweep", *SMALL, "--cumulative", "--output", tmp_path)
 

@@ -66,7 +66,7 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     assert exact["outcome"]["losses"] == checkpointed["outcome"]["losses"]
     assert files["md"].read_text() == next((tmp_path / "out").rglob("*.md")).read_text()
     assert files["csv"].read_text().startswith("model,data,scheme")
-    assert "<h2>Which?</h2>" in files["html"].read_text()
+    assert "<h1>Which?</h1>" in files["html"].read_text()
     assert not list((tmp_path / "out").rglob("*.safetensors"))
     if _has_matplotlib():
         assert "<svg" in files["svg"].read_text()
@@ -76,8 +76,7 @@ def test_a_scheme_that_cannot_be_applied_is_a_row_with_the_reason(cli: Any, reci
     ended = cli("train", recipe, "-o", tmp_path / "out", "-s", "fewbit:3,functions=gelu", "--steps", 1)
 
     assert ended.status == 1
-    assert "nothing-converted" in ended.out
-    assert "failed: resnet-cifar" in ended.err
+    assert (ended.out + ended.err).count("nothing-converted: ") == 1
 
 
 @pytest.mark.parametrize(

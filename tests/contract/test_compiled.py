@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from actbench import schemes
 from actbench.codecs.sketch import KINDS, Sketching
 from actbench.errors import ConversionError
+from actbench.nn.compiled import CompiledForward
 from actbench.nn.compressed.linear import Sketched
 from actbench.schemes.base import OF_PARTS
 from actbench.setup import TrainingSetup
@@ -27,6 +28,7 @@ REFUSE = {
     "actnn": "actnn",
     "chunked_loss": "chunked_loss,head=3",
     "coat": "coat",
+    "compile": "compile:1,backend=aot_eager_decomp_partition",
     "division": "division",
     "dropit": "dropit",
     "encode": "encode:int:6",
@@ -178,14 +180,39 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("needs_gradient", [False, True])
-@pytest.mark.parametrize("network", ["chain", "transformer", "convolutions"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "network", "needs_gradient"),
+    [
+        *product(["aot_eager"], ["chain", "transformer", "convolutions"], [False, True]),
+        *product(["inductor"], ["transformer", "convolutions"], [True]),  # the graphs are those above; code is not
+    ],
+)
 @pytest.mark.parametrize("spec", [*COMPILE.values(), *TOGETHER])
 def test_every_network_has_its_gradients(
     spec: str, backend: str, network: str, needs_gradient: bool, networks: dict[str, Any]
 ) -> None:
     check_network(spec, backend, networks[network], needs_gradient)
+
+
+@pytest.mark.parametrize("budget", [0.5, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("network", ["chain", pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "spec", [pytest.param(spec, marks=() if spec == "fewbit:3" else pytest.mark.slow) for spec in COMPILE.values()]
+)
+def test_the_gradients_stay_under_a_memory_budget(
+    spec: str, network: str, budget: float, networks: dict[str, Any]
+) -> None:
+    exact, x = networks[network].make(ACTIVATIONS.get(spec, nn.GELU)), networks[network].inputs
+    model = converted(exact, spec)
+    budgeted = schemes.build(f"compile:{budget},backend=aot_eager_decomp_partition")
+
+    def run(x: Tensor) -> Tensor:
+        if CompiledForward.of(model) is None:  # only now: what the compiled model is compared with ran before
+            budgeted.apply(TrainingSetup(model))
+        found: Tensor = model(x)
+        return found
+
+    check(exact, model, run, x)
 
 
 @pytest.mark.slow

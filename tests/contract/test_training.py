@@ -20,7 +20,12 @@ from actbench.setup import Batch, TrainingSetup
 
 NO_DROPOUT = "resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"
 CASE = Case(model=f"tiny-gpt2@{NO_DROPOUT}", batch_size=2, sequence_length=16)
-EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "randomized": "randomized:0.5"}
+EXAMPLES = {
+    "compile": "compile:0.5,backend=aot_eager_decomp_partition",
+    "encode": "encode:int:6",
+    "fewbit": "fewbit:3",
+    "randomized": "randomized:0.5",
+}
 MODELS = {"resilu2": f"{CASE.model},activation_function=silu"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.names() if name != "exact"]
 STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew after the first step, by what it showed
@@ -120,7 +125,9 @@ def test_autocast_gives_the_same_loss_and_finite_gradients(spec: str, autocast: 
     loss = setup.forward(batch())
     loss.backward()  # type: ignore[no-untyped-call]
 
-    assert torch.equal(loss, exact.forward(batch())) is not schemes.build(spec).lossy_forward
+    scheme, is_exact = schemes.build(spec), torch.equal(loss, exact.forward(batch()))
+    assert is_exact or scheme.lossy_forward
+    assert not is_exact or not scheme.lossy_forward or not scheme.draws_alike  # where masks alone differ
     assert all(p.grad.isfinite().all() if p.requires_grad else p.grad is None for p in setup.module.parameters())
 
 

@@ -181,14 +181,28 @@ def test_the_same_model_twice_is_refused() -> None:
     assert is_plain(model)
 
 
-@pytest.mark.parametrize("spec", ["actnn", "fewbit:3", "checkpoint,blocks=Block", "offload", "gact+fewbit:3"])
-def test_schemes_that_cannot_be_taken_off_are_refused(spec: str) -> None:
+@pytest.mark.parametrize("spec", ["actnn", "randomized:0.5", "checkpoint,blocks=Block", "offload", "gact+lora:4"])
+def test_any_scheme_of_a_model_is_taken_off_again(spec: str) -> None:
     model = network()
     before = attributes(model)
-    with pytest.raises(ConversionError, match=r"takes gact, alone or with checkpoint; use actbench\.convert"):
-        actbench.Controller(model, spec)
+    with actbench.Controller(model, spec) as controller:
+        loss_of(model).backward()  # type: ignore[no-untyped-call]
+        controller.iterate(lambda: loss_of(model, 8))
+        assert conversion_of(model) is not None
 
     assert attributes(model) == before
+    assert is_plain(model)
+
+
+def test_weights_of_four_bits_are_refused_and_the_model_stays_as_it_is() -> None:
+    model = network()
+    before, weight = attributes(model), model.state_dict()["0.0.weight"].clone()
+    with pytest.raises(ConversionError, match="'qlora:4' cannot be undone"):
+        actbench.Controller(model, "qlora:4")
+
+    assert attributes(model) == before
+    assert torch.equal(model.state_dict()["0.0.weight"], weight)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_wrong_specification_is_refused() -> None:
@@ -207,86 +221,6 @@ def test_a_forward_that_others_put_in_front_is_refused_until_it_is_gone() -> Non
 
     model.forward = bound  # type: ignore[method-assign]
     controller.close()
-    assert is_plain(model)
-
-
-class Bits:
-    """What the places of a model are given, and how often the model runs."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.runs = model, 0
-        model[0].register_forward_hook(self._count)  # type: ignore[index, operator]
-
-    def _count(self, *_: object) -> None:
-        self.runs += 1
-
-    def __call__(self) -> list[float]:
-        hooked = HookedForward.of(self.model)
-        assert hooked is not None
-        return [place.bits for place in hooked.hooks.sites if place.elements]
-
-
-def test_iterate_shares_bits_out_by_ones_own_loss_when_it_is_due() -> None:
-    model = network()
-    bits, called = Bits(model), []
-
-    def own() -> Tensor:
-        called.append(1)
-        return loss_of(model, 8)
-
-    with actbench.Controller(model, "gact:L2,adapt_interval=3,bits=3") as controller:
-        loss_of(model).backward()  # type: ignore[no-untyped-call]
-        assert bits.runs == 2  # the first forward shares them out by itself
-        for _ in range(7):
-            controller.iterate(own)
-        assert len(called) == 3
-        assert bits.runs == 2 + 3
-        loss_of(model)
-        assert bits.runs == 2 + 3 + 1  # and then not any more
-
-
-def test_iterate_gives_more_bits_to_what_matters_to_the_loss() -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
-            self.last = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
-
-        def forward(self, x: Tensor) -> Tensor:
-            pairs = zip(self.layers, self.last, strict=True)
-            return torch.stack([last(layer(x).relu()) for layer, last in pairs])
-
-    model = Branches()
-    weights = torch.ones(8, 1, 1)
-    weights[2] = 1000
-    with actbench.Controller(model, "gact:L2.2") as controller:
-        controller.iterate(lambda: (model(batch()[:8]) * weights).mean())
-        hooked = HookedForward.of(model)
-        assert hooked is not None
-        bits = [place.bits for place in hooked.hooks.sites if place.elements]
-
-    assert len(bits) == 8
-    assert bits[2] == 8
-    assert max(bits[:2] + bits[3:]) < 8
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_a_level_of_fixed_bits_has_nothing_to_share_out() -> None:
-    model = network()
-    with actbench.Controller(model, "gact:L1") as controller:
-        controller.iterate(lambda: pytest.fail("called"))
-
-
-@pytest.mark.parametrize("loss", [torch.ones(3, requires_grad=True), torch.ones(()), 0.5])
-def test_a_loss_that_is_none_is_refused_and_leaves_nothing(loss: Any) -> None:
-    model = network()
-    with actbench.Controller(model) as controller:
-        with pytest.raises(UsageError, match="a scalar with its graph"):
-            controller.iterate(lambda: loss)
-        hooked = HookedForward.of(model)
-        assert hooked is not None
-        assert not hooked.hooks.probing
-
     assert is_plain(model)
 
 

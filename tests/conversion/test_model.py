@@ -151,7 +151,7 @@ def test_a_model_that_returns_no_numbers_needs_a_loss():
 
 def test_converting_twice_says_how_to_compose():
     model = convert(roberta(), "fewbit:3")
-    with pytest.raises(ConversionError, match=r"already converted with 'fewbit:3' .* fewbit:3\+randomized:0.5"):
+    with pytest.raises(ConversionError, match=r"already converted with 'fewbit:3'; .* fewbit:3\+randomized:0.5"):
         convert(model, "randomized:0.5")
 
 

@@ -59,12 +59,10 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
 def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.device) -> None:
     for count, form in CASES:
         x, stochastic = values(count, dtype), count != 257
-        expected = smaqblocks.encode(x, 3, form, SEED, stochastic)
-        behind = 3 * form.block_bytes
-        packed = placed(torch.full((behind + expected.numel(),), GUARD, dtype=torch.uint8), device, start)
-        smaq.launch_encode(packed, placed(x, device, start), 3, form, SEED, stochastic)
-        assert torch.equal(packed[behind:].cpu(), expected), (count, form)
-        assert (packed[:behind] == GUARD).all()
+        expected = smaqblocks.encode(x, SEED, stochastic, *form)
+        packed = placed(torch.full_like(expected, GUARD), device, start)
+        smaq.launch_encode(packed, placed(x, device, start), SEED, stochastic, *form)
+        assert torch.equal(packed.cpu(), expected), (count, form)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -72,13 +70,13 @@ def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.d
 def test_decode_is_the_reference(dtype: torch.dtype, begin: int, device: torch.device) -> None:
     x = values(5003, dtype)
     for form in FORMS:
-        packed = smaqblocks.encode(x, 0, form, SEED, True)
+        packed = smaqblocks.encode(x, SEED, True, *form)
         there = placed(packed, device, begin)
         for first, count in ((0, 5003), (0, 0), (5, 1), (8, 256), (255, 258), (5002, 1)):
             out = placed(torch.zeros(count, dtype=dtype), device, begin)
-            smaq.launch_decode(there, first, form, out)
+            smaq.launch_decode(out, there, first, count, dtype, *form)
 
-            expected = smaqblocks.decode(packed, first, count, form, dtype)
+            expected = smaqblocks.decode(packed, first, count, dtype, *form)
             assert np.array_equal(bits_of(out), bits_of(expected)), (form, first, count)
 
 
@@ -89,12 +87,12 @@ def test_kernels_write_nothing_beyond_their_output(host_launch, form: Format, st
     parts = [np.int32(part) for part in form]
     for count in (1, 257, 1100):
         x = values(count, torch.float16)
-        expected = smaqblocks.encode(x, 0, form, SEED, True)
+        expected = smaqblocks.encode(x, SEED, True, *form)
         size = expected.numel()
         packed = torch.full((start + size + 64,), GUARD, dtype=torch.uint8)
         out = torch.full((start + count + 64,), GUARD, dtype=torch.float16)
         noisy = np.uint64(noise.mixed(SEED)), np.uint32(1)
-        encoding = np.int64(count), np.int64(0), *parts, *noisy
+        encoding = np.int64(count), *parts, *noisy
         host_launch("smaq", "smaq_encode", macros, 1024, x, packed[start:], *encoding)
         decoding = np.int64(size), np.int64(form.room(size)), np.int64(0), np.int64(count), *parts
         host_launch("smaq", "smaq_decode", macros, 1024, packed[start:], out[start:], *decoding)
@@ -115,8 +113,8 @@ def test_operators_reach_the_kernels_beyond_two_to_the_31_elements() -> None:
     assert packed.numel() == SMAQ.packed_bytes(count)
     for start in (0, 2**31 - 2**12, 2**31 + 2**19):
         part, block = x[start : start + 2**13].cpu(), start // 256
-        expected = smaqblocks.encode(part, block, USUAL, SEED, True)
+        expected = smaqblocks._encoded(part.view(-1, 256), start, USUAL, SEED, True).flatten()
         there = packed[block * USUAL.block_bytes :][: expected.numel()].cpu()
         assert torch.equal(there, expected)
         decoded = smaq.decode(packed, part.numel(), torch.float16, start).cpu()
-        assert torch.equal(decoded, smaqblocks.decode(expected, 0, part.numel(), USUAL, torch.float16))
+        assert torch.equal(decoded, smaqblocks.decode(expected, 0, part.numel(), torch.float16, *USUAL))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from actbench import schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
@@ -138,17 +137,6 @@ def test_the_head_computes_no_more_than_a_piece_at_a_time(loss: Any, monkeypatch
     assert max(of_head) <= 3
 
 
-def test_a_frozen_head_gets_no_gradient_and_the_layers_before_it_do() -> None:
-    exact = Model(plain)
-    exact.head.requires_grad_(False)
-
-    (_, gradients), (_, others) = result(exact), result(in_pieces(exact))
-
-    assert len(gradients) == len(others) == 3
-    for gradient, other in zip(gradients, others, strict=True):
-        torch.testing.assert_close(other, gradient)
-
-
 def test_whoever_asks_for_the_values_gets_them() -> None:
     seen: list[Tensor] = []
     exact = Model(lambda logits, labels: seen.append(logits) or plain(logits, labels))  # type: ignore[func-returns-value]
@@ -185,93 +173,11 @@ def test_logits_that_are_written_to_are_refused() -> None:
         result(in_pieces(Model(masked)))
 
 
-def test_backward_runs_twice_where_the_graph_is_kept_and_second_derivatives_are_refused() -> None:
-    model = in_pieces(Model(plain))
-    loss = model(*batch())
-    loss.backward(retain_graph=True)
-    once = model.head.weight.grad.clone()  # type: ignore[union-attr, operator]
-    loss.backward()
-
-    torch.testing.assert_close(model.head.weight.grad, 2 * once)  # type: ignore[union-attr]
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(model(*batch()), list(model.parameters()), create_graph=True)
-
-
 @pytest.mark.parametrize("head", ["", "head=middle.x", "head=embed"])
 def test_a_head_that_cannot_be_found_is_asked_for(head: str) -> None:
     spec = ",".join(filter(None, ["chunked_loss", head]))
     with pytest.raises(NothingToConvertError, match=r"name the nn\.Linear that makes the logits, .*head=lm_head"):
         schemes.build(spec).apply(TrainingSetup(Model(plain)))
-
-
-class Twice(torch.autograd.Function):
-    """A function of a user's own, past which no function of torch leads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 2 * gradient
-
-
-def by_own_function(logits: Tensor, labels: Tensor) -> Tensor:
-    return plain(Twice.apply(logits), labels)  # type: ignore[arg-type]
-
-
-def recomputed(logits: Tensor, labels: Tensor) -> Tensor:
-    return plain(checkpoint(lambda x: x * 1.5, logits, use_reentrant=True), labels)
-
-
-@pytest.mark.parametrize("loss", [by_own_function, recomputed])
-def test_gradients_are_right_where_autograd_is_passed_by(loss: Any) -> None:
-    exact = Model(loss)
-
-    (_, gradients), (_, others) = result(exact), result(in_pieces(exact))
-
-    for gradient, other in zip(gradients, others, strict=True):
-        torch.testing.assert_close(other, gradient)
-
-
-@pytest.mark.filterwarnings("ignore:Full backward hook")
-def test_backward_hooks_of_modules_leave_the_gradients_as_they_are() -> None:
-    exact = Model(lambda logits, labels: logits)
-    exact.head.weight.requires_grad_(False)
-    model = in_pieces(exact)
-    for each in (exact, model):
-        each.register_full_backward_hook(lambda *_: None)
-
-    def gradients(module: nn.Module) -> list[Tensor]:
-        ids, labels = batch()
-        plain(module(ids, labels), labels).backward()
-        return [p.grad for p in module.parameters() if p.grad is not None]
-
-    for gradient, other in zip(gradients(exact), gradients(model), strict=True):
-        torch.testing.assert_close(other, gradient)
-
-
-def test_a_learned_scale_gets_its_gradient() -> None:
-    scale = nn.Parameter(torch.tensor(1.5))
-    exact = Model(lambda logits, labels: plain(logits * scale, labels))
-    result(exact)
-    wanted, scale.grad = scale.grad, None
-
-    result(in_pieces(exact, pieces=2))
-
-    torch.testing.assert_close(scale.grad, wanted)
-
-
-def test_logits_that_are_read_after_the_optimizers_step_are_refused() -> None:
-    model = in_pieces(Model(lambda logits, labels: logits))
-    ids, labels = batch()
-    logits = model(ids, labels)
-    plain(logits, labels).backward()
-
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-
-    with pytest.raises(ConversionError, match="read them before the optimizer's step"):
-        logits.argmax(-1)
 
 
 def test_the_loss_has_the_type_that_it_has_without_pieces() -> None:
@@ -282,23 +188,6 @@ def test_the_loss_has_the_type_that_it_has_without_pieces() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = logits(*batch())
     assert found.dtype is found.detach().norm().dtype is torch.bfloat16
-
-
-def test_hooks_that_pack_do_not_bias_it() -> None:
-    """Of the sharpened softmax, whose second computation from noise would: relative error of the mean of 60 draws."""
-
-    def sharp(logits: Tensor, labels: Tensor) -> Tensor:
-        return plain(logits * 8.0, labels)
-
-    exact = Model(sharp)
-    truth = torch.cat([gradient.flatten() for gradient in result(exact)[1]])
-
-    def error(spec: str) -> float:
-        model = schemes.build(spec).apply(TrainingSetup(copy.deepcopy(exact))).module
-        draws = [torch.cat([gradient.flatten() for gradient in result(model)[1]]) for _ in range(60)]
-        return float((torch.stack(draws).mean(0) - truth).norm() / truth.norm())
-
-    assert error("gact:L1.2+chunked_loss:4,head=head") < 1.2 * error("gact:L1.2")
 
 
 def test_what_is_asked_of_logits_is_answered() -> None:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 from actbench.codecs.tables import table
 from actbench.nn import piecewise
@@ -95,36 +94,6 @@ def test_a_used_layer_can_be_copied(copied, exact):
     again = copied(module)(x)
 
     assert torch.equal(gradient(again, x, torch.ones(100)), gradient(y, x, torch.ones(100)))
-
-
-@pytest.mark.parametrize("exact", EXACT, ids=repr)
-def test_as_much_is_saved_as_by_the_operators(exact):
-    def saved(x):
-        found = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda kept: found.append((kept.shape, kept.dtype)), lambda kept: kept
-        ):
-            layer(exact)(x)
-        return found
-
-    x = torch.randn(64, requires_grad=True)
-    with Watching():
-        expected = saved(x)
-
-    assert saved(x) == expected
-
-
-@pytest.mark.parametrize("exact", EXACT, ids=repr)
-@pytest.mark.parametrize("first", [True, False])
-def test_a_step_may_be_recomputed_where_someone_else_looks_on(first, exact):
-    module = layer(exact)
-    x, twin = torch.randn(64).requires_grad_(), torch.randn(64)
-    with Watching() if first else contextlib.nullcontext():
-        y = checkpoint(module, x, use_reentrant=False)
-    with contextlib.nullcontext() if first else Watching():
-        y.backward(twin)
-
-    assert torch.equal(x.grad, gradient(module(x), x, twin))
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,10 @@ def test_the_variance_of_the_batch_is_that_of_a_mean_over_its_rows(one_thread):
     found = rounding_variance(schemes.build("actnn:L2").apply(setup), {"x": rows}, 0, repeats=1, parts=40)
 
     assert found.batch == pytest.approx(float(expected), rel=0.5)
-    assert found.fields() == {"quantization_variance_observed": found.observed, "sgd_variance": found.batch}
+    assert [(each.name, each.value) for each in found.diagnostics()] == [
+        ("quantization_variance_observed", found.observed),
+        ("sgd_variance", found.batch),
+    ]
 
 
 def test_lists_of_a_batch_are_cut_with_its_rows(one_thread):
@@ -160,7 +163,7 @@ def test_rounding_leaves_the_model_as_it_was_and_needs_rows_to_cut(batch):
 
     assert found.observed > 0
     assert found.batch is None
-    assert found.fields() == {"quantization_variance_observed": found.observed}
+    assert [each.name for each in found.diagnostics()] == ["quantization_variance_observed"]
     assert HookedForward.of(setup.module).hooks.packer.codec == GroupQuantization()
     assert all(parameter.grad is None for parameter in setup.module.parameters())
 

@@ -29,7 +29,6 @@ CALLS = {
     "stepwise_decode": lambda x: OPS.stepwise_decode(x.new_empty(30, dtype=torch.uint8), x.new_empty(4), x, 2),
     "stepwise_activate": lambda x: OPS.stepwise_activate(x, "silu", x.new_empty(3), 2, False),
     "smaq_encode": lambda x: OPS.smaq_encode(x, SEED, True, *FORMAT),
-    "smaq_decode_": lambda x: OPS.smaq_decode_(x, OPS.smaq_encode(x.reshape(-1), SEED, True, *FORMAT), 0, *FORMAT),
     "smaqstep_sgd_": lambda x: OPS.smaqstep_sgd_(x, x, OPS.smaq_encode(x.reshape(-1), SEED, True, *FORMAT), *STEP),
     "onegroup_encode": lambda x: OPS.onegroup_encode(x[0, 0, 0], 2, SEED, True),
     "groupquant_encode": lambda x: OPS.groupquant_encode(x[0, 0, 0], 2, 32, SEED, True),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from actbench.results import render
 from actbench.results.compare import Comparison, compare, parse_limit
 from actbench.results.measured import MeasuredRecord
+from actbench.results.records import Case
 
 MakeRecord = Callable[..., MeasuredRecord]
 
@@ -107,3 +109,16 @@ def test_machines_of_one_set_are_compared_each_with_itself(make_record: MakeReco
         ("two", 2000, 2200),
     ]
     assert found.violations == ("peak:5%: tiny, exact, batch 8 (simulated, two): 1.95 KiB before, 2.15 KiB now",)
+
+
+def test_json_has_the_values_of_rows_with_their_cases(make_record: MakeRecord) -> None:
+    before, after = make_record("a", peak_bytes=1000), make_record("a", peak_bytes=1100)
+    comparison = checked([before], [after], "peak:5%")
+    found = json.loads(comparison.as_json())
+    [row] = found["rows"]
+
+    assert Case(**row["case"]) == before.case
+    assert row["machine"] == "box"
+    assert (row["values"]["peak_bytes_before"], row["values"]["peak_bytes_after"]) == (1000, 1100)
+    assert row["values"] == dict(comparison.table.rows[0])
+    assert (found["violations"], found["schema_version"]) == (list(comparison.violations), 1)

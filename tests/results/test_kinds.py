@@ -9,7 +9,7 @@ from typing import Any
 
 from actbench.results import store
 from actbench.results.kernels import KernelReport
-from actbench.results.measured import Measurement
+from actbench.results.measured import FIRST_DIAGNOSTICS, Measurement
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingRun
 
@@ -17,9 +17,15 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def with_nothing_new(old: Any, new: Any) -> bool:
-    """Return whether what was read says what was written, with None in every field that came later."""
+    """Return whether what was read says what was written, with None in every field that came later.
+
+    What schemes report stood in fields of the measurement, and stands among its diagnostics.
+    """
     if not isinstance(old, dict):
         return bool(old == new)
+    if diagnostics := new.get("diagnostics"):
+        new = {**new, **dict.fromkeys(FIRST_DIAGNOSTICS), **{each["name"]: each["value"] for each in diagnostics}}
+        del new["diagnostics"]
     later = {name: value for name, value in new.items() if name not in old}
     return set(later.values()) <= {None} and all(with_nothing_new(old[name], new.get(name)) for name in old)
 

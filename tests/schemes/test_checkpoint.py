@@ -115,7 +115,10 @@ class Stages(nn.Module):
         (Encoder, ["stem", "layers.0", "layers.1"]),
         (Stages, ["one.0", "two.0"]),
         (plain, list("01234")),
-        (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8), 2), ["layers.0", "layers.1"]),
+        (
+            lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2),
+            ["layers.0", "layers.1"],
+        ),
     ],
 )
 def test_blocks_of_an_unknown_model_are_found_by_what_repeats(model, paths):

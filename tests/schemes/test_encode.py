@@ -23,7 +23,10 @@ ALL = "weights/gradients/activations/maps/state"
         ("encode", "encoding is missing"),
         ("encode:int:9", "^scheme 'encode:int:9': encoding=int:9: bits=9: input should be"),
         ("encode:int:6/", r"^scheme 'encode:int:6/': encoding=int:6/: '' is not of the form key=value \(see"),
-        ("encode:nope", "^scheme 'encode:nope': encoding=nope: there is no encoding 'nope'; known: "),
+        (
+            "encode:nope",
+            "^scheme 'encode:nope': encoding=nope: there is no encoding 'nope'; 'actbench encodings'",
+        ),
         ("encode:smack", "did you mean 'smaq'"),
         ("encode:nnwbdi", "no fixed rate"),
     ],

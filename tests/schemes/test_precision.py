@@ -63,6 +63,21 @@ def test_pure_casts_parameters_buffers_gradients_and_inputs_and_keeps_their_iden
     assert step.batch["y"].dtype == torch.int64
 
 
+@pytest.mark.parametrize(("spec", "are_numbers"), [("pure:fp16", False), ("pure:bf16", True)])
+def test_what_adam_makes_of_small_gradients_is_warned_of(spec: str, *, are_numbers: bool) -> None:
+    setup = TrainingSetup(
+        nn.Linear(8, 4),
+        lambda module, batch: module(batch["x"]).mean() / 1000,
+        lambda m: torch.optim.AdamW(m.parameters()),
+    )
+
+    changed = schemes.build(spec).apply(setup)
+    TrainStep(changed, {"x": torch.ones(2, 8)})()
+
+    assert all(bool(parameter.isfinite().all()) for parameter in changed.module.parameters()) == are_numbers
+    assert any("updates can be no numbers" in warning for warning in changed.warnings) != are_numbers
+
+
 @pytest.mark.parametrize(
     ("spec", "flags"),
     [("autocast:fp16", {"autocast": "bf16"}), ("pure:bf16", {"dtype": "fp16"}), ("pure:bf16", {"autocast": "bf16"})],

@@ -13,7 +13,7 @@ from actbench.schemes.encode import Encode
 from actbench.schemes.fewbit import FewBit
 from actbench.schemes.randomized import Randomized
 from actbench.schemes.smaq import Smaq
-from actbench.schemes.structures import STRUCTURES
+from actbench.schemes.structurewords import STRUCTURES
 
 _structures = st.lists(st.sampled_from(STRUCTURES), min_size=1, unique=True).map(tuple)
 _outliers = st.integers(0, 256).map(lambda count: count / 256)
@@ -59,7 +59,7 @@ def test_what_no_specification_can_say_is_refused(name):
     ],
 )
 def test_an_error_says_where_to_look(text, where):
-    with pytest.raises(SpecError, match=rf"\(see {where}\)$") as caught:
+    with pytest.raises(SpecError, match=where) as caught:
         schemes.build(text)
 
-    assert str(caught.value).count("(see ") == 1
+    assert str(caught.value).count("'actbench ") == 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import platformdirs
 
@@ -12,6 +14,7 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     convert,
     doctor,
     encodings,
+    fit,
     kernels,
     listing,
     report,
@@ -57,12 +60,27 @@ def _give_compilers_a_cache() -> None:
 
 def _run(*, debug: bool) -> None:
     try:
-        app(prog_name="actbench")
+        with _debugging() if debug else nullcontext():
+            app(prog_name="actbench")
     except (ActbenchError, OSError) as error:
         if debug:
             raise
         print(plain(f"actbench: {shortened(_said(error))}"), file=sys.stderr)
         sys.exit(2)
+
+
+@contextmanager
+def _debugging() -> Iterator[None]:
+    """Print what is told for debugging: the tracebacks of cases and runs that fail."""
+    log, handler = logging.getLogger("actbench"), logging.StreamHandler()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
 def _said(error: ActbenchError | OSError) -> str:

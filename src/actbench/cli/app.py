@@ -50,9 +50,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Convert, measure and compare schemes that save activation memory in training.\n\n"
     "Every number that actbench prints was measured: by the CUDA allocator, by the CPU allocator, or by running "
-    "the training step on fake tensors with the operators that the named device would choose.\n\n"
+    "the training step on fake tensors with the operators that the named device would choose. Times of simulated "
+    "steps are estimated, and marked so.\n\n"
     "Start with **actbench sweep**, which runs the quickstart recipe, or **actbench measure resnet50 --scheme "
-    "checkpoint**.",
+    "checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.",
 )
 
 Exit = typer.Exit
@@ -119,6 +120,9 @@ def _global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error, that of a failed case too."),
+    ] = False,
 ) -> None:
     """Options of every verb; ``--debug`` is acted on by the entry point, before any verb runs."""

@@ -14,6 +14,7 @@ from typing import Literal
 import platformdirs
 
 from actbench.cli.app import Exit, app
+from actbench.cli.consoles import console
 from actbench.results.machine import available_memory_bytes, machine
 from actbench.units import format_bytes
 
@@ -33,7 +34,7 @@ class Check:
 def examine() -> list[Check]:
     """Look at Python, the libraries, the devices, memory and disk."""
     libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
-    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _processor(), _memory(), _disk()]
+    return [_python(), *libraries, _cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk()]
 
 
 def _python() -> Check:
@@ -85,6 +86,13 @@ def _numba() -> Check:
     return Check("Numba", "ok", f"{version}, with OpenMP")
 
 
+def _charts() -> Check:
+    try:
+        return Check("Charts", "ok", f"vl-convert-python {importlib.metadata.version('vl-convert-python')}")
+    except importlib.metadata.PackageNotFoundError:
+        return Check("Charts", "optional", "not installed", "pip install 'actbench[html]' (charts of --export-html)")
+
+
 def _processor() -> Check:
     here = machine()
     return Check("Processor", "ok", f"{here.processor}, {here.cores} cores, {platform.machine()}")
@@ -112,7 +120,6 @@ def doctor() -> None:
 
     Example: actbench doctor
     """
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -121,6 +128,6 @@ def doctor() -> None:
     marks = {"ok": "[green]ok[/]", "optional": "[yellow]–[/]", "missing": "[red]missing[/]"}
     for check in checks:
         table.add_row(marks[check.verdict], check.name, escape(check.found), escape(check.advice))
-    Console().print(table)
+    console().print(table)
     if any(check.verdict == "missing" for check in checks):
         raise Exit(1)

@@ -106,8 +106,8 @@ class SchemeFlags:
 
 
 @dataclass(frozen=True)
-class ModelFlags(SchemeFlags):
-    """Which schemes are applied to what."""
+class StepFlags:
+    """What is trained."""
 
     task: Annotated[
         Task | None,
@@ -168,6 +168,11 @@ class ModelFlags(SchemeFlags):
 
 
 @dataclass(frozen=True)
+class ModelFlags(StepFlags, SchemeFlags):
+    """Which schemes are applied to what."""
+
+
+@dataclass(frozen=True)
 class CaseFlags(ModelFlags):
     """Which schemes are applied to what, and how that is measured."""
 
@@ -197,8 +202,9 @@ class CaseFlags(ModelFlags):
         str | None,
         option(
             "--device-profile",
-            "Device that the simulated meter stands for (default cuda-16gib); actbench devices lists them.",
-            metavar="NAME",
+            "Device that the simulated meter stands for (default cuda-16gib): a name of those that actbench devices "
+            "lists, or a .toml file that describes one.",
+            metavar="NAME|FILE",
         ),
     ] = None
     optimizer: Annotated[

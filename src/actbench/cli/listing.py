@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import app, argument
+from actbench.cli.consoles import console
 from actbench.errors import UsageError
 from actbench.units import format_bytes
 
@@ -25,8 +26,6 @@ def schemes(
 
     Examples: actbench schemes · actbench schemes fewbit
     """
-    from rich.console import Console
-
     from actbench import schemes as registry
 
     if name is None:
@@ -34,9 +33,9 @@ def schemes(
         for scheme in registry.find().values():
             value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
             table.add_row(scheme.name + value, _changes(scheme), scheme.summary, scheme.paper)
-        Console().print(table)
+        console().print(table)
     else:
-        print_scheme(registry.lookup(name), Console(highlight=False))
+        print_scheme(registry.lookup(name), console())
 
 
 @app.command()
@@ -49,8 +48,6 @@ def models(
 
     Examples: actbench models · actbench models resnet
     """
-    from rich.console import Console
-
     from actbench import workloads
 
     table = _table("model", "from", "trained for", "note")
@@ -59,7 +56,7 @@ def models(
             table.add_row(entry.spec, entry.source, entry.task, entry.note)
     if not table.row_count:
         raise UsageError(f"no model's name contains {pattern!r}; 'actbench models' lists all")
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -70,8 +67,6 @@ def recipes(
 
     Examples: actbench recipes · actbench recipes quickstart > mine.toml
     """
-    from rich.console import Console
-
     from actbench.experiments import recipes
     from actbench.experiments.recipes import runs
 
@@ -82,7 +77,7 @@ def recipes(
     for verb, titles in (("sweep", recipes.shipped()), ("train", runs.shipped())):
         for shipped, title in titles.items():
             table.add_row(shipped, verb, title)
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -92,24 +87,24 @@ def devices(
     """List the device profiles that --device-profile takes: what a step is simulated for, with no device at all.
 
     Memory is what torch reports for such a card, in its messages when memory runs out: less than is printed on the box.
-    The driver's own share also comes out of it. `--memory-limit 8GiB` sets another limit.
+    The driver's own share also comes out of it. `--memory-limit 8GiB` sets another limit. Of those marked est. the
+    time of a step is estimated, too.
 
     Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
     """
-    from rich.console import Console
-
     from actbench.measuring.meters import profiles
 
-    table = _table("device profile", "memory", "compute capability", "operators of")
+    table = _table("device profile", "memory", "compute capability", "operators of", "time")
     for profile in profiles.profiles():
         if pattern is None or pattern.lower() in profile.name:
             capability = "–" if profile.compute_capability is None else "{}.{}".format(*profile.compute_capability)
             operators = "CUDA" if profile.is_cuda else "this CPU"
             usual = " (default)" if profile.name == profiles.DEFAULT else ""
-            table.add_row(profile.name + usual, format_bytes(profile.memory_bytes), capability, operators)
+            time = "–" if profile.rates is None else "est."
+            table.add_row(profile.name + usual, format_bytes(profile.memory_bytes), capability, operators, time)
     if not table.row_count:
         raise UsageError(f"no device profile's name contains {pattern!r}; 'actbench devices' lists all")
-    Console().print(table)
+    console().print(table)
 
 
 def _table(*titles: str) -> Any:
@@ -129,22 +124,22 @@ _BOUNDS = {
 }
 
 
-def print_scheme(scheme: type[Scheme], console: Console) -> None:
+def print_scheme(scheme: type[Scheme], to: Console) -> None:
     """Print what a scheme does and keeps, its keys with the values they take, and its authors' figures."""
     from rich.table import Table
 
     text = _explained(scheme)
     value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
-    console.print(f"{scheme.name}{value}", style="bold", markup=False)
-    console.print(text.pop(""), "", sep="\n", markup=False)
+    to.print(f"{scheme.name}{value}", style="bold", markup=False)
+    to.print(text.pop(""), "", sep="\n", markup=False)
     text["Changes"] = _changes(scheme) or "nothing"
     facts = Table.grid("", "", padding=(0, 2, 0, 0))
     for title, fact in {**text, **_claims(scheme)}.items():
         facts.add_row(_literal(title), _literal(fact))
-    console.print(facts)
+    to.print(facts)
     for table in (_keys(scheme), _published(scheme)):
         if table.row_count:
-            console.print("", table)
+            to.print("", table)
 
 
 def _explained(scheme: type[Scheme]) -> dict[str, str]:
@@ -207,16 +202,16 @@ def _meanings(scheme: type[Scheme]) -> dict[str, str]:
 
 def _described(schema: dict[str, Any]) -> tuple[str, str]:
     """Return type and allowed values of a key from its JSON schema."""
-    schema = next((kind for kind in schema.get("anyOf", ()) if kind.get("type") != "null"), schema)
+    schema, *others = [kind for kind in schema.get("anyOf", ()) if kind.get("type") != "null"] or [schema]
     if schema.get("type") == "array":
         kind, allowed = _described(schema.get("items", {}))
         return "list, joined by /", allowed or kind
     kind = _TYPES.get(schema.get("type", ""), "text")
-    return kind, ", ".join(_allowed(schema))
+    return kind, " or ".join(filter(None, (", ".join(_allowed(each)) for each in (schema, *others))))
 
 
 def _allowed(schema: dict[str, Any]) -> Iterator[str]:
-    yield from map(str, schema.get("enum", ()))
+    yield from map(str, schema.get("enum", [schema["const"]] if "const" in schema else ()))
     yield from (words.format(schema[name]) for name, words in _BOUNDS.items() if name in schema)
 
 

@@ -10,7 +10,7 @@ from actbench.cli.app import STDOUT, file_option, option
 from actbench.errors import UsageError
 from actbench.results.tables.selection import CHOICES, names_in
 
-JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records as JSON.")]
+JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or what is compared, as JSON.")]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,14 @@ class TableFlags:
     export_csv: Annotated[
         Path | None, file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
     ] = None
-    export_html: Annotated[Path | None, file_option("--export-html", "Write the table as HTML.")] = None
+    export_html: Annotated[
+        Path | None,
+        file_option(
+            "--export-html --html",
+            "Write one HTML page that needs no network: tables that sort and filter, charts of records "
+            "(actbench[html]), settings and commands.",
+        ),
+    ] = None
 
     @property
     def take_stdout(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from actbench.cli.app import STDOUT, Exit
+from actbench.cli.consoles import console
 from actbench.errors import UsageError, shortened
 from actbench.results.plain import plain
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.progress import Progress
     from actbench.results.render.exports import Text
+    from actbench.results.render.page.pictures import Beside
     from actbench.results.tables import Table
 
 
@@ -158,12 +160,10 @@ def readers(flags: TableFlags) -> TextIO:
 
 def show(*tables: Table, beside: TableFlags) -> None:
     """Print tables, beside exports."""
-    from rich.console import Console
-
     from actbench.results.render import screen
 
     for table in tables:
-        screen.show(table, Console(file=readers(beside), highlight=False))
+        screen.show(table, console(readers(beside)))
 
 
 @contextmanager
@@ -191,6 +191,7 @@ def export(
     *,
     csv: Callable[[], Table] | None = None,
     title: str | None = None,
+    beside: Callable[[], Beside] | None = None,
 ) -> None:
     """Write what was asked for, all of it or nothing.
 
@@ -200,6 +201,7 @@ def export(
         json: What JSON has; needed where ``flags`` may ask for it.
         csv: What CSV has, where that is not the first table.
         title: That of the HTML page, where that is not the first table's.
+        beside: What the HTML page has beside its tables.
     """
     from actbench.results.render import formats
 
@@ -212,8 +214,19 @@ def export(
         (flags.export_markdown, markdown),
         (flags.export_csv, lambda: formats.csv_lines(csv() if csv else tables[0])),
         (getattr(flags, "export_json", None), json or str),
-        (flags.export_html, lambda: formats.html_lines(tables, title or tables[0].title)),
+        (flags.export_html, lambda: _page(tables, title or tables[0].title, beside)),
     )
+
+
+def _page(tables: Sequence[Table], title: str, beside: Callable[[], Beside] | None) -> Text:
+    """Return an HTML page, and remark what to install where it could have charts."""
+    from actbench.results.render import page
+    from actbench.results.render.page import library
+
+    found = beside() if beside else None
+    if found is not None and found.has_charts and not library.is_installed():
+        remark(f"the HTML page has tables without charts: what draws them is missing; {library.EXTRA} installs it")
+    return page.html_lines(tables, title, found)
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
@@ -238,19 +251,20 @@ def finish(
     verb: str = "measure",
     *,
     beside: TableFlags,
-    over_limit: Sequence[str] = (),
     require_fit: bool = False,
 ) -> None:
     """Print the tables of a result, say where it is kept, and leave with status 1 if any case failed.
+
+    Why a case failed, or is over its limit, stands in the notes of the table.
 
     Args:
         comparison: The result.
         shown: Its tables.
         verb: What was done to its cases.
         beside: Which exports there are.
-        over_limit: What to say of each case that does not fit.
-        require_fit: Whether these count as failed.
+        require_fit: Whether a case that does not fit counts as failed.
     """
+    from actbench.results.measured import Measurement
     from actbench.results.records import Failure
 
     show(*shown, beside=beside)
@@ -262,10 +276,7 @@ def finish(
         remark(f"nothing was {did}: all rows were there; --force {verb}s again, --output FOLDER puts it elsewhere")
     if comparison.path is not None:
         remark(f"results: {comparison.path} (tables beside it, as .md and .csv)")
-    failures = [record for record in comparison.records if isinstance(record.outcome, Failure)]
-    for record in failures:
-        remark(f"failed: {record.case.name}: {record.outcome.message}")
-    for text in over_limit:
-        remark(text)
-    if failures or (over_limit and require_fit):
+    outcomes = [record.outcome for record in comparison.records]
+    over_limit = any(isinstance(outcome, Measurement) and not outcome.fits for outcome in outcomes)
+    if any(isinstance(outcome, Failure) for outcome in outcomes) or (over_limit and require_fit):
         raise Exit(1)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from actbench.cli.app import Exit, app, argument, option, path_named
 from actbench.cli.flags import expanded
-from actbench.cli.outputs import ResultFlags, TableFlags
+from actbench.cli.outputs import ExportFlags, ResultFlags
 from actbench.cli.printing import export, remark, show
 
 ResultsArgument = Annotated[
@@ -41,30 +41,34 @@ def report(
 
     Of several records of one case the last counts. Rows of different machines are told apart by a column.
 
-    A terminal shows the first 500 rows and says how many there are. A pipe gets every row, and so does every export.
+    A terminal shows the first 500 rows and says how many there are. A pipe gets every row, in 120 columns or COLUMNS,
+    and so does every export.
 
     Examples:
 
     actbench report results
 
-    actbench report results | less -S
+    COLUMNS=400 actbench report results | less -S
 
     actbench report results/quickstart/*.jsonl --export-markdown table.md --export-csv table.csv
+
+    actbench report results/quickstart --html report.html
 
     actbench report results --columns scheme,peak,saved --export-markdown -
     """
     from actbench.results import store, tables
     from actbench.results.render.formats import json_lines
+    from actbench.results.render.page import rows
 
     columns = exports.chosen
     records, notices = store.read_all(store.files_in(results), sites=exports.export_json is not None)
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title, columns)
-    if exports.export_json is None:
+    if exports.export_json is None and exports.export_html is None:
         records = []  # of many rows they take most of the memory
     show(*shown, beside=exports)
-    export(exports, shown[:1], lambda: json_lines(records))
+    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
 
 
 @app.command()
@@ -84,7 +88,7 @@ def compare(
             metavar="LIMIT",
         ),
     ] = None,
-    exports: TableFlags,
+    exports: ExportFlags,
 ) -> None:
     """Compare two results files case by case, or two folders of them; the gate for continuous integration.
 
@@ -96,7 +100,7 @@ def compare(
 
     actbench compare old.jsonl new.jsonl --fail-on peak:5% --fail-on throughput:10%
 
-    actbench compare results-of-main results
+    actbench compare results-of-main results --html changes.html --export-json changes.json
     """
     from actbench.results import store
     from actbench.results.compare import compare as compared
@@ -110,7 +114,7 @@ def compare(
         remark(notice)
     comparison = compared(first, second, limits)
     show(comparison.table, beside=exports)
-    export(exports, [comparison.table])
+    export(exports, [comparison.table], comparison.as_json)
     for violation in comparison.violations:
         remark(f"limit broken: {violation}")
     if comparison.violations:

@@ -1,12 +1,11 @@
-"""The verbs sweep and measure; and ``measure --ledger``: every tensor that is saved for backward."""
+"""The verbs sweep and measure."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import LARGEST, app, argument, named, option
 from actbench.cli.flags import (
@@ -19,20 +18,26 @@ from actbench.cli.flags import (
     expanded,
     schemes_from,
 )
-from actbench.cli.outputs import ExportFlags, ResultFlags
-from actbench.cli.printing import call_task, command_line, export, finish, progress_shown, show
+from actbench.cli.ledger import LedgerFlags, list_saved
+from actbench.cli.outputs import ResultFlags
+from actbench.cli.printing import command_line, export, finish, progress_shown
 from actbench.errors import ModelError, UsageError
-from actbench.results.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from actbench.experiments.recipes import Recipe
-    from actbench.results.ledger import Ledger
-    from actbench.results.records import Case
+    from actbench.results.measured import MeasuredRecord
     from actbench.results.tables import Table
 
-LedgerOption = Annotated[
-    bool,
-    option("--ledger", "In place of measuring, list every tensor that is saved for backward, on fake tensors."),
+TimeByOption = Annotated[
+    Literal["operator"] | None,
+    option(
+        "--time-by",
+        "operator: list where the estimated time of a step goes, the ten dearest operators, exact beside schemes.",
+        show_default=False,
+    ),
+]
+CumulativeOption = Annotated[
+    bool, option("--cumulative", "Add the schemes one after the other, and show what each one changes.")
 ]
 RecipeOrModel = Annotated[
     str | None,
@@ -53,10 +58,7 @@ def sweep(
     force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
     retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
     trust_recipe: TrustRecipeOption = False,
-    cumulative: Annotated[
-        bool,
-        option("--cumulative", "Add the schemes one after the other, and show what each one changes."),
-    ] = False,
+    cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
     output: OutputOption = Path("results"),
     exports: ResultFlags,
@@ -103,7 +105,9 @@ def measure(
     model: ModelArgument,
     flags: CaseFlags,
     timeout: TimeoutOption = 1800.0,
-    ledger: LedgerOption = False,
+    ledger: LedgerFlags,
+    time_by: TimeByOption = None,
+    cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
     output: OutputOption = None,
     exports: ResultFlags,
@@ -111,7 +115,8 @@ def measure(
     """Measure one model with a scheme beside the exact model.
 
     Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep. With --ledger nothing
-    is measured: every tensor that the schemes (or else the exact model) save for backward is listed, in --timeout.
+    is measured: what the schemes (or else the exact model) save for backward is listed, by module, operator, reason and
+    tensor, in --timeout.
 
     Examples:
 
@@ -119,21 +124,29 @@ def measure(
 
     actbench measure resnet50 -s checkpoint --meter cpu --batch-size 4 --image-size 128
 
+    actbench measure llama-3.2-1b -s checkpoint -s adam8bit -s chunked_loss:8 --cumulative
+
     actbench measure train.py:build -s randomized:0.2
 
-    actbench measure roberta-base -s fewbit:3 --ledger --export-csv ledger.csv
+    actbench measure roberta-base -s fewbit:3 --ledger --top 50 --export-csv ledger.csv
+
+    actbench measure resnet50 -s checkpoint -b 64 --meter simulated --device-profile rtx-4090 --time-by operator
     """
-    recipe = _recipe_of(model, flags)
-    if ledger and (output is not None or flags.max_batch or exports.columns or require_fit):
+    recipe = _recipe_of(model, flags, cumulative)
+    if not ledger.ledger and (ledger.top is not None or ledger.everything):
+        raise UsageError("--top and --all say what --ledger lists: give --ledger, too, or leave them out")
+    if ledger.ledger and (output is not None or flags.max_batch or exports.columns or require_fit or time_by):
         raise UsageError(
-            "--ledger measures nothing: leave out --output, --max-batch, --columns and --require-fit; --export-csv and "
-            "the like do"
+            "--ledger measures nothing: leave out --output, --max-batch, --columns, --time-by and --require-fit; "
+            "--export-csv and the like do"
         )
     with schemes_from(flags.scheme_flags):
-        if ledger:
-            _list_saved(recipe, exports, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
+        if ledger.ledger:
+            list_saved(recipe, exports, ledger, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
         else:
-            _compare(recipe, output, exports, timeout=timeout, force=True, require_fit=require_fit)
+            _compare(
+                recipe, output, exports, timeout=timeout, force=True, require_fit=require_fit, by_operator=bool(time_by)
+            )
 
 
 def _compare(
@@ -146,13 +159,13 @@ def _compare(
     jobs: int | None = None,
     retry_failed: bool = False,
     require_fit: bool = False,
+    by_operator: bool = False,
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
-    from actbench import schemes
     from actbench.experiments import sweep
-    from actbench.results.advice import about_limits
     from actbench.results.machine import machine
     from actbench.results.render.formats import json_lines
+    from actbench.results.render.page import rows
     from actbench.results.tables import report_tables
 
     columns = exports.chosen or recipe.columns
@@ -169,9 +182,28 @@ def _compare(
             progress=progress,
         )
     shown = report_tables(comparison.records, recipe.title, columns)
-    export(exports, shown[:1], lambda: json_lines(comparison.records))
-    over = about_limits(comparison.records, schemes.changing)
-    finish(comparison, shown, beside=exports, over_limit=over, require_fit=require_fit)
+    records = comparison.records
+    if by_operator:
+        shown = (*shown, *_operator_tables(records))
+    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+    finish(comparison, shown, beside=exports, require_fit=require_fit)
+
+
+def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
+    """Return where the time of each case goes.
+
+    Raises:
+        UsageError: Nothing was simulated for a device of which the rates are known.
+    """
+    from actbench.results.tables.operators import operator_tables
+
+    tables = operator_tables(records)
+    if not tables:
+        raise UsageError(
+            "--time-by operator shows estimated times, and none was estimated: add --meter simulated and a "
+            "--device-profile that 'actbench devices' marks est."
+        )
+    return tables
 
 
 @contextmanager
@@ -208,59 +240,3 @@ def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
     best = "cuda" if find_gpu() else "simulated"
     return Recipe.from_flags(workload, {"meters": [best], **flags.measure}, flags.schemes, cumulative=cumulative)
-
-
-def _list_saved(recipe: Recipe, exports: ExportFlags, *, exact: bool, timeout: float) -> None:
-    """List what each case of a recipe saves, and write what was asked for.
-
-    Markdown and HTML have the tables as they are shown, CSV has all rows in one table, and JSON the ledgers with their
-    cases. ``exact`` tells whether the exact model is listed; all cases share one process and ``timeout``.
-
-    Raises:
-        ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
-    """
-    from actbench.experiments import sweep
-    from actbench.results.ledger import LedgerLine, lines_table
-
-    cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
-    doing = f"listing what {recipe.name!r} keeps for backward"
-    listed = list(zip(cases, _ledgers(cases, doing, timeout), strict=True))
-    tables = [table for case, ledger in listed for table in _tables(case, ledger)]
-    lines = [LedgerLine(case, saved) for case, ledger in listed for saved in ledger.entries]
-    title = f"What is saved for backward: {recipe.name}"
-    export(exports, tables, lambda: _as_json(listed), csv=lambda: lines_table(lines, title), title=title)
-    show(*tables, beside=exports)
-
-
-def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
-    from pydantic import TypeAdapter
-
-    from actbench.experiments.runner.isolated import Tasks
-    from actbench.experiments.runner.runner import BENCH, PRELOAD
-    from actbench.results.ledger import Ledger
-    from actbench.results.records import Case
-
-    text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
-    with Tasks(BENCH, PRELOAD) as tasks:
-        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
-    return TypeAdapter(list[Ledger]).validate_json(answer)
-
-
-def _tables(case: Case, ledger: Ledger) -> tuple[Table, Table]:
-    from actbench.results.ledger import ledger_table, operators_table
-
-    title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
-    return ledger_table(ledger, title), operators_table(ledger)
-
-
-def _as_json(listed: Sequence[tuple[Case, Ledger]]) -> str:
-    written = [
-        {
-            "schema_version": SCHEMA_VERSION,
-            "case": case.model_dump(),
-            "total_bytes": ledger.total_bytes,
-            **ledger.model_dump(),
-        }
-        for case, ledger in listed
-    ]
-    return json.dumps(written, indent=2) + "\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import LARGEST, Exit, app, argument, named, option, path_named
+from actbench.cli.consoles import console
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, finish, progress_shown, readers
@@ -144,17 +145,17 @@ def _check_pictures(curves: list[Path]) -> None:
 
 def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
     """Print and export curves and table, say where they are kept, and leave with status 1 if any run failed."""
-    from rich.console import Console
-
     from actbench.results.render import charts, exports
     from actbench.results.render.charts import curves_of
     from actbench.results.render.formats import json_lines
+    from actbench.results.render.page import rows
     from actbench.results.tables.training import accuracy_table
 
     table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)
-    export(asked, [table], lambda: json_lines(comparison.records))
+    records = comparison.records
+    export(asked, [table], lambda: json_lines(records), beside=lambda: rows.beside_trained(records))
     exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
-    console = Console(file=readers(asked), highlight=False)
+    screen = console(readers(asked))
     for chart in drawn:
-        console.print(charts.drawn(chart, min(console.width, 100)), "")
+        screen.print(charts.drawn(chart, min(screen.width, 100)), "")
     finish(comparison, [table], "train", beside=asked)

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actbench.errors import UsageError
-from actbench.foreign import boundary
+from actbench.errors import UsageError, boundary
 
 Array = NDArray[np.float64]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from actbench.conversion.model import Conversion, apply_to_model, conversion_of, convert, mark, refuse_converted
+from actbench.conversion.model import Conversion, conversion_of, convert
 
-__all__ = ["Conversion", "apply_to_model", "conversion_of", "convert", "mark", "refuse_converted"]
+__all__ = ["Conversion", "conversion_of", "convert"]

@@ -1,8 +1,9 @@
-"""What a conversion changed in the modules of a model, and taking it back."""
+"""What a conversion changed in a model, and taking it back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,67 +12,110 @@ from torch import nn
 
 from actbench.errors import ConversionError
 
-_ABSENT = object()
+
+class _Absent:
+    """Stands for no entry at all; as a class it is copied and pickled as itself."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Change:
-    """An entry of a module's attributes, or of a dict among them such as its children, before and after."""
+    """An attribute of a module, or an entry of a dict among its attributes (``table``), before and after.
 
-    owner: str
-    table: dict[str, Any]
+    The module is known weakly, as it holds on to this: a model is freed as soon as it is let go.
+    """
+
+    module: Callable[[], nn.Module | None]
+    table: str
     key: str
     before: Any
     after: Any
 
-    def is_in_place(self) -> bool:
-        return self.table.get(self.key, _ABSENT) is self.after
+    @property
+    def entries(self) -> dict[str, Any]:
+        module = self.module()
+        attributes = {} if module is None else vars(module)
+        return attributes.get(self.table, {}) if self.table else attributes
 
-    def is_covered(self) -> bool:
-        """Return whether another forward was bound, as far as one can see, in front of the one this put there."""
-        return self.key == "forward" and self.key in self.table and not self.is_in_place()
+    def is_in_place(self) -> bool:
+        return self.entries.get(self.key, _Absent) is self.after
+
+    def is_covered(self, inside: set[nn.Module]) -> bool:
+        """Return whether something was put around it since, as far as one can see: in the modules of the model now."""
+        if self.is_in_place():
+            return False
+        forward = self.key == "forward" and self.key in self.entries
+        return forward or (isinstance(self.after, nn.Module) and self.after in inside)
 
     def put(self, value: Any) -> None:
-        if value is _ABSENT:
-            self.table.pop(self.key, None)
+        if value is _Absent:
+            self.entries.pop(self.key, None)
         else:
-            self.table[self.key] = value
+            self.entries[self.key] = value
+
+    def put_back(self) -> None:
+        if isinstance(self.before, nn.Module) and isinstance(self.after, nn.Module):
+            self.before.train(self.after.training)
+        self.put(self.before)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "module": self.module()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, module=_weakly(state["module"]))
 
 
 class Changes:
-    """The entries that a with-block of :func:`noting` changed in the modules of a model."""
+    """What a with-block of :func:`noting` changed in the modules of a model; a copy of the model has its own.
+
+    Attributes:
+        lost: Names of the parameters that the model no longer holds: it cannot be what it was.
+    """
 
     def __init__(self) -> None:
+        self.lost: tuple[str, ...] = ()
+        self._model = _weakly(None)
+        self._replaced: nn.Module | None = None
         self._changes: list[_Change] = []
+        self._frozen: list[tuple[nn.Parameter, bool]] = []
 
-    def undo(self) -> None:
+    def undo(self) -> nn.Module:
         """Put back what was there before, for good; restored layers get the train/eval flag of their stand-ins.
 
-        What others changed since stays, unless it stands in front of a forward of the conversion.
+        What others changed since stays, unless it stands around what is taken off.
+
+        Returns:
+            The model as it was.
 
         Raises:
-            ConversionError: Another forward was bound in front of one since; all else is undone then.
+            ConversionError: Another forward or module was put around one of the conversion since; all else is undone
+                then. Or the model is gone.
         """
-        covered = [change for change in self._changes if change.is_covered()]
+        model = self.converted
+        inside = set(model.modules())
+        covered = [change for change in self._changes if change.is_covered(inside)]
         for change in self._changes:
             if change.is_in_place():
-                _hand_over_flag(change)
-                change.put(change.before)
-        self._changes = covered
+                change.put_back()
+        for parameter, trained in self._frozen:
+            parameter.requires_grad_(trained)
+        self._changes, self._frozen = covered, []
         if covered:
+            what = "module" if isinstance(covered[0].after, nn.Module) else "forward"
             raise ConversionError(
-                f"the scheme cannot be taken off {covered[0].owner}: another forward was bound in front of its own "
-                "since; take that one off first, and close the callback again"
+                f"the scheme cannot be taken off {type(covered[0].module()).__name__}: another {what} was put around "
+                "its own since; take that one off first, and undo (of a callback or a controller: close) again"
             )
+        if self._replaced is None:
+            return model
+        return self._replaced.train(model.training)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Put back what was there before, for the length of the with-block."""
-        tables = {id(change.table): change.table for change in self._changes}.values()
+        tables = {id(change.entries): change.entries for change in self._changes}.values()
         found = [(table, dict(table)) for table in tables]
         for change in self._changes:
-            _hand_over_flag(change)
-            change.put(change.before)
+            change.put_back()
         try:
             yield
         finally:
@@ -79,36 +123,75 @@ class Changes:
                 table.clear()
                 table.update(now)
 
-    def _compare(self, before: dict[int, tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
-        for owner, table, then in before.values():
-            self._changes += [
-                _Change(owner, table, key, then.get(key, _ABSENT), table.get(key, _ABSENT))
-                for key in {**then, **table}
-                if then.get(key, _ABSENT) is not table.get(key, _ABSENT)
-            ]
+    @property
+    def converted(self) -> nn.Module:
+        """The converted model.
+
+        Raises:
+            ConversionError: It is gone.
+        """
+        model = self._model()
+        if model is None:
+            raise ConversionError("the converted model is gone, and with it what could be undone; keep the model")
+        return model
+
+    def became(self, model: nn.Module) -> None:
+        """Say what the model has become, which may be another object."""
+        if model is not self.converted:
+            self._replaced, self._model = self.converted, _weakly(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_model": self._model()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _model=_weakly(state["_model"]))
 
 
 @contextmanager
 def noting(model: nn.Module) -> Iterator[Changes]:
     """Note what a with-block changes in the modules of a model, and take it back if the block raises."""
-    before = {}
-    for module in model.modules():
-        for table in (vars(module), *(value for value in vars(module).values() if isinstance(value, dict))):
-            before[id(table)] = (type(module).__name__, table, dict(table))
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    before = _Snapshot(model)
     changes = Changes()
+    changes._model = _weakly(model)
     try:
         yield changes
     except BaseException:
-        for parameter, flag in flags:
-            parameter.requires_grad_(flag)
-        for _, table, then in before.values():
+        before.restore()
+        raise
+    before.compare(changes)
+
+
+class _Snapshot:
+    """The attributes of a model's modules, the dicts among these, and which parameters are trained."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._tables = [
+            (module, name, table, dict(table))
+            for module in model.modules()
+            for name, table in [("", vars(module)), *((n, v) for n, v in vars(module).items() if isinstance(v, dict))]
+        ]
+        self._parameters = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
+
+    def restore(self) -> None:
+        for _, parameter, trained in self._parameters:
+            parameter.requires_grad_(trained)
+        for _, _, table, then in self._tables:
             table.clear()
             table.update(then)
-        raise
-    changes._compare(before)
+
+    def compare(self, changes: Changes) -> None:
+        held = set(changes.converted.parameters())
+        changes.lost = tuple(name for name, parameter, _ in self._parameters if parameter not in held)
+        if changes.lost:
+            return  # and nothing holds on to them
+        changes._frozen = [(found, trained) for _, found, trained in self._parameters if found.requires_grad != trained]
+        changes._changes = [
+            _Change(_weakly(module), name, key, then.get(key, _Absent), table.get(key, _Absent))
+            for module, name, table, then in self._tables
+            for key in {**then, **table}
+            if then.get(key, _Absent) is not table.get(key, _Absent)
+        ]
 
 
-def _hand_over_flag(change: _Change) -> None:
-    if isinstance(change.before, nn.Module) and isinstance(change.after, nn.Module):
-        change.before.train(change.after.training)
+def _weakly(module: nn.Module | None) -> Callable[[], nn.Module | None]:
+    return weakref.ref(module) if module is not None else lambda: None

@@ -7,15 +7,11 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from actbench import schemes
-from actbench.conversion.model import convert, unmark
-from actbench.errors import ConversionError, UsageError
+from actbench.conversion.model import converted_in_place
+from actbench.errors import UsageError
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
 from actbench.schemes import Scheme
-
-_TAKEN = frozenset({"gact", "checkpoint"})
-"""Schemes that only stand around the forwards of modules."""
 
 
 class Controller:
@@ -35,23 +31,22 @@ class Controller:
     returns, or a random combination of what it returns.
 
     Args:
-        model: The model, not converted; its parameters, flags and ``state_dict`` keys stay as they are throughout.
-        scheme: ``gact`` at any level, alone or with ``checkpoint``: schemes that only wrap forwards. Replaced layers
-            could be trained on, wrapped or copied meanwhile, and not be put back.
+        model: The model, not converted; but for ``lora``, parameters, flags and ``state_dict`` keys stay throughout.
+        scheme: What :func:`actbench.convert` takes, but for one that stores parameters in fewer bits.
 
     Raises:
         SpecError: The specification is wrong.
-        ConversionError: The scheme is another one, or the model is converted or under a controller already.
+        ConversionError: The scheme cannot be applied, or not be taken off again, or the model is converted or under a
+            controller already.
     """
 
     def __init__(self, model: nn.Module, scheme: str | Scheme = "gact:L2") -> None:
-        scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
-        _refuse(scheme)
-        self._model: nn.Module | None = convert(model, scheme)
-        self._bound = [bound for module in model.modules() for bound in ReboundForward.all_of(module)]
+        self._model: nn.Module | None = model
+        self._conversion = converted_in_place(model, scheme)
+        bound = [forward for module in model.modules() for forward in ReboundForward.all_of(module)]
+        hooked = [forward for forward in bound if isinstance(forward, HookedForward)]  # several, of parts of a model
+        self._probings = [(each, each.probing.restarted()) for each in hooked if each.probing is not None]
         self._entered = False
-        hooked = [bound for bound in self._bound if isinstance(bound, HookedForward)]  # several, of parts of a model
-        self._probings = [(bound, bound.probing.restarted()) for bound in hooked if bound.probing is not None]
 
     def iterate(self, loss_of: Callable[[], Tensor]) -> None:
         """Count a training step, and allocate bits by one's own loss where it is time.
@@ -78,21 +73,10 @@ class Controller:
         """Take the scheme off the model; on a closed controller this does nothing.
 
         Raises:
-            ConversionError: Another forward was bound in front of one of the scheme's since. All the others are off
+            ConversionError: Another forward or module was put around one of the scheme's since. All the others are off
                 then; take that one off, and close again.
         """
-        if self._model is None:
-            return
-        refused: list[tuple[ReboundForward, ConversionError]] = []
-        for bound in self._bound:
-            try:
-                bound.unbind()
-            except ConversionError as error:
-                refused.append((bound, error))
-        self._bound = [bound for bound, _ in refused]
-        if refused:
-            raise refused[0][1]
-        unmark(self._model)
+        self._conversion.undo()
         self._model = None
 
     def _open_model(self) -> nn.Module:
@@ -112,15 +96,6 @@ class Controller:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _refuse(scheme: Scheme) -> None:
-    names = {part.name for part in getattr(scheme, "parts", (scheme,))}
-    if "gact" not in names or not names <= _TAKEN:
-        raise ConversionError(
-            f"a Controller cannot take {scheme.spec!r} off a model again: it takes gact, alone or with checkpoint; "
-            "use actbench.convert(model, scheme) for the others"
-        )
 
 
 def _scalar(loss: Tensor) -> Tensor:

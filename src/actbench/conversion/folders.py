@@ -16,13 +16,13 @@ from safetensors.torch import save_model
 from torch import Tensor, nn
 
 from actbench import schemes, workloads
-from actbench.conversion import Conversion, conversion_of, convert, mark, savedmodel
+from actbench.conversion import Conversion, conversion_of, convert, savedmodel
+from actbench.conversion.model import remark
 from actbench.conversion.savedmodel import SavedModel, refuse_full_disk, refuse_taken, staged
 from actbench.errors import ConversionError, ModelError, StoreError
 from actbench.results import machine
-from actbench.results.records import Case, FloatName
+from actbench.results.records import Case, FloatName, WorkloadSettings
 from actbench.schemes import Scheme
-from actbench.setup import TrainingSetup
 from actbench.workloads import names
 from actbench.workloads.base import Workload
 from actbench.workloads.folder import SINGLE, read_tensors, weight_files
@@ -116,8 +116,9 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
         if saved.dtype is None:
             _take(model, read_tensors(files))
     converted = convert(model.eval(), scheme)
-    setup = TrainingSetup(converted, sites=saved.sites, unreached=saved.unreached)
-    return mark(setup, scheme) if saved.sites else converted
+    if saved.sites:
+        remark(converted, saved.sites, saved.unreached)
+    return converted
 
 
 def refuse_other_parameters(scheme: Scheme) -> None:
@@ -145,7 +146,7 @@ def _described(
 ) -> SavedModel:
     case = Case(model=built_from, batch_size=1) if isinstance(built_from, str) else built_from
     description: dict[str, Any] = (
-        {} if case is None else case.model_dump(include={"model", "task", "attention", "sequence_length", "image_size"})
+        {} if case is None else case.model_dump(include={"model", *WorkloadSettings.model_fields})
     )
     return SavedModel.model_validate(
         {

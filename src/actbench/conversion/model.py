@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import schemes
-from actbench.conversion.changes import noting
+from actbench.conversion.changes import Changes, noting
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import inspect, trace
-from actbench.results.records import Data, Site, Unreached
+from actbench.measuring.inspection.sites import Trace
+from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
 from actbench.setup import Batch, TrainingSetup
 
@@ -23,13 +25,54 @@ _MARK = "actbench_conversion"
 _EXAMPLE = "example"
 
 
-class Conversion(Data):
-    """What was done to a model: the mark that :func:`convert` leaves on it."""
+@dataclass(frozen=True)
+class Conversion:
+    """What was done to a model: the mark that :func:`convert` leaves on it.
+
+    Attributes:
+        scheme: Its specification.
+        version: Of actbench.
+        sites: What was changed.
+        unreached: What a reader might expect to be changed and was not.
+    """
 
     scheme: str
     version: str
     sites: tuple[Site, ...]
-    unreached: tuple[Unreached, ...] = ()
+    unreached: tuple[Unreached, ...]
+    _changes: Changes = field(repr=False, compare=False)
+
+    def undo(self) -> nn.Module:
+        """Take everything that :func:`convert` did off the model again, in place; a second time nothing is left to do.
+
+        Modules, forwards, hooks and what is trained are as they were, so that the forward pass and the gradients are
+        those of the plain model, with the weights that training has made of its parameters. Adapters go, and so does
+        what a scheme has learned. What others changed since stays. A graph of before can still be differentiated. Of a
+        deep copy of the model, ``conversion_of(copy)`` undoes the copy. ::
+
+            model = actbench.conversion_of(model).undo()
+
+        Returns:
+            The plain model: the same object that was converted.
+
+        Raises:
+            ConversionError: The scheme gave up values of parameters, as ``qlora`` does; nothing is undone then. Or
+                somebody put a forward or a module around one of the scheme's since; all else is undone then.
+        """
+        self.refuse_lost()
+        model = self._changes.undo()
+        for marked in {model, self._changes.converted}:
+            vars(marked).pop(_MARK, None)
+        return model
+
+    def refuse_lost(self) -> None:
+        """Raise a ConversionError if the model cannot be what it was."""
+        lost = self._changes.lost
+        if lost:
+            raise ConversionError(
+                f"{self.scheme!r} cannot be undone: it stores {lost[0]} ({len(lost)} in all) in fewer bits, and what "
+                "it was before is gone; build the model again, or take these values with actbench.base_state_dict"
+            )
 
 
 def convert(
@@ -83,15 +126,19 @@ def _converted(
 ) -> nn.Module:
     refuse_converted(model, scheme)
     setup = TrainingSetup(model, loss=_example_loss(loss))
-    if example_batch is None:
-        with noting(model):
-            return mark(apply_to_model(scheme, setup), scheme)
-    before = trace(setup, lambda: {_EXAMPLE: shaped_like(example_batch)})
-    with noting(model):
+
+    def traced(setup: TrainingSetup) -> Trace:
+        return trace(setup, lambda: {_EXAMPLE: shaped_like(example_batch)})
+
+    before = None if example_batch is None else traced(setup)
+    with noting(model) as changes:
         converted = apply_to_model(scheme, setup)
-        after = trace(converted, lambda: {_EXAMPLE: shaped_like(example_batch)})
-        sites, unreached = inspect(before, after, converted)
-        return mark(TrainingSetup(converted.module, sites=sites, unreached=unreached), scheme)
+        if before is not None:
+            sites, unreached = inspect(before, traced(converted), converted)
+            converted = replace(converted, sites=sites, unreached=unreached)
+        refuse_unchanged(converted, scheme)
+        changes.became(converted.module)
+    return mark(converted, scheme, changes)
 
 
 def conversion_of(model: nn.Module) -> Conversion | None:
@@ -100,30 +147,51 @@ def conversion_of(model: nn.Module) -> Conversion | None:
     return next((found for found in marks if found is not None), None)
 
 
-def mark(setup: TrainingSetup, scheme: Scheme) -> nn.Module:
-    """Leave the mark on a converted model and return it; a ConversionError if nothing was converted."""
-    if not setup.sites:
-        if scheme.spec == "exact":
-            raise ConversionError("'exact' is the unconverted model: leave the conversion out")
-        outside = "; ".join(left.reason for left in setup.unreached if not left.path)
-        if outside:
+def converted_in_place(model: nn.Module, scheme: str | Scheme) -> Conversion:
+    """Convert a model that somebody holds on to until the scheme is taken off it again, and return its mark.
+
+    Raises:
+        SpecError: The specification is wrong.
+        ConversionError: The model cannot be converted, or not in place, or not be what it was again.
+    """
+    with noting(model):
+        converted = convert(model, scheme)
+        conversion = conversion_of(converted)
+        assert conversion is not None
+        if converted is not model:
             raise ConversionError(
-                f"scheme {scheme.spec!r} changes nothing of a model itself: {outside}, or apply it to the whole "
-                "step with actbench.apply"
+                f"scheme {conversion.scheme!r} replaces the whole of this {type(model).__name__}, which others hold on "
+                "to; put it inside of another module, such as nn.Sequential"
             )
-        raise ConversionError(f"scheme {scheme.spec!r} converts nothing in this model; see 'actbench schemes'")
-    vars(setup.module)[_MARK] = Conversion(
-        scheme=scheme.spec,
-        version=importlib.metadata.version("actbench"),
-        sites=setup.sites,
-        unreached=setup.unreached,
-    )
+        conversion.refuse_lost()
+    return conversion
+
+
+def refuse_unchanged(setup: TrainingSetup, scheme: Scheme) -> None:
+    """Raise a ConversionError if a scheme has changed nothing of a model."""
+    if setup.sites:
+        return
+    if scheme.spec == "exact":
+        raise ConversionError("'exact' is the unconverted model: leave the conversion out")
+    outside = "; ".join(left.reason for left in setup.unreached if not left.path)
+    if outside:
+        raise ConversionError(
+            f"scheme {scheme.spec!r} changes nothing of a model itself: {outside}, or apply it to the whole step with "
+            "actbench.apply"
+        )
+    raise ConversionError(f"scheme {scheme.spec!r} converts nothing in this model; see 'actbench schemes'")
+
+
+def mark(setup: TrainingSetup, scheme: Scheme, changes: Changes) -> nn.Module:
+    """Leave the mark on a converted model and return it."""
+    version = importlib.metadata.version("actbench")
+    vars(setup.module)[_MARK] = Conversion(scheme.spec, version, setup.sites, setup.unreached, changes)
     return setup.module
 
 
-def unmark(model: nn.Module) -> None:
-    """Take the mark off a model that is as it was before."""
-    vars(model).pop(_MARK, None)
+def remark(model: nn.Module, sites: tuple[Site, ...], unreached: tuple[Unreached, ...]) -> None:
+    """Let the mark of a converted model say what was found out of it before."""
+    vars(model)[_MARK] = replace(vars(model)[_MARK], sites=sites, unreached=unreached)
 
 
 def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
@@ -131,8 +199,8 @@ def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
     found = conversion_of(model)
     if found is not None:
         raise ConversionError(
-            f"this model was already converted with {found.scheme!r} ({len(found.sites)} sites); take the unconverted "
-            f"model and convert it once, with schemes composed by +, such as {found.scheme}+{scheme.spec}"
+            f"this model was already converted with {found.scheme!r}; take the unconverted model and "
+            f"convert it once, with schemes composed by +, such as {found.scheme}+{scheme.spec}"
         )
 
 

@@ -15,8 +15,8 @@ from pydantic_core import from_json
 
 from actbench.errors import ModelError, StoreError
 from actbench.paths import check_makeable, read_bytes
-from actbench.results.records import Attention, Case, Data, FloatType, Site, Task, Unreached, Versions
-from actbench.units import PositiveInt, format_bytes
+from actbench.results.records import Case, FloatType, Site, Unreached, Versions, WorkloadSettings
+from actbench.units import format_bytes
 
 
 @contextmanager
@@ -98,7 +98,7 @@ SCHEMA_VERSION = 1
 _LARGEST_BYTES = 16 * 1024**2  # a site is about 200 bytes, and models have thousands of them, not more
 
 
-class SavedModel(Data):
+class SavedModel(WorkloadSettings):
     """How to build a model again and what to apply to it.
 
     Attributes:
@@ -115,11 +115,7 @@ class SavedModel(Data):
     kind: Literal["huggingface", "torchvision", "actbench", "module"]
     architecture: str
     model: str | None = None
-    task: Task = "auto"
-    attention: Attention = "sdpa"
     dtype: FloatType | None = "float32"
-    sequence_length: PositiveInt | None = None
-    image_size: PositiveInt | None = None
     scheme: str
     weights_origin: str = "unknown"
     sites: tuple[Site, ...] = ()
@@ -130,11 +126,7 @@ class SavedModel(Data):
         """Return the case that builds the unconverted model from a specification."""
         return Case(
             model=model,
-            task=self.task,
-            attention=self.attention,
-            dtype=self.dtype,
-            sequence_length=self.sequence_length,
-            image_size=self.image_size,
+            **{name: getattr(self, name) for name in WorkloadSettings.model_fields},
             weights="pretrained" if self.kind == "huggingface" else "random",
             trust_remote_code=trust_remote_code,
             batch_size=1,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
-from actbench.conversion import apply_to_model, mark
+from actbench.conversion.changes import noting
 from actbench.conversion.folders import is_replaceable, refuse_other_parameters, save_converted
+from actbench.conversion.model import apply_to_model, mark, refuse_unchanged
 from actbench.conversion.savedmodel import refuse_taken
-from actbench.foreign import boundary
+from actbench.errors import boundary
 from actbench.measuring.inspection import inspect, trace
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.operators import device_operators
 from actbench.paths import file_name
 from actbench.results.converted import ConversionReport, ConversionRequest
 from actbench.results.records import Case
-from actbench.setup import Batch, TrainingSetup
+from actbench.setup import Batch
 
 
 def convert_workload(case: Case, output: Path | None, *, force: bool = False) -> ConversionReport:
@@ -45,12 +47,15 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
     with device_operators(profiles.get(case.device_profile or profiles.DEFAULT)):
         with boundary(f"a training step of {case.model!r} fails"):
             before = trace(setup, make_batch)
-        with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
+        with boundary(f"{case.scheme} cannot be applied to {case.model!r}"), noting(setup.module) as changes:
             converted = apply_to_model(scheme, setup)
+            changes.became(converted.module)
         with boundary(f"a training step of {case.model!r} with {case.scheme} fails"):
             after = trace(converted, make_batch)
     sites, unreached = inspect(before, after, converted)
-    model = mark(TrainingSetup(converted.module, sites=sites, unreached=unreached), scheme)
+    found = replace(converted, sites=sites, unreached=unreached)
+    refuse_unchanged(found, scheme)
+    model = mark(found, scheme, changes)
     if output is not None:
         with boundary(f"{case.model!r} cannot be written"):
             save_converted(model, output, built_from=case, weights_origin=workload.weights_origin, force=force)

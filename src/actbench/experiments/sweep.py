@@ -14,10 +14,13 @@ from actbench.experiments.runner.progress import Progress
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
 from actbench.results import store
+from actbench.results.fits import FitRecord
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
 from actbench.results.tables import report_tables
+from actbench.results.tables.fits import FIT_TITLE, fit_tables
 
+FITTED = Kind(FitRecord, store.FITS_SUFFIX, fit_tables)
 MEASURED = Kind(MeasuredRecord, ".jsonl", report_tables)
 
 
@@ -87,12 +90,15 @@ def run(
 
 
 def render_again(folder: Path) -> list[Path]:
-    """Write the tables beside every results file below a folder anew, and return the files."""
+    """Write the tables beside every results file of sweeps and fits below a folder anew, and return the files."""
+    fits = sorted(folder.rglob(f"*{store.FITS_SUFFIX}"))
+    for file in fits:
+        FITTED.write_beside(file, store.read(file, FitRecord).records, FIT_TITLE)
     files = store.files_in([folder])
     for file in files:
         title = load(file.parent.name).title if file.parent.name in names() else file.parent.name
         MEASURED.write_beside(file, store.read(file).records, title)
-    return files
+    return [*files, *fits]
 
 
 def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:

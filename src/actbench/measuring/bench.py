@@ -17,21 +17,24 @@ from actbench.errors import (
     MeasurementError,
     UntraceableError,
     UsageError,
+    boundary,
     is_out_of_memory,
+    place_of,
     shortened,
     told,
 )
-from actbench.foreign import boundary, place_of
 from actbench.measuring import inspection, meters, search
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
-from actbench.results.measured import LargestBatch, Measurement
+from actbench.results.measured import Diagnostic, LargestBatch, Measurement
 from actbench.results.records import Built, Case, Failure, FailureReason
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
 
 Found = TypeVar("Found")
+
+schemes.names()  # imports all of them before processes are forked that need one each
 
 
 class Session:
@@ -45,6 +48,9 @@ class Session:
         self.case = case
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
+        if self.scheme.untraceable and not self.meter.materialize:
+            why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
+            raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self.workload = workloads.load(case)
         self._warm = False
         self._step: TrainStep | None = None
@@ -53,7 +59,7 @@ class Session:
         exact = self.meter.adopt(exact)
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
-        before = self._trace(exact)
+        before = self._trace(exact) if self.scheme.changes else None
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
@@ -77,6 +83,7 @@ class Session:
         searched = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         step = self._new_step(self.case.batch_size)
         reading = self.meter.memory(step)
+        shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),
             **quality,
@@ -88,7 +95,7 @@ class Session:
             built=self._built,
             sites=self.sites,
             unreached=self.unreached,
-            warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings + step.warnings,
+            warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings + step.warnings + shown,
         )
 
     def time(self, steps: int) -> tuple[float, ...] | None:
@@ -135,8 +142,7 @@ class Session:
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
         """Return the gradient of the last of some passes over the case's batch."""
-        draws_alike = "batch" not in self.scheme.changes  # dropout draws other masks for other batches
-        with self.meter.active(), nullcontext() if draws_alike else without_dropout(setup.module):
+        with self.meter.active(), nullcontext() if self.scheme.draws_alike else without_dropout(setup.module):
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
@@ -147,9 +153,9 @@ class Session:
         with self.meter.active(), self.scheme.as_after_a_step(self.setup):
             return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
 
-    def _diagnostics(self) -> dict[str, Any]:
+    def _diagnostics(self) -> tuple[Diagnostic, ...]:
         with self.meter.active():
-            return dict(self.scheme.diagnostics(self.setup, self._batch(), self.case.seed))
+            return self.scheme.diagnostics(self.setup, self._batch(), self.case.seed)
 
     def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return fields of the measurement about the gradient, and warnings."""
@@ -164,17 +170,22 @@ class Session:
         diagnostics = _if_it_fits(self._diagnostics)
         if diagnostics is None:
             return quality, ("the variance of the gradient is unknown: the exact step does not fit in memory",)
-        return {**quality, **diagnostics}, ()
+        return {**quality, "diagnostics": diagnostics}, ()
 
     def _batch(self) -> Batch:
         return self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
 
     def _largest_batch(self) -> LargestBatch:
+        seconds: dict[int, float] = {}
+
         def fits(batch_size: int) -> search.Trial:
             reading = self.meter.memory(self._new_step(batch_size))
+            if reading.estimated is not None:
+                seconds[batch_size] = reading.estimated.step_seconds
             return search.Trial(reading.over_limit_bytes is None, reading.peak_bytes)
 
-        return search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
+        found = search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
+        return found.model_copy(update={"estimated_step_seconds": seconds.get(found.batch_size)})
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:

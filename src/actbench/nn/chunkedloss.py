@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from actbench.errors import ConversionError
 from actbench.nn import savedtensors
-from actbench.nn.crossentropy import CrossEntropy, How, Step, done, unpacked
+from actbench.nn.crossentropy import Cast, CrossEntropy, How, Step, done, unpacked
 from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import refuse_compiling
@@ -143,7 +143,7 @@ def _later(logits: Logits, func: Any, others: tuple[Any, ...], kwargs: dict[str,
         return Logits.of(recipe, shape, logits.dtype)
     if func is aten._to_copy.default and {*kwargs} <= {"dtype"}:
         dtype = kwargs.get("dtype", logits.dtype)
-        return Logits.of(replace(recipe, scaling=(*recipe.scaling, lambda x: x.to(dtype))), shape, dtype)
+        return Logits.of(replace(recipe, scaling=(*recipe.scaling, Cast(dtype))), shape, dtype)
     by_number = func in (aten.div.Tensor, aten.mul.Tensor) and isinstance(others[0], int | float)
     if by_number or func is aten.tanh.default:
         return Logits.of(replace(recipe, scaling=(*recipe.scaling, lambda x: func(x, *others))), shape, logits.dtype)
@@ -216,7 +216,8 @@ def _cross_entropy(
         sources = tuple(None if each is None else each.detach() for each in sources)  # type: ignore[assignment]
     with unpacked():
         how = How(recipe.head.pieces, recipe.dtype, recipe.scaling, ignore_index, label_smoothing)
-        amount: Tensor = CrossEntropy.apply(*sources, target, how)
+        amount: Tensor = recipe.head.kind.apply(*sources, target, how)
+    recipe.head.losses += 1
     if reduction == "mean":
         amount = amount / (target != ignore_index).sum()
     return amount if torch.is_autocast_enabled(logits.device.type) else amount.to(logits.dtype)
@@ -228,11 +229,21 @@ class DeferredHead(ReboundForward):
     Args:
         module: The ``nn.Linear``.
         pieces: Into how many pieces the rows of a loss are cut.
+        kind: What computes the loss of them, applied as :class:`CrossEntropy` is.
+
+    Attributes:
+        losses: How many were computed so.
     """
 
-    def __init__(self, module: nn.Module, pieces: int = 1) -> None:
+    def __init__(self, module: nn.Module, pieces: int = 1, kind: type[torch.autograd.Function] = CrossEntropy) -> None:
         super().__init__(module)
-        self.pieces = pieces
+        self.pieces, self.kind = pieces, kind
+        self.losses = 0
+
+    @property
+    def uncompilable(self) -> tuple[str, str]:
+        """What cannot be compiled, and why."""
+        return UNCOMPILABLE
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output, or a promise of it where gradients are wanted in training."""
@@ -240,11 +251,11 @@ class DeferredHead(ReboundForward):
         hidden = args[0] if args else kwargs.get("input")
         if not (module.training and torch.is_grad_enabled() and isinstance(hidden, Tensor)):
             return self.inner(module, *args, **kwargs)
-        refuse_compiling(*UNCOMPILABLE)
+        refuse_compiling(*self.uncompilable)
         recipe = Recipe.of(hidden, self)
         with unpacked():
             made: Logits = _Promise.apply(hidden, module.weight, module.bias, recipe)
         return made
 
     def _twin(self, module: nn.Module) -> DeferredHead:
-        return type(self)(module, self.pieces)
+        return type(self)(module, self.pieces, self.kind)

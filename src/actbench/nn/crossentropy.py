@@ -11,10 +11,21 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from actbench.nn.precision import cast, no_autocast
+from actbench.nn.precision import cast, no_autocast, wide
 from actbench.nn.refusals import first_order
 
 Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Cast:
+    """A step that makes a tensor one of another type."""
+
+    dtype: torch.dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the tensor in that type."""
+        return x.to(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -64,7 +75,7 @@ class CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, target)
         ctx.versions = (hidden._version, weight._version)
         ctx.how = how
-        total = torch.zeros((), dtype=_wide(hidden.dtype), device=hidden.device)
+        total = torch.zeros((), dtype=wide(hidden.dtype), device=hidden.device)
         with no_autocast(hidden):
             matrix, offset = weight.to(how.dtype), cast(bias, how.dtype)
             for x, y in _pieces(hidden, target, how.pieces):
@@ -87,17 +98,14 @@ class CrossEntropy(torch.autograd.Function):
             matrix, offset = weight.to(how.dtype), cast(bias, how.dtype)
             for x, y in _pieces(hidden, target, how.pieces):
                 x = x.to(how.dtype)
-                with torch.enable_grad():
-                    logits = F.linear(x, matrix, offset).detach().requires_grad_()
-                    loss = _loss(logits, y, how)
-                (found,) = torch.autograd.grad(loss, logits, gradient)
-                del logits, loss
+                found = _slopes(F.linear(x, matrix, offset), y, how, gradient)
                 if to_hidden is not None:
                     to_hidden[first : first + len(x)] = found @ matrix
                 if to_weight is not None:
                     _add_product(to_weight, found, x)
                 if to_bias is not None:
                     to_bias += found.sum(0)
+                del found  # which would stand beside the logits of the next piece
                 first += len(x)
         return to_hidden, to_weight, to_bias, None, None
 
@@ -109,14 +117,36 @@ def _pieces(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Tenso
 
 def _loss(logits: Tensor, target: Tensor, how: How) -> Tensor:
     finished = done(logits, how.scaling)
-    finished = finished.to(_wide(finished.dtype))
+    finished = finished.to(wide(finished.dtype))
     return F.cross_entropy(
         finished, target, ignore_index=how.ignore_index, reduction="sum", label_smoothing=how.smoothing
     )
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _slopes(logits: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tensor:
+    """Return the gradient of the logits, (rows, classes): ``gradient`` is that of the sum of their cross entropy.
+
+    It is the softmax less what is to be predicted, so that of the logits no copy but that is made.
+    """
+    if all(isinstance(step, Cast) for step in how.scaling):
+        return _less_target(done(logits, how.scaling), target, how, gradient).to(logits.dtype)
+    with torch.enable_grad():
+        logits = logits.detach().requires_grad_()
+        finished = done(logits, how.scaling)
+    slopes = _less_target(finished.detach(), target, how, gradient).to(finished.dtype)
+    (found,) = torch.autograd.grad(finished, logits, slopes)
+    return found
+
+
+def _less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tensor:
+    """Return softmax less target, times the gradient of the sum, and 0 for rows that do not count."""
+    slopes = torch.softmax(finished.to(wide(finished.dtype)), -1)
+    ignored = (target == how.ignore_index)[:, None]
+    predicted = target[:, None].masked_fill(ignored, 0)
+    slopes.scatter_add_(1, predicted, slopes.new_full((), how.smoothing - 1).expand_as(predicted))
+    if how.smoothing:
+        slopes.sub_(how.smoothing / slopes.shape[1])
+    return slopes.masked_fill_(ignored, 0).mul_(gradient)
 
 
 def _add_product(total: Tensor, found: Tensor, x: Tensor) -> None:

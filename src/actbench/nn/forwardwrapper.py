@@ -51,6 +51,11 @@ class ReboundForward:
             yield bound
             bound = bound._before
 
+    @property
+    def uncompilable(self) -> tuple[str, str] | None:
+        """What ``torch.compile`` cannot compile here, and why; None for what it can."""
+        return None
+
     def bind(self) -> None:
         """Make this the forward of the module."""
         self._stand_on(self.module)

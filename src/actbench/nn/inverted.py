@@ -45,12 +45,13 @@ def times_slope(grad: Tensor, y: Tensor, bits: Tensor, slopes: Tensor, inversion
     """
     count, dtype, cells = len(y), wide_type(y), slopes.shape[1] - 1
     first, second, third = (take(count, dtype) for _ in range(3))
-    right = _flags(bits, take(8 * len(bits), torch.uint8))[:count].view(torch.bool)
+    flags = _flags(bits, take(8 * len(bits), torch.uint8))[:count]
+    right = flags.view(torch.bool)
     wide = y if y.dtype == dtype else third.copy_(y)
     place = _place(wide, right, inversion, first, second).nan_to_num_(0.0).clamp_(0, 1).mul_(cells)
     cell = torch.floor(place, out=second).clamp_(max=cells - 1)
     share = place.sub_(cell)
-    index = take(count, torch.int32).copy_(cell).add_(right, alpha=cells + 1)
+    index = take(count, torch.int32).copy_(cell).add_(flags, alpha=cells + 1)  # inductor has no bool to int32 on AVX2
     flat = slopes.reshape(-1).to(dtype)
     low = torch.index_select(flat, 0, index, out=second)
     high = torch.index_select(flat, 0, index.add_(1), out=third)

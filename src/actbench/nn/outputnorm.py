@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.func import functional_call
 
 from actbench.nn import savedtensors
-from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype
+from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, norm_dtype, wide
 from actbench.nn.refusals import first_order, refuse_compiling, saved_output
 from actbench.nn.replacement import standing_in
 
@@ -62,7 +62,7 @@ class NormFromOutput(torch.autograd.Function):
         y, rstd, weight, bias = saved_output(
             ctx, "msln keeps the output of norms, and one was, or its weight was,", "leave the norm out by only="
         )
-        dtype = torch.promote_types(y.dtype, torch.float32)
+        dtype = wide(y.dtype)
         found: list[Tensor | None] = [None, None, None]
         row = y.numel() // rstd.numel()
         with no_autocast(y):
@@ -90,6 +90,7 @@ class FromOutput(nn.Module):
 
     weight: Any
     bias: Any
+    uncompilable = VALUES
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
         """Return what the exact layer returns, bit for bit."""
@@ -124,7 +125,7 @@ def _layer_norm(shape: Any, weight: Tensor | None, bias: Tensor | None, eps: flo
 
 
 def _rms_rstd(x: Tensor, row: int, eps: float) -> Tensor:
-    dtype = torch.promote_types(x.dtype, torch.float32)
+    dtype = wide(x.dtype)
     norms = torch.linalg.vector_norm(x.reshape(-1, row), dim=1, keepdim=True, dtype=dtype)
     rstd: Tensor = norms.square_().div_(row).add_(eps).rsqrt_()
     return rstd

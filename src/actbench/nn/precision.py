@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the type in which numbers of a type are summed."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the type that torch would multiply ``x`` in: autocast's, where it is on."""
     if x.dtype == torch.float64 or not _is_autocast(x):

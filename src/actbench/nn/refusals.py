@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from actbench.errors import ConversionError
+from actbench.nn.forwardwrapper import ReboundForward
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
 
@@ -44,6 +45,16 @@ def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
                 f"{found} is compiled by torch.compile, and {what} cannot be: {why}; convert the model without "
                 "torch.compile, or take fewbit or randomized with it"
             )
+
+
+def uncompilable_in(module: nn.Module) -> tuple[str, str] | None:
+    """Return what ``torch.compile`` cannot compile of a converted model, and why; None where nothing says so."""
+    for part in module.modules():
+        for changed in (part, *ReboundForward.all_of(part), *part._forward_hooks.values()):
+            found: tuple[str, str] | None = getattr(changed, "uncompilable", None)
+            if found is not None:
+                return found
+    return None
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.codecs.activation import Activation, own_activation
-from actbench.errors import ConversionError, UsageError
-from actbench.foreign import boundary
+from actbench.errors import ConversionError, UsageError, boundary
 from actbench.paths import from_home
 
 _PROBE = torch.linspace(-7.3, 6.9, 64, dtype=torch.float64)

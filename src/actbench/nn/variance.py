@@ -19,6 +19,7 @@ from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import Identity, SavedTensors
 from actbench.ops.noise import diverge
+from actbench.results.measured import Diagnostic
 from actbench.setup import Batch, TrainingSetup
 
 
@@ -35,6 +36,14 @@ class SketchVariance:
     predicted: float
     observed: float
     batch: float
+
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Return the variances as records have them."""
+        return (
+            Diagnostic(name="sketch_variance_predicted", title="Variance, predicted", value=self.predicted),
+            Diagnostic(name="sketch_variance_observed", title="Variance, observed", value=self.observed),
+            _of_batch(self.batch),
+        )
 
 
 def sketch_variance(setup: TrainingSetup, batch: Batch, seed: int, repeats: int = 3) -> SketchVariance | None:
@@ -80,10 +89,14 @@ class RoundingVariance:
     observed: float
     batch: float | None
 
-    def fields(self) -> dict[str, float]:
-        """Return what is known as fields of :class:`~actbench.results.measured.Measurement`."""
-        known = {"quantization_variance_observed": self.observed, "sgd_variance": self.batch}
-        return {name: value for name, value in known.items() if value is not None}
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """Return the variances that are known as records have them."""
+        rounding = Diagnostic(name="quantization_variance_observed", title="Variance, rounding", value=self.observed)
+        return (rounding,) if self.batch is None else (rounding, _of_batch(self.batch))
+
+
+def _of_batch(variance: float) -> Diagnostic:
+    return Diagnostic(name="sgd_variance", title="Variance, SGD", value=variance)
 
 
 def rounding_variance(

@@ -125,6 +125,11 @@ class WrappedForward(ReboundForward):
 
     wrapper: Wrapper
 
+    @property
+    def uncompilable(self) -> tuple[str, str]:
+        """What cannot be compiled, and why."""
+        return self.wrapper.uncompilable
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass.
 

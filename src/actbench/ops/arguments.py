@@ -11,6 +11,11 @@ from actbench.ops import bitpack
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """Return a float tensor in the type that is computed in: float32, which holds halves exactly, or float64."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def check_contiguous(tensor: Tensor) -> None:
     """Raise a ValueError unless this is a contiguous tensor of a float type that the operators take.
 

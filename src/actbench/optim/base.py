@@ -19,6 +19,7 @@ from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops import noise
 from actbench.optim.storage import Storage, is_packed, storage_of
+from actbench.optim.wrapped import called
 
 _UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 TORCHS_OWN = frozenset({*_UNSUPPORTED, "foreach", "fused", "decoupled_weight_decay"})
@@ -162,10 +163,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: A gradient is sparse.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = called(closure)
         self._check_gradients()
         number = 0
         for group in self.param_groups:

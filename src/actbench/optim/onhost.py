@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from actbench.errors import ConversionError
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_elsewhere, to_host
+from actbench.optim.wrapped import called
 
 _HOW_IT_COMPUTES = ("params", "foreach")  # the latter torch, and a meter, choose by where parameters are
 
@@ -37,10 +38,7 @@ class HostOptimizer(optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run a step; return what the closure does."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = called(closure)
         self._follow_groups()
         for parameter, twin in self._away():
             if parameter._version != self._versions[parameter]:

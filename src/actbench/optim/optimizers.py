@@ -229,6 +229,12 @@ def _twin(optimizer: torch.optim.Optimizer) -> type[SGD] | type[Adam]:
     return AdamW if is_decoupled(optimizer) else Adam
 
 
+def adam_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups of torch's Adam with the options that those of other libraries take too."""
+    names = ("params", "lr", "betas", "eps", "weight_decay")
+    return [{name: group[name] for name in names} for group in optimizer.param_groups]
+
+
 def is_decoupled(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether torch's Adam is AdamW, whose weight decay is decoupled; a UsageError if groups differ in that."""
     decoupled = {bool(group["decoupled_weight_decay"]) for group in optimizer.param_groups}

@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +26,11 @@ _Chunk = tuple[int, int, int]
 
 
 class ChunkedStorage:
-    """The parts of each chunk as bytes, chunk behind chunk, of an encoding of fixed bytes that really stores."""
+    """The parts of each chunk as bytes, chunk behind chunk, of an encoding of fixed bytes that really stores.
+
+    In :meth:`adam` and :meth:`sgd`, here and in :class:`SmaqStorage`, parameter and gradient are contiguous vectors of
+    float32, float16 or bfloat16, and the seed of their noise is another one at each step and for each parameter.
+    """
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
@@ -39,7 +42,7 @@ class ChunkedStorage:
         return whole * self._chunk_bytes + (self.encoding.packed_bytes((left,), torch.float32) if left else 0)
 
     def zeros(self, count: int, device: torch.device) -> Tensor:
-        """Return the bytes of ``count`` zeros."""
+        """Return the bytes of ``count`` zeros, uint8."""
         packed = torch.empty(self.packed_bytes(count), dtype=torch.uint8, device=device)
         for number, start, end in _stepped(packed, count):
             self._write(packed, number, torch.zeros(end - start, device=device), seed=0)
@@ -57,12 +60,12 @@ class ChunkedStorage:
         return torch.cat([self._read(packed, number, end - start) for number, start, end in _chunks(count)])
 
     def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
-        """Step by Adam or AdamW."""
+        """Step a parameter by Adam or AdamW, and its packed first moment and root of the second, in place."""
         for chunk in _stepped(param, param.numel()):
             self._adam(chunk, param, grad, means, roots, seed, rule)
 
     def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
-        """Step by SGD with momentum."""
+        """Step a parameter by SGD with momentum, and its packed buffer, in place."""
         for chunk in _stepped(param, param.numel()):
             self._sgd(chunk, param, grad, buffers, seed, rule)
 
@@ -137,38 +140,6 @@ def is_packed(parameter: Tensor) -> bool:
     return parameter.dim() >= 2 and parameter.numel() >= LEAST_PACKED
 
 
-class Storage(Protocol):
-    """How n numbers of state are stored in one vector of bytes, and stepped there.
-
-    In :meth:`adam` and :meth:`sgd` parameter and gradient are contiguous vectors of float32, float16 or bfloat16, and
-    the seed of their noise is another one at each step and for each parameter.
-    """
-
-    def packed_bytes(self, count: int) -> int:
-        """Return the bytes of ``count`` numbers."""
-        ...
-
-    def zeros(self, count: int, device: torch.device) -> Tensor:
-        """Return the bytes of ``count`` zeros, uint8."""
-        ...
-
-    def pack(self, values: Tensor) -> Tensor:
-        """Return the bytes of float32 ``(n,)``."""
-        ...
-
-    def unpack(self, packed: Tensor, count: int) -> Tensor:
-        """Return float32 ``(count,)``."""
-        ...
-
-    def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
-        """Step a parameter by Adam or AdamW, and its packed first moment and root of the second, in place."""
-        ...
-
-    def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
-        """Step a parameter by SGD with momentum, and its packed buffer, in place."""
-        ...
-
-
 class SmaqStorage:
     """SmaQ blocks of at most ``smaqstep.MOST_BLOCK``, each read, stepped and written in one pass."""
 
@@ -199,6 +170,10 @@ class SmaqStorage:
     def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
         """Step by SGD with momentum."""
         smaqstep.sgd_(param, grad, buffers, seed, rule, self.form)
+
+
+Storage = ChunkedStorage | SmaqStorage
+"""How n numbers of state are stored in one vector of bytes, and stepped there."""
 
 
 @functools.cache

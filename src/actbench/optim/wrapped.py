@@ -11,6 +11,14 @@ from torch import nn, optim
 from actbench.errors import ConversionError
 
 
+def called(closure: Callable[[], Any] | None) -> Any:
+    """Return what the closure of a step returns, which runs the model forward and backward; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class WrappedOptimizer(optim.Optimizer):
     """Another optimizer, ``inner``: groups and state are the same objects, and ``state_dict`` is that of it.
 
@@ -28,13 +36,7 @@ class WrappedOptimizer(optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step.
-
-        Args:
-            closure: Runs the model forward and backward, and returns the loss.
-
-        Returns:
-            What the closure returned, or None.
+        """Step, and return what the closure returned.
 
         Raises:
             ConversionError: An enabled ``GradScaler`` steps this.
@@ -44,10 +46,7 @@ class WrappedOptimizer(optim.Optimizer):
                 f"{self.unscalable} cannot be unscaled by GradScaler, and would be stepped as many times too large as "
                 f"the loss was; train in bfloat16 without one, or {self.remedy}"
             )
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+        result = called(closure)
         self._step()
         return result
 

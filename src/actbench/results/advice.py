@@ -45,7 +45,7 @@ def advice(phase: Phase | None, *, mostly_model: bool, find: FindSchemes | None 
     return f"take {setting}, or a --scheme that changes {' or '.join(changes)}{names}"
 
 
-def about_peak(measured: Measurement, find: FindSchemes | None = None) -> str | None:
+def about_peak(measured: Measurement) -> str | None:
     """Return where the peak is, what fills it and what to do; None for older records, which do not say."""
     if measured.peak_phase is None:
         return None
@@ -54,7 +54,7 @@ def about_peak(measured: Measurement, find: FindSchemes | None = None) -> str | 
     if measured.peak_parts is not None and measured.peak_bytes:
         name, most, mostly_model = _most(measured.peak_parts)
         where += f", {100 * most / measured.peak_bytes:.0f} % of it {name}"
-    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model, find=find)}"
+    return f"{where}; {advice(measured.peak_phase, mostly_model=mostly_model)}"
 
 
 def _most(parts: PeakParts) -> tuple[str, int, bool]:
@@ -77,13 +77,13 @@ def over_limit_bytes(record: MeasuredRecord) -> int | None:
     return outcome.peak_bytes - limit
 
 
-def about_limit(record: MeasuredRecord, find: FindSchemes | None = None) -> str | None:
+def about_limit(record: MeasuredRecord) -> str | None:
     """Return by how much a measured case is over its limit, and what to do; None where it fits or failed."""
     measured = record.outcome
     if isinstance(measured, Failure) or measured.over_limit_bytes is None or measured.memory_limit_bytes is None:
         return None
     limit, over = format_bytes(measured.memory_limit_bytes), format_bytes(measured.over_limit_bytes)
-    why = about_peak(measured, find)
+    why = about_peak(measured)
     if measured.peak_bytes <= measured.memory_limit_bytes:
         why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
     return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
@@ -92,18 +92,18 @@ def about_limit(record: MeasuredRecord, find: FindSchemes | None = None) -> str 
 _MOST_ALONE = 3  # rows over their limit that are told of one by one
 
 
-def about_limits(records: Sequence[MeasuredRecord], find: FindSchemes | None = None) -> list[str]:
+def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     """Return what :func:`about_limit` says of each record; of many in one sentence for what is to be done alike."""
-    told = {record: text for record in records if (text := about_limit(record, find))}
+    told = {record: text for record in records if (text := about_limit(record))}
     if len(told) <= _MOST_ALONE:
         return list(told.values())
     alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
     for record in told:
-        alike.setdefault(_alike(record, find), []).append(record)
+        alike.setdefault(_alike(record), []).append(record)
     return [f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()]
 
 
-def _alike(record: MeasuredRecord, find: FindSchemes | None) -> tuple[str, str, str]:
+def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
     """Return the limit, where the peak is and what to do, without what differs from row to row."""
     measured = record.outcome
     assert isinstance(measured, Measurement)
@@ -113,7 +113,7 @@ def _alike(record: MeasuredRecord, find: FindSchemes | None) -> tuple[str, str, 
     mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
     filled = ", mostly weights, gradients and optimizer state" if mostly else ""
     where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
-    return limit, where, f"; {advice(measured.peak_phase, mostly_model=mostly, find=find)}"
+    return limit, where, f"; {advice(measured.peak_phase, mostly_model=mostly)}"
 
 
 def names_of(records: Sequence[MeasuredRecord]) -> str:
@@ -121,3 +121,8 @@ def names_of(records: Sequence[MeasuredRecord]) -> str:
     cases = [record.case for record in records]
     differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
     return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
+
+
+def needed_bytes(measured: Measurement) -> int:
+    """Return what a step needs of a device: its peak, or what its allocator reserves, where that is known and more."""
+    return max(measured.peak_bytes, measured.reserved_bytes or 0)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from actbench.errors import UsageError
 from actbench.results.measured import MeasuredRecord
-from actbench.results.records import Case
+from actbench.results.records import SCHEMA_VERSION, Case, Data, SchemaVersion
 from actbench.results.tables import Table, fill, varying_settings
 from actbench.results.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS, Column
 from actbench.results.tables.entries import Entry, join
@@ -88,6 +88,9 @@ def _number(bound: str, text: str) -> float:
     return float(bound)
 
 
+_DETAILS = {"peak": 1, "activations": 3, "throughput": 2, "largest_batch": 2}
+"""Of the columns with the two values of a quantity; changes are shown where there is room for any of these."""
+
 _NOT_HERE = "not in this file"
 
 
@@ -108,10 +111,37 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table with a row for each case of either file, and a sentence for each limit that a case breaks."""
+    """A table with a row for each of the cases of either file, and a sentence for each limit that a case breaks."""
 
     table: Table
     violations: tuple[str, ...]
+    records: tuple[MeasuredRecord, ...] = ()
+
+    def as_json(self) -> str:
+        """Return the rows, with the values of CSV by its keys, and the sentences about limits that are broken."""
+        rows = tuple(
+            ComparedCase(case=record.case, machine=record.machine.name, values=dict(row))
+            for record, row in zip(self.records, self.table.rows, strict=True)
+        )
+        written = WrittenComparison(rows=rows, violations=self.violations, notes=self.table.notes)
+        return written.model_dump_json(indent=2) + "\n"
+
+
+class ComparedCase(Data):
+    """A row of a comparison as JSON: ``values`` are in base units, null where a file has none."""
+
+    case: Case
+    machine: str
+    values: dict[str, Value]
+
+
+class WrittenComparison(Data):
+    """A comparison as ``compare --export-json`` writes it."""
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    rows: tuple[ComparedCase, ...]
+    violations: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def compare(
@@ -127,10 +157,11 @@ def compare(
     entries = [pair.either for pair in pairs]
     machine = (MACHINE,) if several else ()
     identity = [_of_either(column) for column in (*machine, MODEL, *varying_settings(entries), BATCH, SCHEME, METER)]
-    quantities = [column for quantity in QUANTITIES.values() for column in _three(quantity)]
+    quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, _DETAILS[name])]
     status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
     table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
-    return Comparison(table, tuple(line for limit in limits for line in _violations(limit, pairs, several)))
+    broken = tuple(line for limit in limits for line in _violations(limit, pairs, several))
+    return Comparison(table, broken, tuple(entry.record for entry in entries))
 
 
 def _pairs(before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], several: bool) -> list[Pair]:
@@ -146,27 +177,28 @@ def _of_either(column: Column[Entry]) -> Column[Pair]:
     return Column(column.key, column.title, column.unit, lambda pair: column.compute(pair.either))
 
 
-def _side(column: Column[Entry], side: str, letter: str) -> Column[Pair]:
+def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Column[Pair]:
     def compute(pair: Pair) -> Value:
         entry = getattr(pair, side)
         if entry is None:
             return _NOT_HERE if column is STATUS else None
         return column.compute(entry)
 
-    return Column(f"{column.key}_{side}", f"{column.title} {letter}", column.unit, compute)
+    return Column(f"{column.key}_{side}", f"{column.title} {letter}", column.unit, compute, detail=detail)
 
 
-def _three(column: Column[Entry]) -> tuple[Column[Pair], ...]:
+def _three(column: Column[Entry], detail: int) -> tuple[Column[Pair], ...]:
     """Return the columns of a quantity in the first file, in the second, and of its change."""
     return (
-        _side(column, "before", "A"),
-        _side(column, "after", "B"),
+        _side(column, "before", "A", detail),
+        _side(column, "after", "B", detail),
         Column(
             f"{column.key.removesuffix('_bytes')}_change",
             f"{column.title} change",
             "change",
             lambda pair: change(_value(column, pair.before), _value(column, pair.after)),
             better=column.better,
+            detail=detail - 1,
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,9 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class _Sum:
-    """What one operator saves: how many tensors, the bytes counted at it, and their share of all."""
+    """What saved tensors with one name have in common: how many, their bytes, and the share of all."""
 
-    operator: str
+    name: str
     tensors: int
     kept_bytes: int
     share: float | None
@@ -91,34 +91,79 @@ def _shared(saved: SavedTensor) -> str | None:
 TENSORS: tuple[Column[SavedTensor], ...] = (
     Column("module", "Module", "text", lambda saved: display_path(saved.module)),
     Column("operator", "Operator", "text", lambda saved: saved.operator),
-    Column("argument", "Argument", "text", lambda saved: saved.argument, detail=2),
+    Column("argument", "Argument", "text", lambda saved: saved.argument, detail=1),
     Column("shape", "Shape", "text", lambda saved: "x".join(map(str, saved.shape)) or "scalar", detail=1),
     Column("dtype", "Type", "text", lambda saved: saved.dtype, detail=3),
     Column("bits", "Bits", "number", lambda saved: saved.bits),
     Column("kept_bytes", "Kept", "bytes", lambda saved: saved.kept_bytes),
     Column("shared_with", "Shared with", "text", _shared, detail=4),
-    Column("reason", "Reason", "text", lambda saved: saved.reason, detail=1),
+    Column("reason", "Reason", "text", lambda saved: saved.reason),
 )
-OPERATORS: tuple[Column[_Sum], ...] = (
-    Column("operator", "Operator", "text", lambda total: total.operator),
-    Column("tensors", "Tensors", "count", lambda total: total.tensors),
-    Column("kept_bytes", "Kept", "bytes", lambda total: total.kept_bytes),
-    Column("share", "Of all", "share", lambda total: total.share),
-)
+TOP = 20
+"""Rows of each table that a user sees who does not say how many."""
 
 
-def ledger_table(ledger: Ledger, title: str = "Saved tensors") -> Table:
-    """Return one row for each saved tensor, with a summary below."""
-    return fill(title, TENSORS, ledger.entries, _notes(ledger))
+def total_tables(ledger: Ledger, top: int | None = TOP) -> tuple[Table, ...]:
+    """Return the totals by module, by operator and by reason, the largest first and the sum of all last.
+
+    Modules whose paths differ in numbers only, the blocks of a network, are one row. Of more than ``top`` rows the rest
+    is one, too.
+    """
+    return (
+        _totals(ledger, "Kept by module", "Module", lambda saved: _of_blocks(display_path(saved.module)), top),
+        _totals(ledger, "Kept by operator", "Operator", lambda saved: saved.operator, top),
+        _totals(ledger, "Kept by reason", "Reason", _why, top),
+    )
 
 
-def operators_table(ledger: Ledger) -> Table:
-    """Return one row for each operator, the one that saves the most first, and the total."""
-    entries, total = ledger.entries, ledger.total_bytes
-    names = dict.fromkeys(entry.operator for entry in entries)
-    sums = [_sum(name, [entry for entry in entries if entry.operator == name], total) for name in names]
-    sums.sort(key=lambda each: -each.kept_bytes)
-    return fill("Kept by operator", OPERATORS, [*sums, _sum(f"total of {len(sums)}", entries, total)])
+def ledger_table(
+    ledger: Ledger, title: str = "Saved tensors", *, top: int | None = None, everything: bool = True
+) -> Table:
+    """Return one row for each saved tensor in the order of the run, with a summary below.
+
+    Args:
+        ledger: What is saved.
+        title: Heading of the table.
+        top: Show as many, the largest first.
+        everything: Show those of 0 bytes, too.
+    """
+    rows = [entry for entry in ledger.entries if everything or entry.kept_bytes]
+    if top is not None:
+        rows = sorted(rows, key=lambda entry: -entry.kept_bytes)[:top]
+    return fill(title, TENSORS, rows, _notes(ledger, rows))
+
+
+def _totals(ledger: Ledger, title: str, heading: str, of: Callable[[SavedTensor], str], top: int | None) -> Table:
+    groups: dict[str, list[SavedTensor]] = {}
+    for entry in ledger.entries:
+        groups.setdefault(of(entry), []).append(entry)
+    whole = ledger.total_bytes
+    sums = sorted((_sum(name, group, whole) for name, group in groups.items()), key=lambda each: -each.kept_bytes)
+    shown = sums[:top]
+    if rest := sums[len(shown) :]:
+        left = [entry for each in rest for entry in groups[each.name]]
+        shown.append(_sum(f"{len(rest)} more", left, whole))
+    columns: tuple[Column[_Sum], ...] = (
+        Column(heading.lower(), heading, "text", lambda total: total.name),
+        Column("tensors", "Tensors", "count", lambda total: total.tensors),
+        Column("kept_bytes", "Kept", "bytes", lambda total: total.kept_bytes),
+        Column("share", "Of all", "share", lambda total: total.share),
+    )
+    return fill(title, columns, [*shown, _sum(f"total of {len(sums)}", ledger.entries, whole)])
+
+
+def _of_blocks(path: str) -> str:
+    """Return the path that the same module of all blocks has: ``encoder.layer.*.output``; numbers at the end stay."""
+    *blocks, last = path.split(".")
+    return ".".join([*("*" if part.isdecimal() else part for part in blocks), last])
+
+
+def _why(saved: SavedTensor) -> str:
+    if saved.reason is not None:
+        return saved.reason
+    if saved.packed:
+        return "packed by the scheme"
+    return "saved as it is" if saved.kept_bytes or not saved.shared_with else "in a storage that is counted already"
 
 
 def lines_table(lines: Sequence[LedgerLine], title: str = "Saved tensors") -> Table:
@@ -142,7 +187,11 @@ def _sum(name: str, entries: Sequence[SavedTensor], total_bytes: int) -> _Sum:
     return _Sum(name, len(entries), kept, kept / total_bytes if total_bytes else None)
 
 
-def _notes(ledger: Ledger) -> list[str]:
+def _rows(count: int, kind: str = "") -> str:
+    return f"{count} {kind}row{'s' if count > 1 else ''}"
+
+
+def _notes(ledger: Ledger, shown: Sequence[SavedTensor]) -> list[str]:
     counted = [entry for entry in ledger.entries if entry.kept_bytes]
     shared = [entry for entry in ledger.entries if entry.shared_with and not entry.kept_bytes]
     verb = "shares" if len(shared) == 1 else "share"
@@ -150,5 +199,16 @@ def _notes(ledger: Ledger) -> list[str]:
         f"Kept for backward: {format_bytes(ledger.total_bytes)} in {len(counted)} of {len(ledger.entries)} saved "
         f"tensors; {len(shared)} {verb} the storage of an earlier row, not counted again."
     )
-    more = f"{ledger.recomputed} more are not saved but recomputed in the backward pass."
-    return [summary, more] if ledger.recomputed else [summary]
+    lines = [summary]
+    smaller = len(counted) - sum(1 for entry in shown if entry.kept_bytes)
+    empty = len(ledger.entries) - len(shown) - smaller
+    left = ledger.total_bytes - sum(entry.kept_bytes for entry in shown)
+    if smaller:
+        lines.append(
+            f"Not shown: {_rows(smaller, 'smaller ')} of {format_bytes(left)} together; --top {len(counted)} shows all."
+        )
+    if empty:
+        lines.append(f"Not shown: {_rows(empty)} of 0 B; --all shows every row, in the order of the run.")
+    if ledger.recomputed:
+        lines.append(f"{ledger.recomputed} more are not saved but recomputed in the backward pass.")
+    return lines

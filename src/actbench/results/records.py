@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import to_json
 
-from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt
+from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1
 SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # Literal takes true for 1
@@ -105,7 +106,24 @@ class Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-class Case(Data):
+class WorkloadSettings(Data):
+    """What can be set of a model and its inputs, in cases of every kind, saved models and sections of recipes alike."""
+
+    task: Task = "auto"
+    sequence_length: Count | None = None
+    image_size: Count | None = None
+    attention: Attention = "sdpa"
+    dtype: FloatType | None = None
+
+    def _key(self, first: Iterable[str], exclude: Set[str] = frozenset()) -> str:
+        """Return a hash of the fields, in the order of the first files: those of these names before the settings."""
+        written = self.model_dump(mode="json", exclude=set(exclude))
+        order = dict.fromkeys((*first, *WorkloadSettings.model_fields, *written))
+        text = to_json({name: written[name] for name in order if name in written}, inf_nan_mode="strings")
+        return hashlib.sha256(text).hexdigest()[:16]
+
+
+class Case(WorkloadSettings):
     """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it.
 
     A function of the user's own may have ``dtype`` and ``optimizer`` None: those that it brings, or AdamW. A folder or
@@ -113,13 +131,8 @@ class Case(Data):
     """
 
     model: str = Field(min_length=1)
-    task: Task = "auto"
     scheme: str = "exact"
     batch_size: PositiveInt
-    sequence_length: PositiveInt | None = None
-    image_size: PositiveInt | None = None
-    attention: Attention = "sdpa"
-    dtype: FloatType | None = None
     autocast: HalfType | None = None
     optimizer: Optimizer | None = None
     weights: WeightsChoice = "random"
@@ -147,7 +160,7 @@ class Case(Data):
 
     def key(self) -> str:
         """Return the identity of the case: equal cases, and only those, have equal keys."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+        return self._key(("model", "task", "scheme", "batch_size"))
 
 
 class Built(Data):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from actbench.results.records import (
-    Attention,
     Built,
     Data,
     Failure,
-    FloatType,
     HalfType,
     Migrations,
     Optimizer,
     Record,
-    Task,
     WeightsChoice,
+    WorkloadSettings,
     dtype_for,
 )
 from actbench.units import COUNT_LIMIT, NonNegativeInt, PositiveInt, SignedInt
@@ -33,7 +30,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 _LATER = ("tokenizer", "max_grad_norm", "gradient_accumulation", "processes", "strategy")
 
 
-class TrainingCase(Data):
+class TrainingCase(WorkloadSettings):
     """One training run, fully resolved: what is trained, on what, how, with which scheme and seed.
 
     Attributes:
@@ -67,11 +64,6 @@ class TrainingCase(Data):
     gamma: Share = 0.1
     warmup_steps: NonNegativeInt = 0
     evaluate_every: PositiveInt | None = None
-    task: Task = "auto"
-    sequence_length: PositiveInt | None = None
-    image_size: PositiveInt | None = None
-    attention: Attention = "sdpa"
-    dtype: FloatType | None = None
     autocast: HalfType | None = None
     weights: WeightsChoice = "random"
     seed: Annotated[int, Field(ge=0, lt=2 * COUNT_LIMIT)] = 0
@@ -95,7 +87,8 @@ class TrainingCase(Data):
         """Return the identity of the run: equal cases, and only those, have equal keys."""
         fields = type(self).model_fields
         usual = {name for name in _LATER if getattr(self, name) == fields[name].default}
-        return hashlib.sha256(self.model_dump_json(exclude=usual).encode()).hexdigest()[:16]
+        own = [name for name in fields if name not in WorkloadSettings.model_fields]
+        return self._key(own[: own.index("evaluate_every") + 1], usual)
 
 
 class Evaluation(Data):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -8,8 +9,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import ConversionError
+from actbench.results.fits import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import STEPS, Change, Scheme
+from actbench.schemes.pasted import InTrainer
 from actbench.setup import TrainingSetup
 
 
@@ -34,10 +37,30 @@ class Accumulate(Scheme):
 
     parts: Annotated[int, Field(ge=2, le=1 << 20)] = 4
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """As many parts as divide the batch: two, and twice as many each time, and its rows."""
+        return tuple(
+            f"{cls.name}:{parts}"
+            for parts in range(2, batch_size + 1)
+            if batch_size % parts == 0 and (parts == batch_size or parts & (parts - 1) == 0)
+        )
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """How the batch is fed."""
         return ("batch",)
+
+    def gradient_of(self, warnings: Sequence[str]) -> Gradient:
+        """Another one where rows of a batch see each other, which a warning says."""
+        return "approximate" if any(text.startswith(f"{self.spec}: ") for text in warnings) else self.gradient
+
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """Trainer accumulates by itself."""
+        rows = -(-batch_size // self.parts)
+        return InTrainer(
+            arguments={"per_device_train_batch_size": str(rows), "gradient_accumulation_steps": str(self.parts)}
+        )
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Let steps cut their batches.

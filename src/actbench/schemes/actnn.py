@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -20,6 +19,8 @@ from actbench.nn.saved.bitallocation import BitAllocation
 from actbench.nn.saved.samplegradients import SampleGradients
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
+from actbench.results.fits import Gradient
+from actbench.results.measured import Diagnostic
 from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, Scheme
 from actbench.setup import Batch, Part, TrainingSetup
@@ -112,6 +113,16 @@ class ActNN(Scheme):
     empty_cache_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     expandable_segments: bool | None = None
 
+    @property
+    def gradient(self) -> Gradient:
+        """Right on average where rounding is stochastic, but for the small bias that norms and attention add."""
+        return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Four bits, two that are shared out, and these in host memory."""
+        return (f"{cls.name}:L2", f"{cls.name}:L3", f"{cls.name}:L4")
+
     @model_validator(mode="after")
     def _together(self) -> Self:
         if self.use_gradient and not self.setting("per_sample"):
@@ -167,10 +178,10 @@ class ActNN(Scheme):
         """Bits are shared out by the ranges and gradients of the steps before."""
         return True
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
         found = rounding_variance(setup, batch, seed)
-        return {} if found is None else found.fields()
+        return () if found is None else found.diagnostics()
 
     def _swapped(self, module: nn.Module, packer: SavedTensors) -> tuple[nn.Module, list[SiteState], list[Site]]:
         states: list[SiteState] = []  # those that the bits are shared out among; a norm goes with the one before it

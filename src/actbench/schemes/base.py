@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import ClassVar, Final, Literal, Self
@@ -12,8 +12,11 @@ from torch import nn
 
 from actbench.errors import NothingToConvertError
 from actbench.nn.wrapped import bind_entries
+from actbench.results.fits import Gradient
+from actbench.results.measured import Diagnostic
 from actbench.results.records import Data, Published
 from actbench.schemes.only import compiled, parts_of, replace_part
+from actbench.schemes.pasted import InTrainer
 from actbench.setup import Batch, TrainingSetup
 from actbench.spec import shortest
 
@@ -98,6 +101,16 @@ class Scheme(Data):
         """What no other scheme may do to the same modules, in words that go on from ``they both``."""
         return ()
 
+    @property
+    def untraceable(self) -> str:
+        """Why fake tensors do not show what the scheme does, which is not simulated then; empty where they do."""
+        return ""
+
+    @property
+    def draws_alike(self) -> bool:
+        """Whether dropout drops what it drops in the exact model; other batches are drawn for otherwise."""
+        return "batch" not in self.changes
+
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with the scheme applied to its model, or to the parts of it that ``only`` names.
 
@@ -106,6 +119,7 @@ class Scheme(Data):
         Raises:
             ConversionError: The model holds nothing the scheme works on, or ``only`` names no module.
         """
+        setup = replace(setup, untraceable=setup.untraceable or self.untraceable)
         if not self.only:
             return self.change(setup)
         nothing: NothingToConvertError | None = None
@@ -139,7 +153,7 @@ class Scheme(Data):
         """
         return (self, None) if "parameters" in self.changes else (None, self)
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return what else can be said of the gradients of a setup that this scheme was applied to.
 
         Args:
@@ -148,9 +162,9 @@ class Scheme(Data):
             seed: Of what is random in them.
 
         Returns:
-            Fields of :class:`~actbench.results.measured.Measurement` by name; none by default.
+            Numbers, each with the name and title of its column; none by default.
         """
-        return {}
+        return ()
 
     @property
     def adapts(self) -> bool:
@@ -164,6 +178,57 @@ class Scheme(Data):
             setup: The result of :meth:`apply`; at the end of the context its weights are what they were.
         """
         return nullcontext()
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Return the specifications that ``actbench fit`` tries, what costs least time first; none keeps it out of fit.
+
+        Args:
+            batch_size: Rows of the batch of a step.
+        """
+        return (cls.name,)
+
+    @property
+    def needs_bfloat16(self) -> bool:
+        """Whether the device has to compute in bfloat16."""
+        return False
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients vanish unless the loss is scaled."""
+        return False
+
+    @property
+    def gradient(self) -> Gradient:
+        """What the gradient is, against that of the step without the scheme.
+
+        ``exact`` to rounding, ``unbiased`` (its mean over what is random is exact) or ``approximate``, which is what is
+        said of a scheme that does not say otherwise and changes saved tensors, precision or what is computed.
+        """
+        loses = {"saved tensors", "precision"} & set(self.changes)
+        return "approximate" if loses or self.lossy_forward else "exact"
+
+    def gradient_of(self, warnings: Sequence[str]) -> Gradient:
+        """Return what the gradient is of a model in which applying the scheme gave these warnings, :attr:`gradient`."""
+        return self.gradient
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether the optimizer's updates are bit for bit those that it makes of the same gradients otherwise."""
+        return "optimizer" not in self.changes
+
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """Return how the scheme is had in the Hugging Face Trainer.
+
+        Args:
+            batch_size: Rows of the batch of a step.
+        """
+        beyond = sorted(set(self.changes) - OF_PARTS - {"loss"})
+        if beyond:
+            return InTrainer(why_not=f"{self.spec} changes {' and '.join(beyond)}, which Trainer sees to itself")
+        if "parameters" in self.changes:  # its optimizer is made before callbacks are called
+            return InTrainer(convert=self.spec)
+        return InTrainer(callback=self.spec)
 
     @property
     def claimed_bits(self) -> float | None:

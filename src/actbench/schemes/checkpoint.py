@@ -28,6 +28,11 @@ class Checkpoint(RecomputedBlocks):
     summary: ClassVar[str] = "blocks keep their inputs only and run again in the backward pass; gradients are exact"
     paper: ClassVar[str] = "Chen et al. 2016, arXiv 1604.06174"
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Every fourth block, every second, all."""
+        return (f"{cls.name},every=4", f"{cls.name},every=2", cls.name)
+
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return what runs the whole of a block again."""
         return RecomputedForward(block, path)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveInt, ValidationError, WrapValidator
 from torch import nn
 
-from actbench.errors import ConversionError, NothingToConvertError
+from actbench.errors import ConversionError, IdleError, NothingToConvertError
 from actbench.nn.chunkedloss import UNCOMPILABLE, DeferredHead
+from actbench.nn.ligerloss import UNTRACEABLE, LigerCrossEntropy, check
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census
+from actbench.results.fits import Gradient
 from actbench.results.records import Published, Site
 from actbench.schemes.base import Change, Scheme
 from actbench.setup import Part, TrainingSetup
@@ -16,6 +19,13 @@ from actbench.setup import Part, TrainingSetup
 _IDLE = (
     "no cross entropy is computed of the head's output alone; name another layer by head=, or leave chunked_loss out"
 )
+
+
+def _number_or_liger(value: Any, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(value)
+    except ValidationError:
+        raise ValueError(f"{value!r} is neither a number of pieces, at least 1, nor liger") from None
 
 
 class ChunkedLoss(Scheme):
@@ -27,11 +37,12 @@ class ChunkedLoss(Scheme):
     again, one matrix product more than the three of the plain head. Loss and gradients are those of the plain one to
     rounding: ignored labels, label smoothing, soft caps and tied heads included. Outside of training the head is as it
     was; in training the model's ``logits`` are computed when something other than cross entropy asks for them.
-    Not reproduced: gradients in the forward pass, which need no product more and hold the gradient of the head's
-    weight all through the backward pass; fused kernels.
+    Not reproduced but by ``chunked_loss:liger``: gradients in the forward pass, which need no product more and hold the
+    gradient of the head's weight all through the backward pass, in its type; fused kernels.
 
     Attributes:
-        pieces: Into how many pieces the tokens of a batch are cut.
+        pieces: Into how many pieces the tokens of a batch are cut; or liger for the authors' kernels, which choose it,
+            run on CUDA alone, cannot be simulated, and take no soft caps: ``pip install "actbench[liger]"``.
         head: Path of the linear layer that makes the logits, where the model does not say which it is.
     """
 
@@ -42,8 +53,23 @@ class ChunkedLoss(Scheme):
     rank: ClassVar[int] = 5
     published: ClassVar[tuple[Published, ...]] = ()
 
-    pieces: PositiveInt = 8
+    pieces: Annotated[PositiveInt | Literal["liger"], WrapValidator(_number_or_liger)] = 8
     head: str = ""
+
+    @property
+    def gradient(self) -> Gradient:
+        """The same, to rounding."""
+        return "exact"
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """A few pieces, and many."""
+        return (f"{cls.name}:8", f"{cls.name}:32")
+
+    @property
+    def untraceable(self) -> str:
+        """Why fake tensors do not show what Liger's kernels do."""
+        return UNTRACEABLE if self.pieces == "liger" else ""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -56,6 +82,7 @@ class ChunkedLoss(Scheme):
         Raises:
             NothingToConvertError: The model does not say which layer it is, or it is no ``nn.Linear``.
             ConversionError: The model is compiled, or its loss is computed in pieces already.
+            MeasurementError: Liger's kernels are asked for and not there, or do not run where the model is.
         """
         refuse_compiled(setup.module, *UNCOMPILABLE)
         path, layer = self._layer(setup.module)
@@ -63,10 +90,21 @@ class ChunkedLoss(Scheme):
             raise ConversionError(
                 f"chunked_loss: {path} makes its logits in pieces already; convert the original model"
             )
-        bound = DeferredHead(layer, self.pieces)
+        if self.pieces == "liger":
+            check(next(layer.parameters()).device)
+            bound, how = DeferredHead(layer, kind=LigerCrossEntropy), "by Liger's kernels"
+        else:
+            bound, how = DeferredHead(layer, self.pieces), f"in {self.pieces} pieces"
         bound.bind()
-        site = Site(path=path, was=f"nn.{type(layer).__name__}", becomes=f"cross entropy in {self.pieces} pieces")
-        return setup.changed(setup.module, (site,), by=Part(self.spec, acts=bound, idle=_IDLE))
+        site = Site(path=path, was=f"nn.{type(layer).__name__}", becomes=f"cross entropy {how}")
+        part = Part(self.spec, acts=bound, idle=_IDLE, after=lambda: self._seen(bound))
+        return setup.changed(setup.module, (site,), by=part)
+
+    def _seen(self, bound: DeferredHead) -> tuple[str, ...]:
+        """Return nothing to be said of a step that has run; an IdleError where no loss was computed so."""
+        if not bound.losses:
+            raise IdleError(f"{self.spec} does nothing in a training step: {_IDLE}")
+        return ()
 
     def _layer(self, module: nn.Module) -> tuple[str, nn.Module]:
         found: Any = None

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch import nn
 
 from actbench.errors import ConversionError, SpecError
+from actbench.results.fits import GRADIENTS, Gradient
+from actbench.results.measured import Diagnostic
 from actbench.schemes.base import Change, Scheme
 from actbench.schemes.only import common_part
 from actbench.setup import Batch, TrainingSetup
@@ -61,9 +63,10 @@ class Composed(Scheme):
         first, others = self.parts[:end], self.parts[end:]
         return Composed(parts=first) if first else None, Composed(parts=others) if others else None
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return what all parts have to say of the whole."""
-        return {name: value for part in self.parts for name, value in part.diagnostics(setup, batch, seed).items()}
+        found = [each for part in self.parts for each in part.diagnostics(setup, batch, seed)]
+        return tuple({each.name: each for each in found}.values())
 
     @contextmanager
     def as_after_a_step(self, setup: TrainingSetup) -> Iterator[None]:
@@ -77,6 +80,26 @@ class Composed(Scheme):
     def changes(self) -> tuple[Change, ...]:
         """All that the parts touch."""
         return tuple(dict.fromkeys(change for part in self.parts for change in part.changes))
+
+    @property
+    def gradient(self) -> Gradient:
+        """The worst of the parts'."""
+        return max((part.gradient for part in self.parts), key=GRADIENTS.index)
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether all parts do."""
+        return all(part.keeps_updates for part in self.parts)
+
+    @property
+    def untraceable(self) -> str:
+        """Why fake tensors do not show what one of the parts does."""
+        return next(filter(None, (part.untraceable for part in self.parts)), "")
+
+    @property
+    def draws_alike(self) -> bool:
+        """Whether dropout drops alike in all parts."""
+        return all(part.draws_alike for part in self.parts)
 
     @property
     def adapts(self) -> bool:

@@ -13,6 +13,7 @@ from actbench.nn.layout import Layout, in_order
 from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups
+from actbench.results.fits import Gradient
 from actbench.schemes.base import Scheme
 from actbench.schemes.packedinputs import with_packed_inputs
 from actbench.setup import TrainingSetup
@@ -130,6 +131,11 @@ class Division(Scheme):
 
     block: Annotated[int, Field(ge=2, le=1024)] = 8
     bits: Annotated[int, Field(ge=1, le=8)] = 2
+
+    @property
+    def gradient(self) -> Gradient:
+        """Right on average, but for the small bias that norms add."""
+        return "unbiased"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that pack their input; see :func:`with_packed_inputs` for what is raised."""

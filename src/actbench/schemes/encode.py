@@ -31,6 +31,15 @@ class Encode(EncodedStructures):
 
     encoding: str
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Eight bits and six, of saved tensors alone and with the state."""
+        return tuple(
+            f"{cls.name}:{encoding}{on}"
+            for encoding in ("fp8:e4m3", "int:6")
+            for on in (",on=activations", ",on=state", "")
+        )
+
     @field_validator("encoding")
     @classmethod
     def _canonical(cls, encoding: str) -> str:

@@ -13,6 +13,11 @@ class Exact(Scheme):
     summary: ClassVar[str] = "the model as it is; the row that ratios are against"
     rank: ClassVar[int] = 0
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Nothing: it is what the others are tried against."""
+        return ()
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """Nothing."""

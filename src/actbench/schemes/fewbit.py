@@ -81,6 +81,11 @@ class FewBit(Scheme):
     weight: Weight = "uniform"
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Four bits, which are nearly exact, and two."""
+        return (f"{cls.name}:4", f"{cls.name}:2")
+
     @field_validator("functions")
     @classmethod
     def _known(cls, functions: tuple[str, ...]) -> tuple[str, ...]:

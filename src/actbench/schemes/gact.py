@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -12,6 +11,8 @@ from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.sensitivity import Probing
 from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTensors
 from actbench.nn.variance import rounding_variance
+from actbench.results.fits import Gradient
+from actbench.results.measured import Diagnostic
 from actbench.results.records import Published, Site
 from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.setup import Batch, Part, TrainingSetup
@@ -94,6 +95,16 @@ class Gact(Scheme):
     prefetch: bool | None = None
     expandable_segments: bool = False
 
+    @property
+    def gradient(self) -> Gradient:
+        """Right on average where rounding is stochastic, but for the small bias that norms and attention add."""
+        return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Eight bits, four and two, and four in host memory."""
+        return tuple(f"{cls.name}:{level}" for level in ("L1.1", "L2", "L2.2", "L3"))
+
     @model_validator(mode="after")
     def _whole_where_nothing_is_shared_out(self) -> Self:
         if self.bits is not None and not self.bits.is_integer() and not self.setting("auto_prec"):
@@ -124,10 +135,10 @@ class Gact(Scheme):
         changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
         found = rounding_variance(setup, batch, seed)
-        return {} if found is None else found.fields()
+        return () if found is None else found.diagnostics()
 
     def _hooks(self, *, whole_model: bool) -> Hooks:
         codec = GroupQuantization(self.group_size, self.stochastic) if self.setting("compress") else Identity()

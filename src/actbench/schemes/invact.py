@@ -9,6 +9,7 @@ from actbench.errors import NothingToConvertError
 from actbench.nn.activations import called, function_of, instead, left_alone, refuse_converted, why_not
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.replacement import overwritten, swap
+from actbench.results.fits import Gradient
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import ACTIVATIONS, Scheme
 from actbench.setup import Part, TrainingSetup
@@ -38,6 +39,11 @@ class InvAct(Scheme):
         Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
+
+    @property
+    def gradient(self) -> Gradient:
+        """The same, to the inversion of an output of its type."""
+        return "exact"
 
     @property
     def claimed_bits(self) -> float:

@@ -58,6 +58,11 @@ class Lora(Scheme):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target: tuple[str, ...] = ()
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """The usual rank."""
+        return (f"{cls.name}:16",)
+
     @field_validator("target")
     @classmethod
     def _names(cls, target: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,55 +1,37 @@
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar, Literal, Self
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.errors import ConversionError, MeasurementError
-from actbench.ops import hostmemory
-from actbench.optim.optimizers import is_decoupled
+from actbench.errors import ConversionError
+from actbench.optim.bnbadam import adapted, blockwise_adam
+from actbench.optim.torchaoadam import Twin, few_bits_adam
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
+from actbench.schemes.pasted import InTrainer
 from actbench.setup import Part, TrainingSetup
 
-_OPTIONS = ("lr", "betas", "eps", "weight_decay")
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 _STATE = "optimizer state"
 _COMPILED = "torch compiles its step on CUDA; simulated for CUDA it is one kernel a parameter, without temporaries"
-_SMALLEST = 4096  # elements of a parameter whose moments are of 8 bits
+_PAGED = "paged moments are counted as host memory; on CUDA the driver keeps of them what fits, on a CPU nothing moves"
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
 
 
-class Adam8bit(Scheme):
-    """Adam and AdamW keep both moments in 8 bits: torchao's ``Adam8bit`` and ``AdamW8bit`` in place of torch's.
+class _LowBitAdam(Scheme):
+    """An optimizer of another library, of which a subclass gives the docstring and the names, in place of torch's."""
 
-    Paper: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861; by torchao, an optional
-    package: ``pip install "actbench[torchao]"``.
-    Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 256: two codes of 8 bits an
-    element, a float32 scale for each 256 of them, and 1 KiB of levels for each moment. Smaller parameters keep moments
-    in their own type. Gradients are bit for bit those without the scheme; the update is that of rounded moments.
-    On CUDA torch compiles the step, as torchao has it, and a simulation for CUDA counts no temporaries of it; on a CPU
-    it runs operator by operator, with temporaries of the largest parameter in float32.
-    Not reproduced: bitsandbytes' kernels, stable embeddings.
-    """
-
-    name: ClassVar[str] = "adam8bit"
-    summary: ClassVar[str] = "Adam and AdamW with moments of 8 bits (torchao); gradients are exact"
-    paper: ClassVar[str] = "Dettmers et al. 2021, arXiv 2110.02861"
     rank: ClassVar[int] = 50
-    published: ClassVar[tuple[Published, ...]] = (
-        Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),
-    )
 
-    suffix: ClassVar[str] = "8bit"
-    becomes: ClassVar[str] = "8 bits, a scale for each 256 elements"
+    suffix: ClassVar[str] = ""
+    becomes: ClassVar[str] = ""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -61,31 +43,121 @@ class Adam8bit(Scheme):
         """The state of an optimizer is in one format."""
         return (OPTIMIZER_STATE,)
 
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """An optimizer of torchao's, given to Trainer."""
+        return InTrainer(optimizer=f"torchao.optim.AdamW{self.suffix}(trained, lr={{rate}})")
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Put an 8-bit optimizer in the place of the one that the setup makes.
+        """Put an optimizer with moments of few bits in the place of the one that the setup makes.
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            MeasurementError: torchao is not installed.
+            MeasurementError: The library is not installed.
         """
         refuse_untrained(self.name, setup.module)
         make = setup.make_optimizer
         if make is None:
-            reason = f"the optimizer is not part of the model; make torchao.optim.AdamW{self.suffix} of its parameters"
+            reason = f"the optimizer is not part of the model; make {self._class_name} of its parameters"
             return setup.changed(setup.module, (), (Unreached(path="", kind=_STATE, reason=reason),))
-        classes = _classes(self.name, self.suffix)
+        twin = self._twin()
 
         def make_in_few_bits(module: torch.nn.Module) -> torch.optim.Optimizer:
-            return _in_few_bits(self.name, make(module), classes)
+            return _in_few_bits(self.spec, self._library, make(module), twin)
 
-        site = Site(path=f"({_STATE})", was=_STATE, becomes=self.becomes)
+        site = Site(path=f"({_STATE})", was=_STATE, becomes=self._becomes)
         changed = setup.changed(setup.module, (site,), by=Part(self.spec))
-        if any(isinstance(parameter, FakeTensor) for parameter in setup.module.parameters()):
-            changed = replace(changed, warnings=(*changed.warnings, f"{self.name}: {_COMPILED}"))
-        return replace(changed, make_optimizer=make_in_few_bits)
+        told = self._told(next(setup.module.parameters()))
+        warnings = (*changed.warnings, f"{self.name}: {told}") if told else changed.warnings
+        return replace(changed, make_optimizer=make_in_few_bits, warnings=warnings)
+
+    @property
+    def _library(self) -> str:
+        return "torchao"
+
+    @property
+    def _class_name(self) -> str:
+        return f"torchao.optim.AdamW{self.suffix}"
+
+    @property
+    def _becomes(self) -> str:
+        return self.becomes
+
+    def _told(self, parameter: Tensor) -> str:
+        """Return what is to be said of figures, by the device and the kind of a parameter."""
+        return _COMPILED if isinstance(parameter, FakeTensor) else ""
+
+    def _twin(self) -> Twin:
+        """Return what makes the optimizer; a MeasurementError where its library is not installed."""
+        return few_bits_adam(self.name, self.suffix)
 
 
-class Adam4bit(Adam8bit):
+class Adam8bit(_LowBitAdam):
+    """Adam and AdamW keep both moments in 8 bits: torchao's or bitsandbytes' optimizers in place of torch's.
+
+    Paper: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861; by torchao or, as
+    ``adam8bit:bnb``, by the authors' bitsandbytes, optional packages: ``pip install "actbench[torchao]"`` or
+    ``"actbench[bitsandbytes]"``.
+    Kept from step to step, of each parameter of at least 4,096 elements: two codes of 8 bits an element and a float32
+    scale for each 256 of them; by torchao 1 KiB of levels for each moment, and a multiple of 256 elements; by
+    bitsandbytes 2 KiB of levels for all. Smaller parameters keep moments in their own type, by bitsandbytes in float32.
+    Gradients are bit for bit those without the scheme; the update is that of rounded moments.
+    On CUDA bitsandbytes' step is one kernel a parameter; torchao's is compiled by torch, and a simulation for CUDA
+    counts no temporaries of it. On a CPU both run operator by operator, with temporaries of the largest parameter in
+    float32.
+    Not reproduced: stable embeddings.
+
+    Attributes:
+        library: torchao, or bnb for bitsandbytes.
+        paged: With bnb on CUDA, moments of parameters of at least 100,000 elements lie in memory that the driver moves
+            between device and host as it is read; none of torch's allocator. On a CPU nothing moves.
+    """
+
+    name: ClassVar[str] = "adam8bit"
+    summary: ClassVar[str] = "Adam and AdamW with moments of 8 bits (torchao, bitsandbytes); gradients are exact"
+    paper: ClassVar[str] = "Dettmers et al. 2021, arXiv 2110.02861"
+    positional: ClassVar[str | None] = "library"
+    published: ClassVar[tuple[Published, ...]] = (
+        Published(quantity="peak_saving", value=1 - 8.33 / 12.23, setting=_SETTING, source=_SOURCE),
+    )
+
+    suffix: ClassVar[str] = "8bit"
+    becomes: ClassVar[str] = "8 bits, a scale for each 256 elements"
+
+    library: Literal["torchao", "bnb"] = "torchao"
+    paged: bool = False
+
+    @model_validator(mode="after")
+    def _pages(self) -> Self:
+        if self.paged and self.library != "bnb":
+            raise ValueError("paged=true is an option of bitsandbytes' optimizer: adam8bit:bnb,paged=true")
+        return self
+
+    @property
+    def _library(self) -> str:
+        return "bitsandbytes" if self.library == "bnb" else super()._library
+
+    @property
+    def _class_name(self) -> str:
+        paged = "Paged" if self.paged else ""
+        return f"bitsandbytes.optim.{paged}AdamW8bit" if self.library == "bnb" else super()._class_name
+
+    @property
+    def _becomes(self) -> str:
+        return f"{self.becomes}, paged" if self.paged else self.becomes
+
+    def _told(self, parameter: Tensor) -> str:
+        if self.library != "bnb":
+            return super()._told(parameter)
+        return _PAGED if self.paged else ""
+
+    def _twin(self) -> Twin:
+        if self.library != "bnb":
+            return super()._twin()
+        adapted()  # which says at once where it is missing
+        return functools.partial(blockwise_adam, paged=self.paged)
+
+
+class Adam4bit(_LowBitAdam):
     """Adam and AdamW keep both moments in 4 bits: torchao's ``Adam4bit`` and ``AdamW4bit`` in place of torch's.
 
     Paper: Li et al., "Memory Efficient Optimizers with 4-bit States", arXiv 2309.01507; by torchao.
@@ -105,7 +177,7 @@ class Adam4bit(Adam8bit):
     becomes: ClassVar[str] = "4 bits, a scale for each 128 elements"
 
 
-class AdamFp8(Adam8bit):
+class AdamFp8(_LowBitAdam):
     """Adam and AdamW keep both moments as 8-bit floats: torchao's ``AdamFp8`` and ``AdamWFp8`` in place of torch's.
 
     Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 256: two e4m3 floats an element
@@ -120,113 +192,15 @@ class AdamFp8(Adam8bit):
     becomes: ClassVar[str] = "8-bit floats, a scale for each 256 elements"
 
 
-def _in_few_bits(
-    scheme: str, optimizer: torch.optim.Optimizer, classes: dict[bool, Callable[..., Any]]
-) -> torch.optim.Optimizer:
-    """Return torchao's optimizer for the parameters, groups and options of torch's."""
+def _in_few_bits(scheme: str, library: str, optimizer: torch.optim.Optimizer, twin: Twin) -> torch.optim.Optimizer:
+    """Return another library's optimizer for the parameters, groups and options of torch's."""
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         raise ConversionError(
-            f"{scheme}: the optimizer is {type(optimizer).__name__}; torchao has a twin of torch.optim.Adam and AdamW "
-            "only: --optimizer adamw"
+            f"{scheme}: the optimizer is {type(optimizer).__name__}; {library} has a twin of torch.optim.Adam "
+            "and AdamW only: --optimizer adamw"
         )
     for group in optimizer.param_groups:
         for option in _REFUSED:
             if group.get(option):
-                raise ConversionError(f"{scheme}: the optimizer has {option}=True, which torchao's does not take")
-    groups = [{key: group[key] for key in ("params", *_OPTIONS)} for group in optimizer.param_groups]
-    return classes[is_decoupled(optimizer)](groups)  # type: ignore[no-any-return]
-
-
-def _classes(scheme: str, suffix: str) -> dict[bool, Callable[..., Any]]:
-    """Return torchao's classes, AdamW's for True, as :func:`_adapted` makes them."""
-    try:
-        from torchao import optim  # type: ignore[import-untyped]
-    except ImportError:
-        raise MeasurementError(f'{scheme} needs torchao: pip install "actbench[torchao]"') from None
-    return {
-        decoupled: _adapted(getattr(optim, f"{name}{suffix}")) for decoupled, name in ((True, "AdamW"), (False, "Adam"))
-    }
-
-
-@functools.cache
-def _adapted(kind: type[Any]) -> type[Any]:
-    """Return a class of torchao that needs no compiler off CUDA, and whose saved state is plain tensors."""
-
-    class Adapted(kind):  # type: ignore[misc]
-        __doc__ = kind.__doc__
-
-        def step(self, closure: Any = None) -> Any:
-            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-            _make_rates_tensors(self.param_groups)
-            if _stand_for_cuda(parameters):
-                return _make_state(self, parameters)
-            compiles = all(parameter.is_cuda for parameter in parameters)
-            with torch.compiler.set_stance("default" if compiles else "force_eager"):
-                return super().step(closure)
-
-        def state_dict(self) -> dict[str, Any]:
-            found = super().state_dict()
-            groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
-            state = {number: {name: _apart(each) for name, each in of.items()} for number, of in found["state"].items()}
-            return {**found, "state": state, "param_groups": groups}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            parameters = _by_number(state_dict, self.param_groups)
-            state = {
-                number: {name: self._together(parameters[number], name, each) for name, each in of.items()}
-                for number, of in state_dict["state"].items()
-            }
-            super().load_state_dict({**state_dict, "state": state})
-
-        def _together(self, parameter: Tensor, name: str, saved: Any) -> Any:
-            if name not in _MOMENTS:
-                return saved
-            moment = self._new_buffer(parameter, signed=name == "exp_avg")
-            if not isinstance(saved, dict):  # torch's own, or of a small parameter
-                return moment.copy_(saved)
-            for part, tensor in saved.items():
-                getattr(moment, part).copy_(tensor)
-            return moment
-
-    found = type(kind.__name__, (Adapted,), {})
-    with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
-        parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
-        parameter.grad = torch.zeros_like(parameter)
-        found([parameter]).step()
-    return found
-
-
-def _make_rates_tensors(groups: list[dict[str, Any]]) -> None:
-    """Give torchao the tensors that it wants for learning rates, where schedulers have written numbers."""
-    for group in groups:
-        if not isinstance(group["lr"], Tensor):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
-
-
-def _make_state(optimizer: Any, parameters: Iterable[Tensor]) -> None:
-    """Do of a step what is seen of it in memory where it is one kernel: make what is not there yet."""
-    for parameter in parameters:
-        if parameter.grad is not None and not optimizer.state[parameter]:
-            moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
-            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
-
-
-def _stand_for_cuda(parameters: Iterable[Tensor]) -> bool:
-    """Return whether parameters are fake and stand for those of a CUDA device."""
-    return any(isinstance(parameter, FakeTensor) and hostmemory.is_elsewhere(parameter) for parameter in parameters)
-
-
-def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:
-    """Return an optimizer's parameters by the numbers that a saved state has for them."""
-    numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-    parameters = dict(zip(numbers, itertools.chain.from_iterable(group["params"] for group in groups), strict=False))
-    if not state_dict["state"].keys() <= parameters.keys():
-        raise ValueError("the loaded state is of more parameters than this optimizer has")
-    return parameters
-
-
-def _apart(value: Any) -> Any:
-    """Return a tensor that is made of others as these by name, and anything else as it is."""
-    if not hasattr(value, "__tensor_flatten__"):
-        return value
-    return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
+                raise ConversionError(f"{scheme}: the optimizer has {option}=True, which {library}'s does not take")
+    return twin(optimizer)

@@ -8,6 +8,7 @@ from actbench.errors import NothingToConvertError
 from actbench.nn.outputnorm import VALUES, from_output, is_norm, why_not
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census, overwritten, swap
+from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import Scheme
 from actbench.setup import Part, TrainingSetup
@@ -32,6 +33,11 @@ class MemorySharingNorms(Scheme):
     name: ClassVar[str] = "msln"
     summary: ClassVar[str] = "layer and RMS norms keep their output, which linear layers keep too, and not their input"
     paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
+
+    @property
+    def gradient(self) -> Gradient:
+        """The same, to the rounding of what is kept."""
+        return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace norms.

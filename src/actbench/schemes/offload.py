@@ -7,6 +7,7 @@ from actbench.nn.hooked import HookedForward
 from actbench.nn.hooked.forward import OFFLOAD, OffloadedForward
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.wrapped import bind_entries
+from actbench.results.fits import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import SAVED_TENSORS, Scheme
 from actbench.setup import Part, TrainingSetup
@@ -30,6 +31,11 @@ class Offload(Scheme):
     paper: ClassVar[str] = "Rhu et al. 2016, arXiv 1602.08124"
     rank: ClassVar[int] = 40
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
+
+    @property
+    def gradient(self) -> Gradient:
+        """The same."""
+        return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind an offloading forward on the model.

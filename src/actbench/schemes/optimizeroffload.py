@@ -9,6 +9,7 @@ from actbench.errors import ConversionError
 from actbench.optim.onhost import HostOptimizer
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
+from actbench.schemes.pasted import InTrainer
 from actbench.setup import Part, TrainingSetup
 
 _STATE = "optimizer state"
@@ -37,6 +38,15 @@ class OptimizerOffload(Scheme):
     def changes(self) -> tuple[Change, ...]:
         """The optimizer alone."""
         return ("optimizer",)
+
+    @property
+    def keeps_updates(self) -> bool:
+        """The CPU runs the same optimizer."""
+        return True
+
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """An optimizer that is given to Trainer."""
+        return InTrainer(optimizer="actbench.optim.HostOptimizer({})")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Put what steps on the host in the place of the optimizer that the setup makes.

@@ -9,6 +9,7 @@ from torch import nn
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.results.records import HalfType, Site
 from actbench.schemes.base import PRECISION, Change, Scheme
+from actbench.schemes.pasted import InTrainer
 from actbench.setup import TrainingSetup
 
 
@@ -29,6 +30,11 @@ class _Precision(Scheme):
     def lossy_forward(self) -> bool:
         """Whether the forward pass rounds otherwise than that of the exact model: it does."""
         return True
+
+    @property
+    def needs_bfloat16(self) -> bool:
+        """Whether the device has to compute in bfloat16."""
+        return self.dtype == "bfloat16"
 
     @property
     def _type(self) -> torch.dtype:
@@ -53,6 +59,20 @@ class Autocast(_Precision):
     paper: ClassVar[str] = "Micikevicius et al. 2017, arXiv 1710.03740"
     rank: ClassVar[int] = 4
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Both types."""
+        return (f"{cls.name}:bfloat16", f"{cls.name}:float16")
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients vanish unless the loss is scaled: those of float16."""
+        return self.dtype == "float16"
+
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """Trainer has autocast, and scales the loss of float16."""
+        return InTrainer(arguments={"bf16" if self.dtype == "bfloat16" else "fp16": "True"})
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Run forward passes under autocast.
 
@@ -70,6 +90,12 @@ class Autocast(_Precision):
         return replace(changed, autocast_dtype=self._type)
 
 
+_UNDERFLOW = (
+    "pure:float16: Adam's eps of 1e-8 and squares of gradients below 2e-4 are 0 in float16, so that updates can be no "
+    "numbers; train in pure:bfloat16, or in autocast:float16 with float32 parameters"
+)
+
+
 class Pure(_Precision):
     """Parameters, buffers, inputs, gradients and optimizer state are of a half type: ``model.to(torch.bfloat16)``.
 
@@ -84,6 +110,15 @@ class Pure(_Precision):
     name: ClassVar[str] = "pure"
     summary: ClassVar[str] = "parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)"
     rank: ClassVar[int] = 2  # before adapters and layers of other schemes see the types of parameters
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Only bfloat16: updates of float16 are no numbers."""
+        return (f"{cls.name}:bfloat16",)
+
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """The model is cast before."""
+        return InTrainer(before=f"model = model.to(torch.{self.dtype})")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Cast the model, in place, and let batches be cast.
@@ -107,7 +142,9 @@ class Pure(_Precision):
         site = Site(
             path="(parameters)", was=was, becomes=self.dtype, bytes_before=before, bytes_after=_bytes(setup.module)
         )
-        return replace(setup.changed(setup.module, (site,)), input_dtype=self._type)
+        warnings = () if self.dtype == "bfloat16" else (_UNDERFLOW,)
+        changed = setup.changed(setup.module, (site,))
+        return replace(changed, input_dtype=self._type, warnings=setup.warnings + warnings)
 
 
 @torch.no_grad()

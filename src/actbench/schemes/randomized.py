@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -12,6 +11,8 @@ from actbench.nn.compressed.linear import Sketch, Sketched, sketched
 from actbench.nn.replacement import census, swap
 from actbench.nn.savedtensors import SharingTable
 from actbench.nn.variance import sketch_variance
+from actbench.results.fits import Gradient
+from actbench.results.measured import Diagnostic
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import Scheme
 from actbench.setup import Batch, Part, TrainingSetup
@@ -60,6 +61,16 @@ class Randomized(Scheme):
     min: PositiveInt | None = None
     max: PositiveInt | None = None
 
+    @property
+    def gradient(self) -> Gradient:
+        """Right on average, with every sketch."""
+        return "unbiased"
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Half of the rows, a fifth."""
+        return (f"{cls.name}:0.5", f"{cls.name}:0.2")
+
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min is not None and self.max is not None and self.min > self.max:
@@ -98,16 +109,10 @@ class Randomized(Scheme):
             )
         return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec, idle=_IDLE))
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return the variance of the sketched weights' gradient, over three sketches, and what it is compared with."""
         found = sketch_variance(setup, batch, seed)
-        if found is None:
-            return {}
-        return {
-            "sketch_variance_predicted": found.predicted,
-            "sketch_variance_observed": found.observed,
-            "sgd_variance": found.batch,
-        }
+        return () if found is None else found.diagnostics()
 
     def _becomes(self) -> str:
         return f"{self.sketch} sketch, {f'{self.dim} rows' if self.dim is not None else f'ratio {self.ratio:g}'}"

@@ -39,6 +39,11 @@ class Selective(RecomputedBlocks):
 
     policy: Policy = "compute_intensive"
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Every second block, all."""
+        return (f"{cls.name},every=2", cls.name)
+
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return what runs the rest of a block again."""
         return SelectiveForward(block, path, self.policy)

@@ -39,6 +39,11 @@ class Smaq(SmaqParameters, EncodedStructures):
         Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),
     )
 
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """Saved tensors alone, the state alone, both."""
+        return (f"{cls.name},on=activations", f"{cls.name},on=state", cls.name)
+
     @property
     def number_format(self) -> Encoding:
         """SmaQ with these parameters."""

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn, optim
@@ -26,10 +26,12 @@ from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.forward import HOOKS, OffloadedForward
 from actbench.nn.refusals import NotInParallel, refuse_compiled, refuse_sharded
 from actbench.nn.saved import SavedTensors
-from actbench.nn.saved.codecs import FLOATS
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
+from actbench.ops.arguments import DTYPES
 from actbench.optim import PackedOptimizer, packed
+from actbench.results.fits import Gradient
+from actbench.results.measured import Diagnostic
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import (
     GRADIENTS,
@@ -41,25 +43,15 @@ from actbench.schemes.base import (
     Scheme,
     refuse_untrained,
 )
+from actbench.schemes.pasted import InTrainer
+from actbench.schemes.structurewords import STRUCTURES, WAS, Structure, path, replicated, sharded, without_optimizer
 from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
-Structure = Literal["weights", "gradients", "activations", "maps", "state"]
-STRUCTURES: tuple[Structure, ...] = get_args(Structure)
 _NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="
-_WITHOUT = "leave them out of on=; activations and maps work there"
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
 _ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
 
 _CLAIMS: dict[Structure, str] = {"activations": SAVED_TENSORS, "gradients": GRADIENTS, "state": OPTIMIZER_STATE}
-
-WAS = {
-    "weights": "weights",
-    "gradients": "weight gradients",
-    "activations": "activations",
-    "maps": "gradient maps",
-    "state": "optimizer state",
-}
-"""The five data structures in words."""
 
 
 class EncodedStructures(Scheme):
@@ -73,6 +65,11 @@ class EncodedStructures(Scheme):
 
     on: Annotated[tuple[Structure, ...], Field(min_length=1)] = ("activations", "state")
     forward: Literal["exact", "lossy"] = "exact"
+
+    @property
+    def gradient(self) -> Gradient:
+        """The same where the state of the optimizer alone is in the format."""
+        return "exact" if self.on == ("state",) else "approximate"
 
     @field_validator("on")
     @classmethod
@@ -109,6 +106,14 @@ class EncodedStructures(Scheme):
         others = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
         return (*others, SAVED_RESULTS) if "activations" in self.on else others
 
+    def in_trainer(self, batch_size: int) -> InTrainer:
+        """The state by an optimizer that is given to Trainer, saved tensors by the callback."""
+        if not {"activations", "state"}.issuperset(self.on):
+            return InTrainer(why_not=f"{self.spec} changes what Trainer sees to itself")
+        packed = f'actbench.optim.packed({{}}, encoding="{self.number_format.spec}")' if "state" in self.on else ""
+        alone = self.model_copy(update={"on": ("activations",)})
+        return InTrainer(callback=alone.spec if "activations" in self.on else "", optimizer=packed)
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind hooks on the model, its parameters and its optimizer.
 
@@ -124,7 +129,7 @@ class EncodedStructures(Scheme):
         if "state" in self.on and make is not None:
             sites.append(self._site("state", setup.module))
         elif "state" in self.on:
-            unreached = (_without_optimizer(self.number_format),)
+            unreached = (without_optimizer(self.number_format),)
         packer = SavedTensors(Encoded(self.number_format))
         if "activations" in self.on:
             hooks = Hooks(packer, self._bits, small_codes(), whole_model=not setup.path)
@@ -140,13 +145,13 @@ class EncodedStructures(Scheme):
             changed = replace(changed, parts=(*changed.parts, Part(self.spec, acts=hook, idle=_NO_MAPS, sites=maps)))
         return replace(changed, make_optimizer=make, warnings=setup.warnings + tuple(self._warnings()))
 
-    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> Mapping[str, float]:
+    def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return the variance of the gradient over three draws of the noise, where activations alone make it."""
         others = {"maps", "gradients"} & set(self.on)
         if "activations" not in self.on or others or self.lossy_forward:
-            return {}
+            return ()
         found = rounding_variance(setup, batch, seed)
-        return {} if found is None else found.fields()
+        return () if found is None else found.diagnostics()
 
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
         """Return a context in which weights are rounded, where these are in the format."""
@@ -169,7 +174,7 @@ class EncodedStructures(Scheme):
         self._check_others(setup)
         shared = self._named("weights", "gradients")
         if shared:
-            refuse_sharded(setup.module, *_sharded(shared))
+            refuse_sharded(setup.module, *sharded(shared))
         if setup.make_optimizer is None and (shared or self.on == ("state",)):
             raise ConversionError(
                 f"{self.spec}: {self._named('weights', 'gradients', 'state')} need the optimizer, which a model alone "
@@ -178,7 +183,7 @@ class EncodedStructures(Scheme):
 
     def _check_parameters(self, module: nn.Module) -> None:
         refuse_untrained(self.spec, module)
-        other = next((parameter.dtype for parameter in _trained(module) if parameter.dtype not in FLOATS), None)
+        other = next((parameter.dtype for parameter in _trained(module) if parameter.dtype not in DTYPES), None)
         if other is not None:
             raise ConversionError(
                 f"{self.spec}: {type(module).__name__} has parameters of {other}, which {self.number_format.spec} does "
@@ -195,7 +200,7 @@ class EncodedStructures(Scheme):
             )
         taken = {site.path for site in setup.sites}
         for structure in self.on:
-            if structure != "activations" and _path(structure) in taken:
+            if structure != "activations" and path(structure) in taken:
                 raise ConversionError(f"{self.spec}: another scheme has {WAS[structure]} in a format; name them once")
 
     def _named(self, *structures: Structure) -> str:
@@ -219,11 +224,11 @@ class EncodedStructures(Scheme):
             return make
         gradients = PackedGradients(_trained(module), self.number_format) if "gradients" in self.on else None
         if shared or not self.number_format.stored:
-            module.register_forward_pre_hook(NotInParallel(*_replicated(shared or WAS["state"])))
+            module.register_forward_pre_hook(NotInParallel(*replicated(shared or WAS["state"])))
 
         def wrapped(module: nn.Module) -> optim.Optimizer:
             if shared:
-                refuse_sharded(module, *_sharded(shared))
+                refuse_sharded(module, *sharded(shared))
             optimizer = self._with_state(make(module))
             if "weights" in self.on:
                 optimizer.register_step_post_hook(RoundedWeights(self._unbiased))
@@ -248,7 +253,7 @@ class EncodedStructures(Scheme):
     @property
     def _bits(self) -> float:
         """Bits of a stored element."""
-        return 8 * self.number_format.packed_bytes((_ELEMENTS,), FLOATS[0]) / _ELEMENTS
+        return 8 * self.number_format.packed_bytes((_ELEMENTS,), DTYPES[0]) / _ELEMENTS
 
     def _site(self, structure: Structure, module: nn.Module) -> Site:
         spec = self.number_format.spec
@@ -258,7 +263,7 @@ class EncodedStructures(Scheme):
         before = after = None
         if structure == "gradients":
             before, after = self._gradient_bytes(module)
-        return Site(path=_path(structure), was=WAS[structure], becomes=becomes, bytes_before=before, bytes_after=after)
+        return Site(path=path(structure), was=WAS[structure], becomes=becomes, bytes_before=before, bytes_after=after)
 
     def _gradient_bytes(self, module: nn.Module) -> tuple[int, int]:
         trained = _trained(module)
@@ -268,29 +273,3 @@ class EncodedStructures(Scheme):
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
-def _replicated(what: str) -> tuple[str, str]:
-    """Return what does not go with DDP, and why."""
-    why = "each process would pack its gradients before they are averaged, and round what it trains otherwise than the"
-    return f"{what} in a number format", f"{why} others; {_WITHOUT}"
-
-
-def _sharded(what: str) -> tuple[str, str]:
-    """Return what does not go with FSDP, and why."""
-    why = "each process holds a shard, which is cut otherwise than the blocks of the format, and FSDP reduces gradients"
-    return f"{what} in a number format", f"{why} by itself; {_WITHOUT}"
-
-
-def _path(structure: Structure) -> str:
-    """Return the path of the site of a structure: of activations that of the model, else of no module."""
-    return "" if structure == "activations" else f"({WAS[structure]})"
-
-
-def _without_optimizer(encoding: Encoding) -> Unreached:
-    what = (
-        f'wrap it by actbench.optim.packed(optimizer, encoding="{encoding.spec}")'
-        if encoding.stored
-        else "apply the scheme to a TrainingSetup with make_optimizer, or leave state out of on="
-    )
-    return Unreached(path="", kind=WAS["state"], reason=f"the optimizer is not part of the model; {what}")

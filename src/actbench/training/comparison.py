@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -11,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from actbench import schemes
-from actbench.errors import StoreError
+from actbench.errors import StoreError, boundary
 from actbench.experiments.experiment import ExperimentResult, Kind, Summary, check_distinct, keep, pending
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
-from actbench.foreign import boundary
 from actbench.measuring import bench
 from actbench.measuring.meters import cuda
 from actbench.results.machine import provenance
@@ -29,7 +29,8 @@ from actbench.training.loop import TrainingLoop
 from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 
 CHECKPOINT_SECONDS = 30.0
-
+LOG = logging.getLogger(__name__)
+"""Tells, for ``--debug``, the tracebacks of runs that failed."""
 
 TRAINED = Kind(TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),))
 
@@ -125,6 +126,7 @@ class _Training:
         except LostError:
             raise
         except Exception as error:
+            LOG.debug("%s:", case.name, exc_info=error)
             return bench.failure_of(error)
         failure: Exception | None = None
         try:
@@ -136,6 +138,8 @@ class _Training:
             raise  # no fault of the run: the disk is full, a checkpoint is broken, or another process is gone
         except Exception as error:
             failure = error
+        if failure is not None:
+            LOG.debug("%s:", case.name, exc_info=failure)
         failure = self.group.end_run(failure)
         return result if failure is None else bench.failure_of(failure)
 

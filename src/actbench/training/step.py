@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-from actbench.errors import ModelError, UntraceableError, UsageError
-from actbench.foreign import boundary
+from actbench.errors import ModelError, UntraceableError, UsageError, boundary
 from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
 from actbench.microbatches import MicroBatch

@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from actbench.errors import ModelError
-from actbench.foreign import boundary
+from actbench.errors import ModelError, boundary
 from actbench.results.records import Case, Task
 from actbench.workloads import names
 from actbench.workloads.base import Workload

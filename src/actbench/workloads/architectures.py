@@ -9,8 +9,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from actbench.errors import ModelError
-from actbench.foreign import boundary
+from actbench.errors import ModelError, boundary
 from actbench.results.records import Task
 from actbench.workloads.sources import Source
 

@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench.errors import ModelError, UntraceableError
+from actbench.errors import UntraceableError
+from actbench.workloads.recalled import RecallingMode
 
 
 def fake_mode() -> FakeTensorMode:
@@ -25,39 +25,7 @@ def fake_mode() -> FakeTensorMode:
 
     Tensors are fake *CPU* tensors on every machine: fake CUDA tensors have no backward pass where there is no driver.
     """
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-_aten = torch.ops.aten
-_PRODUCTS = frozenset(
-    overload.default
-    for overload in (
-        _aten.mm,
-        _aten.addmm,
-        _aten.bmm,
-        _aten.baddbmm,
-        _aten.mv,
-        _aten.addmv,
-        _aten.dot,
-        _aten.convolution,
-    )
-)
-"""Operators that take tensors of one type, which their fake forms do not look at."""
-
-
-class _OneType(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses products of tensors of two types, as operators on real tensors do."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PRODUCTS:
-            found = list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if isinstance(x, Tensor)))
-            if len(found) > 1:
-                raise ModelError(
-                    f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; "
-                    "cast one of them, make batches of the type that the weights have, or name one by --dtype or "
-                    "--autocast"
-                )
-        return func(*args, **(kwargs or {}))
+    return RecallingMode()
 
 
 _REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it without an example batch"
@@ -65,15 +33,13 @@ _REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it wi
 
 @contextmanager
 def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[None]:
-    """Explain that a model cannot run without values, and refuse products that no real step would compute.
+    """Explain that a model cannot run without values.
 
     Raises:
         UntraceableError: ``model`` needs the values of tensors, or an operator that has no fake form; with ``remedy``.
-        ModelError: A product of tensors of two types.
     """
     try:
-        with _OneType():  # type: ignore[no-untyped-call]
-            yield
+        yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise UntraceableError(
             f"{model} looks at the values of tensors, which fake tensors do not have "

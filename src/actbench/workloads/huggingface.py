@@ -14,8 +14,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.utils import logging
 
-from actbench.errors import ModelError
-from actbench.foreign import boundary
+from actbench.errors import ModelError, boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import architectures, batches, folder, losses, sources, text

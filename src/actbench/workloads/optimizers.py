@@ -26,6 +26,20 @@ def make_optimizer(name: Optimizer | None, **options: float) -> MakeOptimizer:
     return lambda module: kind(module, **{**usual, **options})
 
 
+def same_updates(name: Optimizer | None) -> tuple[Optimizer, ...]:
+    """Return the optimizers that make the same of a gradient as the named one, to rounding, by other operators."""
+    name = name or OPTIMIZER
+    return tuple(other for twins in _TWINS if name in twins for other in twins if other != name)
+
+
+def code_of(name: Optimizer, parameters: str, rate: str) -> str:
+    """Return the code that makes the named optimizer; ``parameters`` and ``rate`` are code, too."""
+    if name not in _CODE:  # it is told by the model which parameters are for which of its two
+        return f'actbench.workloads.optimizers.make_optimizer("{name}", lr={rate})(model)'
+    made, options = _CODE[name]
+    return f"{made}({parameters}, lr={rate}{options})"
+
+
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
@@ -124,4 +138,19 @@ _OPTIMIZERS: dict[Optimizer, tuple[Callable[..., optim.Optimizer], dict[str, Any
     "sgd": (partial(_of_all, optim.SGD), {"lr": SGD_RATE}),
     "sgd-momentum": (partial(_of_all, optim.SGD), {"lr": SGD_RATE, "momentum": 0.9}),
     "sgd-nesterov": (partial(_of_all, optim.SGD), {"lr": SGD_RATE, "momentum": 0.9, "nesterov": True}),
+}
+
+_TWINS: tuple[tuple[Optimizer, ...], ...] = (("adamw", "adamw-fused"),)
+
+TRAINERS: dict[Optimizer, str] = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
+"""What transformers' ``TrainingArguments(optim=…)`` calls them, of those that are the same there."""
+
+_CODE: dict[Optimizer, tuple[str, str]] = {
+    "adamw": ("torch.optim.AdamW", ""),
+    "adamw-fused": ("torch.optim.AdamW", ", fused=True"),
+    "adam": ("torch.optim.Adam", ""),
+    "adafactor": ("torch.optim.Adafactor", ""),
+    "sgd": ("torch.optim.SGD", ""),
+    "sgd-momentum": ("torch.optim.SGD", ", momentum=0.9"),
+    "sgd-nesterov": ("torch.optim.SGD", ", momentum=0.9, nesterov=True"),
 }

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.codecs.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
-from actbench.codecs.encodings.encoding import FLOATS
+from actbench.ops.arguments import DTYPES
 from actbench.ops.noise import fresh_seed
 from actbench.ops.smaq import reference as smaqblocks
 
@@ -41,7 +41,7 @@ def test_every_encoding_is_tried():
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_shapes_types_and_closed_form_bytes(spec, dtype):
     encoding = build(spec)
     for shape in SHAPES:
@@ -87,7 +87,7 @@ def test_the_same_seed_gives_the_same_bytes(spec):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(
     ("what", "dtype"),
-    [*((what, torch.float32) for what in (torch.nan, -torch.inf)), *((torch.inf, dtype) for dtype in FLOATS)],
+    [*((what, torch.float32) for what in (torch.nan, -torch.inf)), *((torch.inf, dtype) for dtype in DTYPES)],
 )
 def test_what_is_not_finite_never_becomes_a_number(spec, what, dtype):
     encoding = build(spec)
@@ -129,7 +129,7 @@ def test_constant_tensors_come_back(spec, value):
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("nnwbdi")])
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_fake_tensors_tell_the_bytes(spec, dtype):
     encoding = build(spec)
     with FakeTensorMode():

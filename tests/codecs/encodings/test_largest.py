@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from actbench.codecs.encodings import COMPARED, ENCODINGS, build
-from actbench.codecs.encodings.encoding import FLOATS, at_most
+from actbench.codecs.encodings.encoding import at_most
+from actbench.ops.arguments import DTYPES
 
 SEED = torch.tensor(7)
 SPECS = (
@@ -68,7 +69,7 @@ def test_every_encoding_is_tried():
     assert {build(spec).name for spec in SPECS} == set(ENCODINGS)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_tensor_within_the_bound_comes_back_finite(spec, dtype):
     encoding = build(spec)
@@ -83,7 +84,7 @@ def test_a_tensor_within_the_bound_comes_back_finite(spec, dtype):
             assert through(encoding, x).isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if build(spec).stored])
 def test_a_number_above_the_bound_is_lost_on_one_side_or_the_other(spec, dtype):
     encoding = build(spec)
@@ -133,6 +134,6 @@ def test_the_largest_number_up_to_a_bound(bound, dtype, wanted):
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if not spec.startswith("nnwbdi")])
 def test_a_tensor_within_the_bound_comes_back_finite_on_cuda(spec):
     encoding = build(spec)
-    for dtype in FLOATS:
+    for dtype in DTYPES:
         for x in beside(encoding.largest(dtype), dtype):
             assert through(encoding, x.to("cuda", dtype)).isfinite().all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actbench.codecs.encodings import SmaqSimulated, build, simulate_normalized, snr_db
+from actbench.codecs.encodings import SmaqSimulated, build, snr_db
 from actbench.codecs.encodings.encoding import moments
 
 SEED = torch.tensor(7)
@@ -150,29 +150,3 @@ def test_second_moments_may_be_kept_above_zero():
 
     assert build("smaq_simulated").encode(v, SEED)[0].min() < 0
     assert build("smaq_simulated,nonnegative=true").encode(v, SEED)[0].min() == 0
-
-
-class TestBatchNorm:
-    def test_scale_and_shift_are_taken_off(self, x):
-        images, weight, bias = x[: 4 * 8 * 36].view(4, 8, 6, 6), torch.linspace(0.5, 2, 8), torch.linspace(-1, 1, 8)
-        encoding = SmaqSimulated(rounding="nearest")
-        plain = simulate_normalized(encoding, images, SEED, torch.ones(8), torch.zeros(8))
-        assert torch.equal(plain.flatten(), encoding.encode(images, SEED)[0])
-
-        mean, deviation = moments(images.flatten(), "full", 16, SEED)
-        for scalar in (False, True):
-            scale, shift = (weight.mean(), bias.mean()) if scalar else (weight[:, None, None], bias[:, None, None])
-            expected = encoding.quantized((images - shift) / scale, mean, deviation, SEED) * scale + shift
-            found = simulate_normalized(encoding, images, SEED, weight, bias, scalar=scalar)
-            assert torch.equal(found, expected)
-
-    def test_a_weight_of_zero_divides_nothing(self, x):
-        images = x[:1024].view(4, 4, 8, 8).to(memory_format=torch.channels_last)
-        found = simulate_normalized(SmaqSimulated(), images, SEED, torch.zeros(4), torch.zeros(4))
-
-        assert found.is_contiguous()
-        assert snr_db(images, found) > 30
-
-    def test_one_number_a_channel(self):
-        with pytest.raises(ValueError, match=r"found \(2, 3, 4\), \(4,\) and \(4,\)"):
-            simulate_normalized(SmaqSimulated(), torch.zeros(2, 3, 4), SEED, torch.ones(4), torch.ones(4))

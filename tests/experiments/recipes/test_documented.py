@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from actbench.experiments.recipes import Recipe
-from actbench.experiments.recipes.sections import Measure, WorkloadGrid
+from actbench.experiments.recipes.sections import Measure, SchemeRow, WorkloadGrid
 
 PAGE = Path(__file__).parents[3].joinpath("docs", "recipes.md").read_text(encoding="utf-8")
 
@@ -23,6 +23,6 @@ def test_the_recipe_of_the_page_spans_the_cases_that_the_page_counts() -> None:
 
 
 def test_the_page_names_every_key() -> None:
-    for section in (WorkloadGrid, Measure):
+    for section in (WorkloadGrid, Measure, SchemeRow):
         for key in section.model_fields:
             assert f"`{key}`" in PAGE, key

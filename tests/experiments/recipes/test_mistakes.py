@@ -46,6 +46,14 @@ BAD = {
     "unknown section": (RECIPE + "[mesure]", "mesure: unknown key; did you mean 'measure'? allowed: title, "),
     "unknown meter": (RECIPE + '[measure]\nmeters = ["gpu"]', "measure.meters[0]: 'gpu' is not one of 'simulated', "),
     "meter twice": (RECIPE + '[measure]\nmeters = ["cpu", "cpu"]', "measure.meters: 'cpu' stands twice"),
+    "meter of a scheme": (
+        RECIPE + '[[scheme]]\nspec = "smaq"\nmeters = ["cuda"]',
+        "scheme[0].meters: this recipe measures on simulated",
+    ),
+    "meter of a scheme that is added": (
+        f'cumulative = true\n{RECIPE}[[scheme]]\nspec = "smaq"\nmeters = ["simulated"]\n[[scheme]]\nspec = "release"',
+        "scheme[0].meters: a cumulative recipe adds it on every meter",
+    ),
     "memory limit": (RECIPE + '[measure]\nmemory_limit = "much"', "measure.memory_limit: 'much' is not an amount of"),
     "switch": (RECIPE + '[measure]\nlargest_batch = "yes"', "measure.largest_batch: 'yes' is not allowed"),
     "seconds": (RECIPE + "[measure]\nmin_seconds = -1", "measure.min_seconds: -1 is not allowed"),

@@ -112,6 +112,19 @@ def test_a_workload_has_meters_and_a_scheme_has_models_of_its_own(tmp_path: Path
     assert {planned.case.meter for planned in on_cuda.cases()} == {"cuda"}
 
 
+def test_a_scheme_has_meters_of_its_own(tmp_path: Path) -> None:
+    measure = '[measure]\nmeters = ["simulated", "cpu"]\n'
+    scheme = '[[scheme]]\nspec = "fewbit:3"\n[[scheme]]\nspec = "checkpoint"\nmeters = "cpu"\n'
+    found = loaded(tmp_path, RECIPE + measure + scheme)
+
+    def pairs(recipe: Recipe) -> list[tuple[str, str]]:
+        return [(planned.case.meter, planned.case.scheme) for planned in recipe.cases()]
+
+    everywhere = [(meter, spec) for meter in ("simulated", "cpu") for spec in ("exact", "fewbit:3")]
+    assert pairs(found) == [*everywhere, ("cpu", "checkpoint")]
+    assert pairs(found.with_flags(measure={"meters": ["simulated"]})) == everywhere[:2]
+
+
 def test_a_scheme_has_other_published_figures_for_another_model(tmp_path: Path) -> None:
     text = """
     title = "?"

@@ -90,6 +90,7 @@ def test_a_flag_that_cannot_be_used_is_named_once(
         ("seeds = [0, 1]", 'seeds = "4-2"', "nor a range"),
         ('spec = "fewbit:3"', 'spec = "fewbit:3"\n[[scheme]]\nspec = "fewbit:3"', "the same run stands twice"),
         ('spec = "fewbit:3"', 'spec = "fewbit:3"\nmodels = ["other"]', "is not a model of this recipe"),
+        ('spec = "fewbit:3"', 'spec = "fewbit:3"\nmeters = "cpu"', "a training run has no meter"),
     ],
 )
 def test_a_bad_recipe_is_refused_with_the_place(tmp_path: Path, was: str, is_now: str, told: str) -> None:

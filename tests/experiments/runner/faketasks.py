@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -17,6 +18,10 @@ class RudeError(BaseException):
 
 def echo(text: str) -> str:
     return text
+
+
+def frozen(text: str) -> str:
+    return str(gc.get_freeze_count())
 
 
 def refuse(text: str) -> str:

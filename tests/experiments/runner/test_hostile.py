@@ -78,9 +78,12 @@ def test_descendants_with_sessions_of_their_own_end_with_their_case(log, ending,
         assert beside.time(2) == (0.25, 0.25)  # another case lives on
 
 
-def both_ends(token=b"t" * worker.TOKEN_BYTES):
+@pytest.fixture
+def both_ends():
+    """Return what reads a socket, and the socket at its other end."""
     ours, theirs = socket.socketpair()
-    return Frames(ours, token), theirs
+    with ours, theirs:
+        yield Frames(ours, b"t" * worker.TOKEN_BYTES), theirs
 
 
 def read_all(end):
@@ -89,8 +92,8 @@ def read_all(end):
     return message
 
 
-def test_a_message_that_comes_in_pieces_is_read_as_a_whole():
-    end, other = both_ends()
+def test_a_message_that_comes_in_pieces_is_read_as_a_whole(both_ends):
+    end, other = both_ends
     Frames(other, b"t" * worker.TOKEN_BYTES).send(b"first")
     assert end.read() is None
     assert read_all(end) == b"first"
@@ -104,16 +107,16 @@ def test_a_message_that_comes_in_pieces_is_read_as_a_whole():
 
 
 @pytest.mark.parametrize("what", [b"x", b"t" * (worker.TOKEN_BYTES - 1) + b"x", b"\0" * 64])
-def test_what_does_not_begin_as_a_message_is_recognised_at_once(what):
-    end, other = both_ends()
+def test_what_does_not_begin_as_a_message_is_recognised_at_once(both_ends, what):
+    end, other = both_ends
     other.send(what)
 
     with pytest.raises(GarbledError, match="something else than an answer"):
         end.read()
 
 
-def test_a_message_without_measure_is_refused_before_it_is_read():
-    end, other = both_ends()
+def test_a_message_without_measure_is_refused_before_it_is_read(both_ends):
+    end, other = both_ends
     other.send(b"t" * worker.TOKEN_BYTES + struct.pack("!Q", worker.MOST_BYTES + 1))
 
     with pytest.raises(GarbledError, match=f"{worker.MOST_BYTES + 1} bytes"):

@@ -44,6 +44,12 @@ def start(folder, last="oom"):
     return subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
 
 
+def finish(folder):
+    with start(folder) as process:
+        process.communicate()
+    assert process.returncode == 0
+
+
 def rows_of(folder):
     lines = (folder / "results.jsonl").read_text().splitlines()
     records = store.read(folder / "results.jsonl").records
@@ -71,7 +77,7 @@ def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturb
     tmp_path, assert_no_process_is_left
 ):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
-    assert start(undisturbed).wait() == 0
+    finish(undisturbed)
     moments = random.Random(20)
     for _ in range(10):
         process = start(killed)
@@ -81,7 +87,7 @@ def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturb
         assert process.wait() == -signal.SIGKILL
         process.stderr.close()
         assert_no_process_is_left(killed / "log")
-    assert start(killed).wait() == 0
+    finish(killed)
     assert len(rows_of(killed)) == 3 * (6 + 2) + 1
     assert rows_of(killed) == rows_of(undisturbed)
 

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import psutil
 import pytest
 
 from actbench.errors import MeasurementError
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import isolated
-from actbench.experiments.runner.runner import Trials, run
+from actbench.experiments.runner.runner import run
 from actbench.results import store
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Case, Published
@@ -204,83 +203,6 @@ def test_simulated_cases_run_as_many_at_a_time_as_there_are_jobs(log, jobs):
     lines = [line.split()[2] for line in log.read_text().splitlines()]
     alive = [lines[:end].count("begin") - lines[:end].count("memory") for end in range(len(lines) + 1)]
     assert max(alive) == jobs
-
-
-def test_the_largest_batch_of_a_real_case_is_predicted_and_then_proved_in_fresh_processes(log):
-    rows, _ = sweep(cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725))
-    outcome = rows.outcome("exact")
-    found = outcome.largest_batch_search
-    assert outcome.largest_batch == found.batch_size == found.predicted == (1725 - 1000) // 10
-    assert (found.fits_peak_bytes, found.next_peak_bytes, found.next_outcome) == (1720, 1730, "over-limit")
-    assert found.trials == 2
-    assert len(events(log, "begin")) == 1 + 1 + 2
-
-
-def test_a_largest_batch_that_cannot_be_decided_is_a_warning_and_keeps_the_measurement(log):
-    rows, _ = sweep(cases(log, "dies_at:73", find_largest_batch=True, memory_limit_bytes=1725))
-    outcome = rows.outcome("dies_at:73")
-    assert (outcome.largest_batch, len(outcome.step_seconds)) == (None, 10)
-    [warning] = outcome.warnings
-    assert "batch 73" in warning
-    assert "exit code 7" in warning
-
-
-def test_the_largest_batch_is_searched_while_no_other_case_is_alive(log, monkeypatch):
-    alive = []
-    tried = Trials.add_largest_batch
-
-    def watched(self, case, outcome):
-        alive.append([process for process in psutil.Process().children(recursive=True) if _is_a_case(process)])
-        return tried(self, case, outcome)
-
-    monkeypatch.setattr(Trials, "add_largest_batch", watched)
-    sweep(cases(log, "exact", "name:a", find_largest_batch=True, memory_limit_bytes=1725))
-    assert alive == [[], []]
-
-
-def _is_a_case(process):
-    return process.parent().ppid() == psutil.Process().pid
-
-
-def test_a_case_that_is_over_its_limit_is_measured_with_its_largest_batch(log):
-    rows, summary = sweep(cases(log, "exact", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
-    outcome = rows.outcome("exact")
-    assert (summary, outcome.peak_bytes, outcome.over_limit_bytes) == (Summary(measured=1), 2280, 2280 - 1725)
-    assert outcome.largest_batch == outcome.largest_batch_search.batch_size == 72
-    assert len(outcome.step_seconds) == 10
-
-
-def test_of_a_case_over_its_limit_not_even_one_sample_may_fit(log):
-    rows, _ = sweep(cases(log, "peak:2000", batch_size=1, find_largest_batch=True, memory_limit_bytes=1725))
-    assert (rows.outcome("peak:2000").largest_batch, rows.outcome("peak:2000").over_limit_bytes) == (0, 275)
-
-
-def test_a_case_that_is_over_its_limit_is_no_failure_to_retry(log):
-    plan, rows = cases(log, "exact", batch_size=128, memory_limit_bytes=1725), Rows()
-    assert sweep(plan, rows)[1] == Summary(measured=1)
-    assert sweep(plan, rows, retry_failed=True)[1] == Summary(skipped=1)
-
-
-def test_a_case_that_runs_out_of_memory_stays_failed_and_says_what_would_fit(log):
-    plan = cases(log, "strict", batch_size=128, find_largest_batch=True, memory_limit_bytes=1725)
-    rows, summary = sweep(plan)
-    outcome = rows.outcome("strict")
-    assert (summary, outcome.reason) == (Summary(failed=1), "out-of-memory")
-    assert outcome.message.endswith("; the largest batch that fits is 72")
-
-
-def test_a_case_that_does_not_fit_says_why_its_largest_batch_is_unknown(log):
-    scheme = "strict+dies_at:72"
-    rows, _ = sweep(cases(log, scheme, batch_size=128, find_largest_batch=True, memory_limit_bytes=1725))
-    assert rows.outcome(scheme).reason == "out-of-memory"
-    assert "the largest batch is unknown: the step at batch 72 ended in crash" in rows.outcome(scheme).message
-
-
-def test_without_a_limit_the_largest_batch_is_that_of_the_memory_available_now(log, monkeypatch):
-    monkeypatch.setattr("actbench.experiments.runner.runner.available_memory_bytes", lambda: 1725)
-    rows, _ = sweep(cases(log, "exact", find_largest_batch=True))
-    found = rows.outcome("exact").largest_batch_search
-    assert (found.batch_size, found.memory_limit_bytes, found.next_outcome) == (72, 1725, "over-limit")
 
 
 def test_a_model_that_closes_its_output_harms_no_other_case(log):

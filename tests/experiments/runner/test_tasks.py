@@ -24,6 +24,10 @@ def test_a_task_is_answered_with_what_its_function_returns(tasks):
     assert call(tasks, "echo", "again") == "again"
 
 
+def test_what_was_imported_before_is_not_searched_for_garbage(tasks):
+    assert int(call(tasks, "frozen")) > 1000
+
+
 def test_an_error_of_ours_comes_back_as_it_was_with_where_it_arose(tasks):
     with pytest.raises(ConversionError) as refused:
         call(tasks, "refuse", "no such layer")

@@ -98,11 +98,12 @@ class Counters:
         self.part += 1
 
 
-def on_the_cpu(rows: int = 2) -> TrainStep:
+def on_the_cpu(rows: int = 2, parts: int = 1) -> TrainStep:
     def loss(module: nn.Module, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return module(batch["x"]).sum()
 
     setup = TrainingSetup(nn.Linear(8, 4, bias=False), loss, lambda m: torch.optim.SGD(m.parameters(), lr=0.1))
+    setup = replace(setup, micro_batches=parts)
     return TrainStep(setup, {"x": torch.randn(rows, 8)})
 
 
@@ -119,6 +120,26 @@ def test_the_peak_is_that_of_the_part_with_the_highest(
     assert (reading.peak_bytes, reading.peak_phase) == (900, phase)
     assert (reading.reserved_bytes, reading.activation_bytes) == (3000, 150)
     assert (reading.peak_parts is None) == (phase != "optimizer")
+
+
+@pytest.mark.parametrize(
+    ("peaks", "phase"),
+    [
+        ([500, 600, 900, 700, 800], "forward"),
+        ([500, 900, 600, 700, 800], "backward"),
+        ([500, 600, 700, 900, 800], "backward"),
+        ([500, 600, 700, 800, 900], "optimizer"),
+    ],
+)
+def test_a_later_micro_batch_has_a_forward_pass_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, peaks: list[int], phase: str
+) -> None:
+    Counters(monkeypatch, [200, 350], peaks, [1000, 1000, 1000, 3000, 2000])
+
+    reading = cuda._read(on_the_cpu(rows=4, parts=2))
+
+    assert (reading.peak_bytes, reading.peak_phase, reading.reserved_bytes) == (900, phase, 3000)
+    assert reading.activation_bytes == 150
 
 
 def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:

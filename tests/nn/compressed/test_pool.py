@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -29,9 +31,13 @@ def same(one, other):
     return one.dtype == other.dtype and torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
 
 
-def check(name, x, *args):
+def ours(name):
     place = pool if name.startswith("max") else averages
-    found, expected = (run(getattr(function, name), x, *args) for function in (place, F))
+    return partial(getattr(place, name[:-2]), int(name[-2]))
+
+
+def check(name, x, *args):
+    found, expected = (run(function, x, *args) for function in (ours(name), getattr(F, name)))
     assert all(same(a, b) for a, b in zip(found, expected, strict=True))
     assert all(a.stride() == b.stride() for a, b in zip(found, expected, strict=True))
 
@@ -97,15 +103,15 @@ def test_backward_works_in_pieces(monkeypatch, memory):
 def test_a_place_in_the_window_is_kept(kernel, bits):
     x = torch.randn(3, 5, 17, 19, requires_grad=True)
     maxima = F.max_pool2d(x, kernel).numel()
-    assert kept_bytes(lambda t: pool.max_pool2d(t, kernel), x) == -(-maxima * bits // 8)
-    assert kept_bytes(lambda t: pool.max_pool2d(t, kernel), x.detach()) == 0
+    assert kept_bytes(lambda t: pool.max_pool(2, t, kernel), x) == -(-maxima * bits // 8)
+    assert kept_bytes(lambda t: pool.max_pool(2, t, kernel), x.detach()) == 0
 
 
 def test_a_window_without_a_code_is_left_to_torch():
     x = torch.randn(1, 1, 20, 20)
     check("max_pool2d", x, (16, 17))
     check("max_pool2d", torch.randn(2, 1, 1, 9), (1, 2), 1, 0, (2, 2))
-    y, indices = pool.max_pool2d(x.requires_grad_(), 2, return_indices=True)
+    y, indices = pool.max_pool(2, x.requires_grad_(), 2, return_indices=True)
     assert torch.equal(y, F.max_pool2d(x, 2))
     assert indices.dtype == torch.int64
 
@@ -143,8 +149,8 @@ def test_averages_to_a_size_in_channels_last(size):
 )
 def test_averages_keep_nothing(name):
     x = torch.randn(PLANES[int(name[-2])], requires_grad=True)
-    assert getattr(averages, name)(x, 2).requires_grad
-    assert kept_bytes(lambda t: getattr(averages, name)(t, 2), x) == 0
+    assert ours(name)(x, 2).requires_grad
+    assert kept_bytes(lambda t: ours(name)(t, 2), x) == 0
 
 
 @pytest.mark.parametrize("name", ["max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "max_pool2d"])
@@ -153,18 +159,18 @@ def test_autocast_widens_what_torch_widens(name):
         check(name, torch.randn(2, 3, 4, 4, 4)[:, :, 0] if "2d" in name else torch.randn(2, 3, 4, 4, 4).bfloat16(), 2)
 
 
-@pytest.mark.parametrize("function", [pool.max_pool2d, averages.avg_pool2d, averages.adaptive_avg_pool2d])
+@pytest.mark.parametrize("function", [pool.max_pool, averages.avg_pool, averages.adaptive_avg_pool])
 def test_on_fake_tensors(function):
     with fake_mode():
         x = torch.empty(2, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
-        function(x, 2).sum().backward()
+        function(2, x, 2).sum().backward()
         assert x.grad.stride() == x.stride()
 
 
-@pytest.mark.parametrize("function", [pool.max_pool2d, averages.avg_pool2d, averages.adaptive_avg_pool2d])
+@pytest.mark.parametrize("function", [pool.max_pool, averages.avg_pool, averages.adaptive_avg_pool])
 def test_a_retained_graph_and_no_second_derivative(function):
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
-    y = function(x, 2).square().sum()
+    y = function(2, x, 2).square().sum()
     first, again = (torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, again)
     with pytest.raises(RuntimeError, match="second derivative"):

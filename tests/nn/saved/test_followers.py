@@ -78,6 +78,7 @@ class Branches(nn.Module):
         return (self.norm(x) + 1000 * self.loud(x) + 1e-3 * self.quiet(x * 2)).square().mean()
 
 
+@pytest.mark.filterwarnings("ignore:gradients of single samples are not used")  # nobody names samples here
 @pytest.mark.parametrize("keys", ["", ",per_sample=false", ",use_gradient=true,group_size=32"])
 def test_a_model_gives_bits_to_what_matters(keys):
     torch.manual_seed(0)

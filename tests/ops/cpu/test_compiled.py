@@ -20,8 +20,8 @@ def test_importing_starts_no_thread_pool_and_leaves_numba_alone():
 def test_a_read_only_home_costs_the_cache_and_nothing_else(tmp_path):
     code = (
         "import pathlib, torch\n"
-        "from actbench.ops import cache\n"
-        "assert cache.folder('x', []) is None\n"
+        "from actbench.ops import rawkernel\n"
+        "assert rawkernel.folder('x', []) is None\n"
         "import actbench.ops.stepwise\n"
         "print(torch.ops.actbench.stepwise_encode(torch.ones(8), torch.zeros(1), 1, False).tolist())"
     )

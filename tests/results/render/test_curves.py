@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import math
 import sys
 
@@ -19,7 +20,7 @@ CHART = Chart(
 
 
 def text_of(chart: Chart) -> list[str]:
-    console = Console(width=60, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=60, record=True, file=io.StringIO())
     console.print(drawn(chart, 60, 6))
     return console.export_text().splitlines()
 

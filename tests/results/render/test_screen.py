@@ -11,6 +11,7 @@ from rich.console import Console
 from actbench.results import tables
 from actbench.results.measured import MeasuredRecord
 from actbench.results.render import formats, screen
+from actbench.results.render.widths import fitted
 from actbench.results.tables import Table
 from actbench.results.tables.columns import Column
 
@@ -55,20 +56,24 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_so(table: Table) -> None:
 
 def test_columns_leave_in_order_of_their_detail(table: Table) -> None:
     widths = range(40, 200, 5)
-    shown = [[column.detail for column in screen.fitted(table, width).columns] for width in widths]
-    columns = [column for column in table.columns if not column.quiet]
-    dropped = [[c.detail for c in columns if c not in screen.fitted(table, width).columns] for width in widths]
+    shown = [[column.detail for column in fitted(table, width).columns] for width in widths]
+    columns = [column for column in table.columns if not column.quiet and not column.spread_of]
+    dropped = [[c.detail for c in columns if c not in fitted(table, width).columns] for width in widths]
 
     for kept, gone in zip(shown, dropped, strict=True):
         assert min((d for d in gone if d), default=9) >= max(kept)
     assert all(0 in kept for kept in shown)
+    assert not any(dropped[-1])
 
 
-def test_what_is_no_terminal_gets_every_column_on_one_line(table: Table) -> None:
-    lines = printed(table, 80, terminal=False)
+def test_a_row_in_a_pipe_is_one_line_in_the_width_that_it_has(table: Table) -> None:
+    wide, narrow = (printed(table, width, terminal=False) for width in (200, 80))
 
-    assert any("fewbit:3+randomized:0.2" in line and "0.48x" in line and "1.05 s" in line for line in lines)
-    assert "Left out" not in "\n".join(lines)
+    assert any("fewbit:3+randomized:0.2" in line and "0.48x" in line and "1.05 s" in line for line in wide)
+    assert "Left out" not in "\n".join(wide)
+    assert any("fewbit:3+randomized:0.2" in line and "0.48x" in line for line in narrow)
+    assert max(map(len, narrow)) <= 80
+    assert "Left out here, for want of width: " in "\n".join(narrow)
 
 
 def test_notes_stand_below(table: Table) -> None:

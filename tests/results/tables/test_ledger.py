@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from actbench.results.ledger import Ledger, LedgerLine, SavedTensor, ledger_table, lines_table, operators_table
+from actbench.results.ledger import Ledger, LedgerLine, SavedTensor, ledger_table, lines_table, total_tables
 from actbench.results.records import Case
 
 KEPT = SavedTensor(
@@ -36,13 +36,49 @@ def test_the_summary_tells_bytes_shared_and_recomputed_tensors():
 
 
 def test_operators_are_summed_the_largest_first():
-    rows = operators_table(LEDGER).rows
+    _, operators, _ = total_tables(LEDGER)
+    rows = operators.rows
 
     assert [(row["operator"], row["tensors"], row["kept_bytes"], row["share"]) for row in rows] == [
         ("GeluBackward0", 2, 96 + 32, 1.0),
         ("AddmmBackward0", 1, 0, 0.0),
         ("total of 2", 3, 96 + 32, 1.0),
     ]
+
+
+def test_blocks_of_a_network_are_one_module_and_small_ones_one_row():
+    paths = {"layer.0.out": 8, "layer.1.out": 16, "head": 20, "stem.0": 1, "stem.1": 2}
+    saved = [KEPT.model_copy(update={"module": path, "kept_bytes": size}) for path, size in paths.items()]
+    modules, _, _ = total_tables(Ledger(entries=tuple(saved)), top=2)
+
+    assert [(row["module"], row["tensors"], row["kept_bytes"]) for row in modules.rows] == [
+        ("layer.*.out", 2, 24),
+        ("head", 1, 20),
+        ("2 more", 2, 3),
+        ("total of 4", 5, 47),
+    ]
+
+
+def test_reasons_are_summed():
+    packed = KEPT.model_copy(update={"packed": True})
+    *_, reasons = total_tables(Ledger(entries=(KEPT, AGAIN, NUMBER, packed, NUMBER)))
+
+    assert [(row["reason"], row["tensors"], row["kept_bytes"]) for row in reasons.rows] == [
+        ("saved as it is", 1, 96),
+        ("packed by the scheme", 1, 96),
+        ("the loss", 2, 64),
+        ("in a storage that is counted already", 1, 0),
+        ("total of 4", 5, 256),
+    ]
+
+
+def test_rows_of_no_bytes_and_small_ones_are_left_out_where_it_is_asked_for():
+    table = ledger_table(LEDGER, top=1, everything=False)
+
+    assert [row["kept_bytes"] for row in table.rows] == [96]
+    assert "Not shown: 1 smaller row of 32 B together; --top 2 shows all." in table.notes
+    assert "Not shown: 1 row of 0 B; --all shows every row, in the order of the run." in table.notes
+    assert [row["kept_bytes"] for row in ledger_table(LEDGER, everything=False).rows] == [96, 32]
 
 
 def test_several_cases_stand_in_one_table():

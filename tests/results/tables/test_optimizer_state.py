@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import pytest
@@ -25,7 +26,7 @@ def shown(*records: MeasuredRecord) -> bool:
 
 
 def on_screen(table: tables.Table) -> str:
-    console = Console(width=400, force_terminal=True, no_color=True, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=400, force_terminal=True, no_color=True, record=True, file=io.StringIO())
     screen.show(table, console)
     return console.export_text()
 
@@ -52,7 +53,7 @@ def test_it_is_shown_where_the_optimizer_is_not_the_usual_one(make_record: MakeR
 
 def test_what_is_left_out_is_not_said_to_lack_room(make_record: MakeRecord) -> None:
     table = tables.results_table([make_record(optimizer_bytes=EXACT, reserved_bytes=9_000)])
-    console = Console(width=40, force_terminal=True, no_color=True, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=40, force_terminal=True, no_color=True, record=True, file=io.StringIO())
     screen.show(table, console)
     text = console.export_text()
 

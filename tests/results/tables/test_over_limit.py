@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from actbench.results import tables
-from actbench.results.advice import about_limit, about_peak
+from actbench.results.advice import about_limit, about_peak, advice
 from actbench.results.compare import compare, parse_limit
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.records import Failure
@@ -134,7 +134,8 @@ def test_schemes_are_found_by_what_they_change() -> None:
         asked.append(tuple(changes))
         return ["one", "two"]
 
-    assert (about_peak(measured("optimizer", STATE), find) or "").endswith("changes optimizer or gradients: one, two")
+    told = advice("optimizer", mostly_model=False, find=find)
+    assert told.endswith("changes optimizer or gradients: one, two")
     assert asked == [("optimizer", "gradients")]
 
 

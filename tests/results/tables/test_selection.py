@@ -11,7 +11,7 @@ from actbench.errors import UsageError
 from actbench.results import tables
 from actbench.results.measured import MeasuredRecord, PeakParts
 from actbench.results.render import csv_text, html_page, markdown
-from actbench.results.render.screen import fitted
+from actbench.results.render.widths import fitted
 from actbench.results.tables.columns import RESULTS
 from actbench.results.tables.selection import CHOICES, names_in
 
@@ -30,7 +30,7 @@ def records(make_record: MakeRecord) -> list[MeasuredRecord]:
 
 
 def test_every_column_has_a_name_of_its_own() -> None:
-    shown = [column for column in RESULTS if not column.spread_of]
+    shown = [column for column in RESULTS if not column.within]
 
     assert {CHOICES[column.name].key for column in shown} == {column.key for column in shown}
 
@@ -56,7 +56,7 @@ def test_an_asked_column_stays_where_it_says_nothing_and_where_there_is_no_room(
     table = tables.results_table(records, columns=names_in("scheme,gradients,gradient-error"))
 
     assert [row["gradients_bytes"] for row in table.rows] == [None, None]
-    assert fitted(table, 5).columns == table.columns
+    assert fitted(table, 5).left_out == ()
 
 
 def test_all_texts_have_the_same_columns(records: list[MeasuredRecord]) -> None:
@@ -64,7 +64,9 @@ def test_all_texts_have_the_same_columns(records: list[MeasuredRecord]) -> None:
 
     assert "| Scheme | Peak ↓ | Weights ↓ |\n" in markdown(table)
     assert csv_text(table).splitlines()[0] == "scheme,peak_bytes,weights_bytes"
-    assert "<th>Scheme</th><th>Peak ↓</th><th>Weights ↓</th></tr>" in html_page([table], "T")
+    assert '<th>Scheme</th><th class="number">Peak\xa0↓</th><th class="number">Weights\xa0↓</th></tr>' in html_page(
+        [table], "T"
+    )
 
 
 @pytest.mark.parametrize(

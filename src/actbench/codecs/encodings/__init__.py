@@ -11,7 +11,7 @@ from actbench.codecs.encodings.fp8 import Fp8, S2fp8
 from actbench.codecs.encodings.nf4 import Nf4
 from actbench.codecs.encodings.nnwbdi import NnwBdi
 from actbench.codecs.encodings.packed import Bf16, Fp16, IntGroups, Smaq, SmaqParameters
-from actbench.codecs.encodings.simulated import SmaqSimulated, simulate_normalized
+from actbench.codecs.encodings.simulated import SmaqSimulated
 from actbench.codecs.encodings.snr import DISTRIBUTIONS, Distribution, Quality, snr_db, snr_table
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "SmaqSimulated",
     "build",
     "parts_bytes",
-    "simulate_normalized",
     "snr_db",
     "snr_table",
 ]

@@ -10,14 +10,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from actbench.ops.arguments import DTYPES
 from actbench.ops.noise import random_words
 from actbench.results.records import Data
 from actbench.spec import shortest
 
 Parts = tuple[Tensor, ...]
 Rounding = Literal["nearest", "stochastic"]
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Encoding(Data):
@@ -93,8 +92,8 @@ def flat(x: Tensor) -> Tensor:
     Raises:
         ValueError: It is of no float type, or not strided.
     """
-    if x.dtype not in FLOATS or x.layout != torch.strided:
-        raise ValueError(f"an encoding takes strided tensors of {FLOATS}, found {x.dtype} of layout {x.layout}")
+    if x.dtype not in DTYPES or x.layout != torch.strided:
+        raise ValueError(f"an encoding takes strided tensors of {DTYPES}, found {x.dtype} of layout {x.layout}")
     return x.detach().reshape(-1).contiguous()
 
 

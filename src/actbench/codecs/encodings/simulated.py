@@ -1,4 +1,4 @@
-"""SmaQ as its authors simulate it, and its way with the output of a batch norm."""
+"""SmaQ as its authors simulate it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actbench.codecs.encodings import encoding as whole
 from actbench.codecs.encodings.encoding import Encoding, Parts, Statistics, at_most, flat, moments, within
+from actbench.ops.arguments import wide
 
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
 _LARGEST = 2.0**40  # CUDA sums squares in float32, which has room for those of 2**40 such numbers
@@ -76,8 +77,8 @@ class SmaqSimulated(Encoding):
         values = flat(x)
         if values.numel() < self.min_size:
             return (values.clone(),)
-        mean, deviation = moments(_wide(values), self.statistics, self.samples, seed)
-        found = self.quantized(_wide(values), mean, deviation, seed)
+        mean, deviation = moments(wide(values), self.statistics, self.samples, seed)
+        found = self.quantized(wide(values), mean, deviation, seed)
         # A step upwards may pass the largest float16, and a value be too many deviations of a sample away.
         return (torch.where(values.isinf(), found.to(x.dtype), within(found, x.dtype)),)
 
@@ -95,7 +96,7 @@ class SmaqSimulated(Encoding):
 
     def counted_bits(self, x: Tensor, seed: Tensor) -> float | None:
         """Return the bits per element that the authors count; 32 for a tensor that stays as it is."""
-        values = _wide(flat(x))
+        values = wide(flat(x))
         if values.numel() < self.min_size:
             return 32.0
         mean, deviation = moments(values, self.statistics, self.samples, seed)
@@ -129,43 +130,3 @@ class SmaqSimulated(Encoding):
                 return place.round()
             case "truncate":
                 return place.trunc()
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values if values.dtype == torch.float64 else values.float()
-
-
-def simulate_normalized(
-    encoding: SmaqSimulated, x: Tensor, seed: Tensor, weight: Tensor, bias: Tensor, *, scalar: bool = False
-) -> Tensor:
-    """Return what SmaQ leaves of the output of a batch norm.
-
-    Per channel ``(x - bias) / weight`` is quantized and scaled back. Mean and deviation are still those of x, as the
-    authors have it, so that z is standardized only where weight is 1 and bias is 0. A weight of 0, by which they
-    divide, counts as 1.
-
-    Args:
-        encoding: Bits, thresholds, statistics and rounding.
-        x: (N, C, ...) of a float type.
-        seed: 0-d int64 tensor on the CPU.
-        weight: (C,), of the batch norm.
-        bias: (C,), of the batch norm.
-        scalar: Whether the means of weight and bias stand for all channels.
-
-    Raises:
-        ValueError: Weight and bias do not have one number for each channel.
-    """
-    if x.dim() < 2 or weight.shape != (x.shape[1],) or bias.shape != weight.shape:
-        found = f"{tuple(x.shape)}, {tuple(weight.shape)} and {tuple(bias.shape)}"
-        raise ValueError(f"x must be (N, C, ...), weight and bias (C,); found {found}")
-    if x.numel() < encoding.min_size:
-        return x.detach().clone()
-    wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
-    places = (1, -1) + (1,) * (x.dim() - 2)
-    scale, shift = ((part.detach().to(wide.dtype)) for part in (weight, bias))
-    if scalar:
-        scale, shift = scale.mean().expand_as(scale), shift.mean().expand_as(shift)
-    scale, shift = torch.where(scale == 0, 1.0, scale).view(places), shift.view(places)
-    mean, deviation = moments(wide.flatten(), encoding.statistics, encoding.samples, seed)
-    bare = ((wide - shift) / scale).contiguous()
-    return (encoding.quantized(bare, mean, deviation, seed) * scale + shift).to(x.dtype)

@@ -23,10 +23,6 @@ def normal(generator: Generator, count: int) -> Tensor:
     return torch.randn(count, generator=generator)
 
 
-def _tiny(generator: Generator, count: int) -> Tensor:
-    return 1e-6 * normal(generator, count)
-
-
 def _laplace(generator: Generator, count: int) -> Tensor:
     sides = torch.rand(2, count, generator=generator, dtype=torch.float64)
     return torch.log1p(-sides[0]).sub(torch.log1p(-sides[1])).float()
@@ -37,31 +33,15 @@ def _student(generator: Generator, count: int) -> Tensor:
     return normal(generator, count) / squares.sqrt()
 
 
-def _relu(generator: Generator, count: int) -> Tensor:
-    return normal(generator, count).relu()
-
-
-def _gelu(generator: Generator, count: int) -> Tensor:
-    return F.gelu(normal(generator, count))
-
-
-def _product(generator: Generator, count: int) -> Tensor:
-    return normal(generator, count) * normal(generator, count)
-
-
-def _lognormal(generator: Generator, count: int) -> Tensor:
-    return 1e-8 * torch.exp(2 * normal(generator, count))
-
-
 DISTRIBUTIONS: Final[dict[str, Distribution]] = {
     "normal": normal,
-    "tiny": _tiny,
+    "tiny": lambda generator, count: 1e-6 * normal(generator, count),
     "laplace": _laplace,
     "student3": _student,
-    "relu": _relu,
-    "gelu": _gelu,
-    "product": _product,
-    "lognormal": _lognormal,
+    "relu": lambda generator, count: normal(generator, count).relu(),
+    "gelu": lambda generator, count: F.gelu(normal(generator, count)),
+    "product": lambda generator, count: normal(generator, count) * normal(generator, count),
+    "lognormal": lambda generator, count: 1e-8 * torch.exp(2 * normal(generator, count)),
 }
 """By name: normal; the same times 1e-6, as gradients are; Laplace; Student's t with 3 degrees of freedom; ReLU and
 GELU of normal numbers; products of two of them; and 1e-8 times the exponential of twice one, as Adam's second moments

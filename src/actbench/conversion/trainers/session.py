@@ -15,8 +15,8 @@ from torch._dynamo.eval_frame import OptimizedModule
 from torch.utils.hooks import RemovableHandle
 
 from actbench import schemes
-from actbench.conversion import Conversion, conversion_of, convert
 from actbench.conversion.changes import noting
+from actbench.conversion.model import converted_in_place
 from actbench.conversion.trainers.reading import Watch
 from actbench.errors import ConversionError, UsageError
 from actbench.nn.forwardwrapper import ReboundForward, adapt, adapted_states
@@ -68,11 +68,7 @@ class ConvertedRun:
         _refuse_other_parameters(scheme)
         self.model, self._scheme = model, scheme
         with noting(model) as self._changes:
-            if convert(model, scheme) is not model:
-                raise ConversionError(
-                    f"scheme {scheme.spec!r} replaces the whole of this {type(model).__name__}, which the trainer "
-                    "holds on to; put it inside of another module, such as nn.Sequential"
-                )
+            self._conversion = converted_in_place(model, scheme)
             self.watch = Watch(self._changes.undone, measure_every, autocast_dtype)
             WatchedForward(model, self.watch).bind()
         self._ran: set[str] = set()
@@ -131,12 +127,6 @@ class ConvertedRun:
         if "" in paths:  # what stands around the model stands around its parts, where the step calls these
             paths = list(modules)
         return [(path, modules[path].register_forward_pre_hook(partial(_note, self._ran, path))) for path in paths]
-
-    @property
-    def _conversion(self) -> Conversion:
-        found = conversion_of(self.model)
-        assert found is not None
-        return found
 
 
 def refuse_compiled(model: nn.Module, scheme: Scheme) -> None:

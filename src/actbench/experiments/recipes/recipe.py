@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, field_validator
 from actbench.errors import UsageError
 from actbench.experiments.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple
-from actbench.results.records import Case, Data
+from actbench.results.records import Case, Data, MeterName
 from actbench.results.tables.selection import names_in
 from actbench.validation import flag
 
@@ -81,6 +81,14 @@ class Recipe(BaseRecipe):
         if self.cumulative and len([row for row in self.scheme if row.is_added]) < 2:
             raise ValueError("cumulative adds schemes one after the other: give at least two beside exact")
         check_count(sum(self._count(grid) for grid in self.workload), "cases")
+        meters = {meter for grid in self.workload for meter in self._meters(grid)}
+        for place, row in enumerate(self.scheme):
+            if not row.is_for(meters):
+                raise ValueError(f"scheme[{place}].meters: this recipe measures on {', '.join(sorted(meters))}")
+            if self.cumulative and row.meters and row.is_added:
+                raise ValueError(
+                    f"scheme[{place}].meters: a cumulative recipe adds it on every meter; let it stand alone"
+                )
         seen: set[str] = set()
         for planned in self.cases():
             case = planned.case
@@ -92,8 +100,14 @@ class Recipe(BaseRecipe):
             seen.add(case.key())
 
     def _count(self, grid: WorkloadGrid) -> int:
-        rows = sum(len(self.rows(model)) for model in grid.model)
-        return grid.points_of_a_model * len(grid.meters or self.measure.meters) * len(self.measure.seed) * rows
+        rows = sum(len(self._rows_on(model, meter)) for model in grid.model for meter in self._meters(grid))
+        return grid.points_of_a_model * len(self.measure.seed) * rows
+
+    def _meters(self, grid: WorkloadGrid) -> tuple[MeterName, ...]:
+        return grid.meters or self.measure.meters
+
+    def _rows_on(self, model: str, meter: MeterName) -> list[SchemeRow]:
+        return [row for row in self.rows(model) if row.is_for((meter,))]
 
     def cases(self) -> tuple[Planned[Case], ...]:
         """Return every case, the schemes of one point beside each other."""
@@ -102,8 +116,8 @@ class Recipe(BaseRecipe):
     def _cases_of(self, grid: WorkloadGrid) -> Iterator[Planned[Case]]:
         # The largest batch does not depend on the batch size, so only the smallest of the grid asks for it.
         measure, smallest = self.measure, min(grid.batch_size)
-        for point, meter, seed in itertools.product(grid.points(), grid.meters or measure.meters, measure.seed):
-            for row in self.rows(point["model"]):
+        for point, meter, seed in itertools.product(grid.points(), self._meters(grid), measure.seed):
+            for row in self._rows_on(point["model"], meter):
                 case = Case(
                     **point,
                     **measure.settings(meter),
@@ -159,6 +173,9 @@ def _with_flags(
     chosen = {**_given(workload), **({"meters": None} if measure.get("meters") else {})}
     merged["workload"] = [{**grid, **chosen} for grid in base["workload"]]
     merged["measure"] = {**base.get("measure", {}), **_given(measure)}
+    if measure.get("meters"):  # what is for other meters alone is left out
+        meters = as_tuple(measure["meters"])
+        merged["scheme"] = [row for row in base.get("scheme", ()) if SchemeRow(**row).is_for(meters)]
     if schemes:
         merged["scheme"] = [{"spec": text} for text in schemes]
     return merged

@@ -9,13 +9,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from actbench.errors import UsageError
 from actbench.experiments.recipes.base import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
-from actbench.experiments.recipes.sections import Axis, Count, Planned, SchemeRow, Steps, read_by
-from actbench.results.records import Attention, Data, FloatType, Optimizer, Task, WeightsChoice, whole_name
+from actbench.experiments.recipes.sections import (
+    Autocast,
+    Axis,
+    GivenSettings,
+    Planned,
+    SchemeRow,
+    Steps,
+    read_by,
+)
+from actbench.results.records import Data, Optimizer, WeightsChoice
 from actbench.results.runs import DeviceName, Schedule, Share, TrainingCase
+from actbench.units import Count
 from actbench.validation import flag
 
 Number = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
@@ -39,7 +48,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-class TrainSection(Data):
+class TrainSection(GivenSettings):
     """What is trained and how; fields are those of :class:`~actbench.results.runs.TrainingCase`.
 
     Every scheme runs once for each of ``seeds``; ``device`` is ``auto`` for a GPU where there is one.
@@ -59,12 +68,7 @@ class TrainSection(Data):
     gamma: Share | None = None
     warmup_steps: Steps | None = None
     evaluate_every: Count | None = None
-    task: Task | None = None
-    sequence_length: Count | None = None
-    image_size: Count | None = None
-    attention: Attention | None = None
-    dtype: FloatType | None = None
-    autocast: Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(whole_name)] | None = None
+    autocast: Autocast | None = None
     weights: WeightsChoice | None = None
     tokenizer: Annotated[str, Field(min_length=1)] | None = None
     max_grad_norm: Positive | None = None
@@ -113,6 +117,9 @@ class TrainingRecipe(BaseRecipe):
         return tuple(section.model for section in self.train)
 
     def _check_repeats(self) -> None:
+        for place, row in enumerate(self.scheme):
+            if row.meters:
+                raise ValueError(f"scheme[{place}].meters: a training run has no meter; leave it out")
         check_count(sum(len(part.seeds) * len(self.rows(part.model)) for part in self.train), "training runs")
         seen: dict[str, str] = {}
         for planned in self.runs("cpu"):

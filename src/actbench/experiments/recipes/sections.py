@@ -5,27 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, field_validator
 
 from actbench import spec
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import (
-    Attention,
     CaseT,
     Data,
-    FloatType,
     MeterName,
     Optimizer,
     Published,
-    Task,
     WeightsChoice,
+    WorkloadSettings,
     whole_name,
 )
-from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, parse_bytes
+from actbench.units import COUNT_LIMIT, LONGEST_SECONDS, Count, parse_bytes
 
 MOST_BATCH_SIZES = 1000
 
@@ -104,7 +102,6 @@ def read_by(parse: Callable[[str], Any]) -> BeforeValidator:
 
 
 T = TypeVar("T")
-Count = Annotated[int, Field(strict=True, gt=0, lt=COUNT_LIMIT)]
 Axis = Annotated[tuple[T, ...], BeforeValidator(as_tuple), Field(min_length=1), AfterValidator(_distinct)]
 """One value or a list of distinct values, read as a tuple."""
 BatchSizes = Annotated[Axis[Count], read_by(parse_batch_range)]
@@ -113,19 +110,37 @@ BatchSizes = Annotated[Axis[Count], read_by(parse_batch_range)]
 
 Switch = Annotated[bool, Field(strict=True)]
 Steps = Annotated[int, Field(strict=True, ge=0, lt=COUNT_LIMIT)]
+Autocast = Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(whole_name)]
 
 
-class WorkloadGrid(Data):
-    """The models and how they are trained; ``meters`` replaces those of ``[measure]``."""
+def _settings(kind: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the settings of a workload as fields that may be left out; ``kind`` makes a type of that of one value."""
+    hints = get_type_hints(WorkloadSettings, include_extras=True)
+    return {name: (kind(hints[name]) | None, None) for name in WorkloadSettings.model_fields}
+
+
+if TYPE_CHECKING:  # which does not see that these are classes
+
+    class GivenSettings(Data):
+        """Each field of :class:`WorkloadSettings`, or None."""
+
+    class SettingsGrid(Data):
+        """An axis for each field of :class:`WorkloadSettings`, or None."""
+
+else:
+    GivenSettings = create_model("GivenSettings", __base__=Data, **_settings(lambda one: one))
+    SettingsGrid = create_model("SettingsGrid", __base__=Data, **_settings(lambda one: Axis[one]))
+
+
+class WorkloadGrid(SettingsGrid):
+    """The models and how they are trained, with a list of values of each field of :class:`WorkloadSettings`.
+
+    ``meters`` replaces those of ``[measure]``.
+    """
 
     model: Axis[Annotated[str, Field(min_length=1)]]
     batch_size: BatchSizes
-    task: Task | None = None
-    sequence_length: Axis[Count] | None = None
-    image_size: Axis[Count] | None = None
-    attention: Axis[Attention] | None = None
-    dtype: Axis[FloatType] | None = None
-    autocast: Axis[Annotated[Literal["none", "bfloat16", "float16"], BeforeValidator(whole_name)]] | None = None
+    autocast: Axis[Autocast] | None = None
     optimizer: Axis[Optimizer] | None = None
     weights: WeightsChoice | None = None
     trust_remote_code: Switch | None = None
@@ -140,8 +155,7 @@ class WorkloadGrid(Data):
         fields = {name: getattr(self, name) for name in type(self).model_fields if name != "meters"}
         given = {name: value for name, value in fields.items() if value is not None}
         axes = {name: value if isinstance(value, tuple) else (value,) for name, value in given.items()}
-        axes["batch_size"] = axes.pop("batch_size")
-        return axes
+        return {"model": axes.pop("model"), **axes, "batch_size": axes.pop("batch_size")}
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of a case for each point of the grid, the batch size changing fastest."""
@@ -178,13 +192,14 @@ class Measure(Data):
 
 
 class SchemeRow(Data):
-    """A scheme, its label, the models it is for (all, unless given), and what its authors published.
+    """A scheme, its label, the models and meters it is for (all, unless given), and what its authors published.
 
     In a cumulative recipe one that stands ``alone`` is added to nothing, and nothing is added to it.
     """
 
     spec: str
     models: Axis[str] | None = None
+    meters: Axis[MeterName] | None = None
     label: str | None = Field(default=None, min_length=1)
     published: tuple[Published, ...] = ()
     alone: Switch = False
@@ -205,6 +220,10 @@ class SchemeRow(Data):
     def suits(self, model: str) -> bool:
         """Whether the scheme is to be measured on a model."""
         return self.models is None or model in self.models
+
+    def is_for(self, meters: Iterable[MeterName]) -> bool:
+        """Whether the scheme is to be measured on one of these meters."""
+        return self.meters is None or not set(self.meters).isdisjoint(meters)
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ the server's child and is killed. So nothing outlives the parent.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str]) -> None:
     for module in (bench, *preload):
         importlib.import_module(module)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    gc.collect()
+    gc.freeze()  # or each process would search again, and copy, what was imported here
     control.sendall(READY)
     _Server(control, KINDS[kind], bench).serve()
 

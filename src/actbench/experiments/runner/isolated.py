@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
 from collections.abc import Sequence
@@ -18,6 +19,9 @@ from actbench.results.machine import available_memory_bytes, memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 from actbench.units import format_bytes, format_seconds
+
+LOG = logging.getLogger(__name__)
+"""Tells, for ``--debug``, what the processes of failed cases wrote: their tracebacks."""
 
 Reply = TypeVar("Reply", Measurement, Seconds)
 
@@ -56,6 +60,8 @@ class IsolatedSession:
         started = time.monotonic()
         try:
             reply = REPLIES.validate_json(self._process.ask(request.encode(), left))
+            if isinstance(reply, Failure):
+                LOG.debug("%s: in its process:\n%s", self._case.name, self._process.written)
             if isinstance(reply, expected | Failure):
                 return reply
             raise GarbledError("the answer to another question")

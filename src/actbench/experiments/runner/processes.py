@@ -32,6 +32,7 @@ main(sys.argv[2:])
 # its turn must not take the processor from the one that is timed. Seen on 2 busy cores: steps 3 to 6 times faster so.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 _OUTPUT_BYTES = 2000
+_TRACEBACK_BYTES = 100_000
 _ENDING_SECONDS = 5.0
 _STOPPING_SECONDS = 30.0  # it may be in the middle of writing a large file
 _KILLING_SECONDS = 60.0  # a process with much memory takes its time to give it back
@@ -113,6 +114,11 @@ class Process:
     def said(self) -> str:
         """The last of what it wrote to standard output and error."""
         return _last(self._output)
+
+    @property
+    def written(self) -> str:
+        """What it wrote, a traceback too; of very much the last."""
+        return _last(self._output, _TRACEBACK_BYTES)
 
     def stop(self) -> None:
         """Ask the process to clean up and end; it is killed if it does not."""
@@ -224,10 +230,10 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _last(output: IO[bytes]) -> str:
+def _last(output: IO[bytes], most: int = _OUTPUT_BYTES) -> str:
     """Return the end of a file, without moving the offset that its writer shares."""
-    start = max(0, os.fstat(output.fileno()).st_size - _OUTPUT_BYTES)
-    return os.pread(output.fileno(), _OUTPUT_BYTES, start).decode(errors="replace").strip()
+    start = max(0, os.fstat(output.fileno()).st_size - most)
+    return os.pread(output.fileno(), most, start).decode(errors="replace").strip()
 
 
 def describe(death: ProcessDiedError, advice: str = "") -> str:

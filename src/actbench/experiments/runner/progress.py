@@ -202,7 +202,7 @@ class LiveTable(Progress):
         self._rows[case].state = f"batch {batch_size} {'fits' if fits else 'does not fit'}"
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
-        """Show how the case ended; failures stay on the terminal after the table."""
+        """Show how the case ended."""
         row = self._rows[case]
         row.ended = time.monotonic()
         over = isinstance(outcome, Measurement) and not outcome.fits
@@ -210,8 +210,6 @@ class LiveTable(Progress):
         if outcome.peak_bytes is not None:
             row.peak = format_bytes(outcome.peak_bytes)
         self._bar.advance(self._task)
-        if isinstance(outcome, Failure):
-            self.message(f"{case.name}: {_ending(outcome)}")
 
     def message(self, text: str) -> None:
         """Write the message above the table, where it stays."""
@@ -241,7 +239,7 @@ def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase
 
 def _ending(outcome: AnyOutcome) -> str:
     if isinstance(outcome, Failure):
-        return f"failed, {outcome.reason}: {outcome.message.splitlines()[0] if outcome.message else 'no message'}"
+        return f"failed, {outcome.reason}"  # the message stands below the table
     if isinstance(outcome, Measurement):
         largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
         over = (

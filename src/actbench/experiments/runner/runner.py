@@ -106,7 +106,13 @@ def _explained(failure: Failure, why: str) -> Failure:
 
 
 BENCH = "actbench.measuring.bench"
-PRELOAD = ("transformers.modeling_utils", "torchvision.models")
+PRELOAD = (
+    "transformers.modeling_utils",
+    "transformers.modeling_layers",
+    "transformers.generation.utils",
+    "actbench.workloads.huggingface",
+    "actbench.workloads.torchvision",
+)
 """What takes seconds to import and most models need.
 
 It is imported before any memory is limited: some of it waits for ever where it meets a limit.

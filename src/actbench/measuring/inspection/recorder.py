@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from actbench.errors import UntraceableError
 from actbench.nn import savedtensors
 from actbench.ops.hostmemory import is_host
 from actbench.results.ledger import OUTSIDE
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import fake
+from actbench.workloads.recalled import asks_device, layout_of, tensors_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for storage in _storages((args, kwargs)):
             if storage not in self._made:
                 self._old.setdefault(storage, "made before the step")
+        if asks_device(func, args):
+            return args[0].device
         outputs = func(*args, **(kwargs or {}))
         for tensor in _tensors(outputs):
             storage = tensor.untyped_storage()
@@ -152,7 +156,7 @@ def _storages(tree: Any) -> list[UntypedStorage]:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+    return [leaf for leaf in tensors_of(tree) if layout_of(leaf) is torch.strided]
 
 
 @contextmanager
@@ -168,8 +172,10 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
         What was seen, and the loss with its graph.
 
     Raises:
-        UntraceableError: The forward looks at values, which fake tensors do not have.
+        UntraceableError: The forward looks at values, which fake tensors do not have, or a scheme cannot be traced.
     """
+    if setup.untraceable:
+        raise UntraceableError(setup.untraceable)
     module = setup.module
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

@@ -162,10 +162,9 @@ def _smaq_encode(place: Place) -> Subject:
 
 
 def _smaq_decode(place: Place) -> Subject:
-    x = place.normal(1)
-    packed = smaq.encode(x, torch.tensor(1))
+    packed = smaq.encode(place.normal(1), torch.tensor(1))
     least = place.bytes + SMAQ.packed_bytes(place.count)
-    return Subject(lambda: smaq.decode_(x, packed), least, least, _SMAQ_BITS)
+    return Subject(lambda: smaq.decode(packed, place.count, place.dtype), least, least, _SMAQ_BITS)
 
 
 def _sketch(kind: sketch.Kind) -> Callable[[Place], Subject]:

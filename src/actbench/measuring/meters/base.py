@@ -15,7 +15,7 @@ from actbench import schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
 from actbench.measuring.meters import footprint
 from actbench.results.advice import PHASES, advice
-from actbench.results.measured import PeakParts
+from actbench.results.measured import EstimatedTime, PeakParts, PhasePeaks
 from actbench.results.records import MeterName, Phase
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.units import format_bytes
@@ -32,11 +32,14 @@ class MemoryReading:
     peak_bytes: int
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
+    phase_peaks: PhasePeaks | None = None
     memory_limit_bytes: int | None = None
     over_limit_bytes: int | None = None
     reserved_bytes: int | None = None
     process_bytes: int | None = None
     loss: float | None = None
+    estimated: EstimatedTime | None = None
+    untimed: str | None = None
 
     def against(self, memory_bytes: int) -> MemoryReading:
         """Return this reading of a step that might use so much, with what it needs above that."""

@@ -122,16 +122,24 @@ def _read(step: TrainStep) -> MemoryReading:
     reserved = []
 
     def end(phase: Phase) -> None:
-        peaks[phase] = torch.cuda.max_memory_allocated()
+        peaks[phase] = max(peaks.get(phase, 0), torch.cuda.max_memory_allocated())
         reserved.append(torch.cuda.max_memory_reserved())
         torch.cuda.reset_peak_memory_stats()
 
+    turns: Iterator[Phase | None] = itertools.chain((None,), itertools.cycle(("forward", "backward")))
+
+    def turn() -> None:
+        """End the part before or after the forward pass of a micro-batch; before the first there is none."""
+        if ended := next(turns):
+            end(ended)
+
+    step.around_forward = turn
     loss = step.forward()
     after = torch.cuda.memory_allocated()
-    end("forward")
     step.backward(loss)
     gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
     end("backward")
+    step.around_forward = lambda: None
     step.update()
     torch.cuda.synchronize()
     end("optimizer")

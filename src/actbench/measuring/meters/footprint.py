@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from actbench.setup import HoldsGradients, TrainStep
 
+_PLAIN = (FakeTensor, Tensor, nn.Parameter)
+
 
 def weights(module: nn.Module) -> list[Tensor]:
     """Return the parameters and buffers of a module."""
@@ -80,7 +82,7 @@ def addresses(tensors: Iterable[Tensor]) -> set[int]:
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors with storages of their own behind one: the share of a DTensor, codes and scales of a format."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
+    flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
         return

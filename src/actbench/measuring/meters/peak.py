@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from actbench.results.measured import PeakParts
+from actbench.results.measured import PeakParts, PhasePeaks
 from actbench.results.records import Phase
+
+_PASSES = ("forward", "backward")
+"""What begins at the two moments of a forward pass."""
 
 Event = tuple[int, int]
 """The name of a storage and its bytes from now on, 0 when it is freed; names are never used again."""
@@ -40,6 +43,35 @@ class Moments:
     def _forwarded(self, peak_at: int) -> int:
         """Return when the forward pass ended that began last before the peak."""
         return next((end for start, end in reversed(self.forwards) if start < peak_at), self.forwards[0][1])
+
+    def peaks(self, events: Sequence[Event], repeating: int, made: int) -> PhasePeaks:
+        """Return the peak of each part of the step.
+
+        Args:
+            events: Of the whole step and what was before it.
+            repeating: How many there were when the optimizer stepped for the second time, which counts.
+            made: Bytes of optimizer state that forward and backward pass ran without.
+        """
+        live, held, found = 0, dict[int, int](), {"forward": 0, "backward": 0, "optimizer": 0}
+        passes = sorted(
+            (moment, phase) for pass_ in self.forwards for moment, phase in zip(pass_, _PASSES, strict=True)
+        )
+        turns = deque([*passes, (self.updating, "nothing"), (repeating, "optimizer")])
+        phase = "nothing"
+        for place, (name, amount) in enumerate(events):
+            while turns and turns[0][0] <= place:
+                phase = turns.popleft()[1]
+                if phase in found:
+                    found[phase] = max(found[phase], live)
+            live += amount - held.get(name, 0)
+            held[name] = amount
+            if phase in found and live > found[phase]:
+                found[phase] = live
+        return PhasePeaks(
+            forward_bytes=found["forward"] + made,
+            backward_bytes=found["backward"] + made,
+            optimizer_bytes=found["optimizer"] if repeating < len(events) else live,
+        )
 
     def parts(
         self,

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
 
 from actbench.errors import UsageError
+from actbench.measuring.cost.rates import Efficiencies, Rates, efficiencies, published, rates
+from actbench.measuring.meters import profilefile
+from actbench.measuring.meters.profilefile import DeviceTable
 from actbench.results.machine import memory_bytes
 from actbench.units import GIB
 
@@ -20,11 +24,20 @@ class DeviceProfile:
     Attributes:
         memory_bytes: What torch reports as the device's total memory; the driver's own share also comes out of it.
         compute_capability: Of a CUDA device, major and minor; None for the CPU.
+        rates: What it can do in a second; None where nobody says, and no time is estimated.
+        measured: The share of that which operators reach on it; None for what was published of others.
     """
 
     name: str
     memory_bytes: int
     compute_capability: tuple[int, int] | None
+    rates: Rates | None = None
+    measured: Efficiencies | None = None
+
+    @property
+    def efficiencies(self) -> Efficiencies:
+        """The share of its rates that operators reach."""
+        return self.measured or published()
 
     @property
     def is_cuda(self) -> bool:
@@ -42,34 +55,22 @@ class DeviceProfile:
         return self.compute_capability is not None and self.compute_capability >= (8, 0)
 
 
-def _cuda(name: str, gib: float, capability: tuple[int, int]) -> DeviceProfile:
-    return DeviceProfile(name, round(gib * GIB), capability)
-
-
-_PROFILES = {
-    profile.name: profile
-    for profile in (
-        DeviceProfile("cpu", memory_bytes(), None),
-        _cuda("cuda-16gib", 16, (8, 0)),
-        _cuda("t4", 14.7, (7, 5)),
-        _cuda("v100-16gb", 15.77, (7, 0)),
-        _cuda("v100-32gb", 31.74, (7, 0)),
-        _cuda("rtx-2080-ti", 10.75, (7, 5)),
-        _cuda("rtx-3060-12gb", 11.76, (8, 6)),
-        _cuda("rtx-3080-10gb", 9.78, (8, 6)),
-        _cuda("rtx-3090", 23.69, (8, 6)),
-        _cuda("rtx-4060", 7.72, (8, 9)),
-        _cuda("rtx-4090", 23.64, (8, 9)),
-        _cuda("rtx-5090", 31.37, (12, 0)),
-        _cuda("rtx-a6000", 47.54, (8, 6)),
-        _cuda("a10g", 22.06, (8, 6)),
-        _cuda("l4", 22.03, (8, 9)),
-        _cuda("l40s", 44.4, (8, 9)),
-        _cuda("a100-40gb", 39.39, (8, 0)),
-        _cuda("a100-80gb", 79.15, (8, 0)),
-        _cuda("h100-80gb", 79.11, (9, 0)),
-        _cuda("h200", 139.8, (9, 0)),
+def _profile(name: str, table: DeviceTable) -> DeviceProfile:
+    measured = None
+    if table.host is not None:
+        kinds = {kind: each.model_dump() for kind, each in (table.efficiencies or {}).items()}
+        measured = efficiencies(kinds, table.host.model_dump(), published().overlap, beside=published().kinds)
+    return DeviceProfile(
+        name,
+        round(table.gib * GIB),
+        table.compute_capability,
+        rates(table.model_dump()) if table.has_rates else None,
+        measured,
     )
+
+
+_PROFILES = {"cpu": DeviceProfile("cpu", memory_bytes(), None)} | {
+    name: _profile(name, table) for name, table in profilefile.shipped().items()
 }
 
 DEFAULT = "cuda-16gib"
@@ -86,9 +87,15 @@ def names() -> list[str]:
 
 
 def get(name: str) -> DeviceProfile:
-    """Return the profile of that name; a UsageError with close names if there is none."""
+    """Return the profile of that name, or that in a ``.toml`` file.
+
+    Raises:
+        UsageError: There is none, with close names, or the file cannot be used.
+    """
     if name in _PROFILES:
         return _PROFILES[name]
+    if name.endswith(".toml"):
+        return _profile(name, profilefile.read(Path(name)))
     close = difflib.get_close_matches(name.lower(), names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names())}"
     raise UsageError(f"--device-profile {name!r}: there is no such device profile; {hint}")

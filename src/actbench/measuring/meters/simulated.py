@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
+from actbench.measuring.cost.clock import estimate
+from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, temporaries
 from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.expandable import reserved_bytes
@@ -20,16 +22,24 @@ from actbench.measuring.meters.peak import Event, Moments
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.ops import hostmemory
-from actbench.results.measured import PeakParts
+from actbench.results.measured import EstimatedTime, PeakParts
 from actbench.results.records import MeterName
 from actbench.setup import Batch, StepsInBackward, TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
+
+_UNTIMED = (
+    "No step time is estimated: nobody says what {} can do in a second; name a card by --device-profile ('actbench "
+    "devices' marks them est.)."
+)
 
 
 class SimulatedMeter:
     """Counts the bytes of a step that is never computed, in the same time for any batch.
 
     Without a memory limit a step may use all that the device has.
+
+    Attributes:
+        done: What the operators did of the step that was read last; empty where nobody says how fast the device is.
     """
 
     name: MeterName = "simulated"
@@ -40,6 +50,7 @@ class SimulatedMeter:
         self.memory_bytes = memory_limit_bytes or profile.memory_bytes
         self._mode = fake_mode()
         self._is_active = False
+        self.done: Sequence[Done] = ()
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -86,30 +97,40 @@ class SimulatedMeter:
         Raises:
             UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
+        recorder = Recorder(lambda: step.phase)
         tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
+            observe=recorder.note if self.profile.rates is not None else None,
         )
         with self.active(), shapes_only(), tracker:
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
-            reading, run = _read(step, tracker)
+            reading, run = _read(step, tracker, recorder)
         if self.profile.is_cuda:
             grows = step.setup.expandable_segments
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows)
             reading = replace(reading, reserved_bytes=reserved)
-        return reading.against(self.memory_bytes)
+        untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
+        self.done = recorder.done
+        return replace(reading, estimated=self._time(), untimed=untimed).against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
         return
 
+    def _time(self) -> EstimatedTime | None:
+        if self.profile.rates is None:
+            return None
+        shares = self.profile.efficiencies
+        return estimate(self.done, self.profile.rates, shares, asynchronous=self.profile.is_cuda)
+
     def _fake(self, value: object) -> object:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
-def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list[list[Event]]]:
+def _read(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple[MemoryReading, list[list[Event]]]:
     """Return the reading of one step in the steady state, and what two steps in a row allocate and free.
 
     Forward and backward do not depend on optimizer state, so they run once without it and its bytes are added; the
@@ -123,17 +144,19 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
     weights_named = tracker.names(weights)
     ends: list[int] = []
     step.around_forward = lambda: ends.append(len(tracker.events))
-    loss, before, begun = _forward(step, tracker)
+    loss, before, begun = _forward(step, tracker, recorder)
     after = tracker.live_bytes
     step.backward(loss)
     step.around_forward = lambda: None
+    recorder.is_on = False
     gradients = footprint.gradients(step)
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
-    made = _make_optimizer_state(step, tracker)
+    made = at_first = _make_optimizer_state(step, tracker)
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
     repeating = len(tracker.events)
+    recorder.is_on = True
     step.update()
     events = tracker.events
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
@@ -141,6 +164,7 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
         peak_bytes, peak_at, made = tracker.peak_bytes, tracker.peak_at, 0
     forwards = [pass_ for pass_ in zip(ends[::2], ends[1::2], strict=True) if pass_[0] >= begun]
     moments = Moments(begun, forwards, updating)
+    phase_peaks = moments.peaks(events, repeating, at_first)
     reading = MemoryReading(
         weights_bytes=footprint.stored_bytes(weights),
         gradients_bytes=gradients_bytes,
@@ -148,6 +172,7 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
         activation_bytes=after - before,
         peak_bytes=peak_bytes + made,
         peak_phase=moments.phase(peak_at),
+        phase_peaks=phase_peaks,
         peak_parts=moments.parts(
             events,
             peak_at,
@@ -161,7 +186,7 @@ def _read(step: TrainStep, tracker: StorageTracker) -> tuple[MemoryReading, list
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
 
 
-def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int]:
+def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple[Tensor, int, int]:
     """Run a forward pass as it is from the second step on; return the loss, and bytes alive and events before.
 
     What modules hold from one step to the next is no activation: it is there before the pass, which replaces it. Where
@@ -170,6 +195,7 @@ def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int
     held_bytes = _held_bytes(step, tracker)
     tracker.reset_peak()
     before, begun = tracker.live_bytes, len(tracker.events)
+    recorder.begin()
     loss = step.forward()
     if _held_bytes(step, tracker) == held_bytes:
         return loss, before, begun
@@ -178,6 +204,7 @@ def _forward(step: TrainStep, tracker: StorageTracker) -> tuple[Tensor, int, int
     step.abandon()
     tracker.reset_peak()
     before, begun = tracker.live_bytes, len(tracker.events)
+    recorder.begin()
     return step.forward(), before, begun
 
 

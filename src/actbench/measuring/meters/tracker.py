@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from actbench.measuring.meters.footprint import plain_tensors
 from actbench.measuring.meters.peak import Event
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
+from actbench.workloads.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
 """From an operator, its arguments and its result to the bytes it needs on top of both while it runs."""
 
+Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 _TEMPORARY = -1
 
@@ -41,6 +43,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounding: Every storage counts as the next multiple of this many bytes: the block size of the allocator.
         host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
         temporaries: Bytes that an operator needs while it runs; None counts results only.
+        observe: Called with each operator that has run, its arguments and its result.
 
     Attributes:
         events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
@@ -49,7 +52,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(
-        self, *, rounding: int = 1, host_is_free: bool = False, temporaries: Temporaries | None = None
+        self,
+        *,
+        rounding: int = 1,
+        host_is_free: bool = False,
+        temporaries: Temporaries | None = None,
+        observe: Observe | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live_bytes = 0
@@ -60,19 +68,25 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
+        self._observe = observe
         self._known: dict[int, Event] = {}
+        self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._names = itertools.count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and enter what it returns; of one on a tensor made of others, the operators on these."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+        if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the tensor's class runs them, and each comes here
         self._settle()
+        if asks_device(func, args):
+            return args[0].device
         result = func(*args, **(kwargs or {}))
+        if self._observe is not None:
+            self._observe(func, args, kwargs or {}, result)
         if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() >= 0 and _can_be_added_to(args[0]):
             self._sum = weakref.ref(result.untyped_storage())
             return result
-        found = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        found = tensors_of(result)
         on_host = self.host_is_free and hostmemory.is_running()
         if on_host:
             self._mark_new(found)
@@ -147,7 +161,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, storage: torch.UntypedStorage) -> None:
         key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
         if key not in self._known:
-            weakref.finalize(storage, self._leave, key).atexit = False
+            self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
         free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self._rounding)
         name, before = self._known.get(key) or (next(self._names), 0)
@@ -157,6 +171,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.events.append((name, amount))
 
     def _leave(self, key: int) -> None:
+        del self._watched[key]
         name, amount = self._known.pop(key)
         self._live_bytes -= amount
         if amount:

@@ -6,14 +6,14 @@ Output and gradient are torch's, bit for bit: torch's operators compute them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.nn.compressed.pool import Numbers, blank, numbers, torch_order, widened
+from actbench.nn.compressed.geometry import Numbers, numbers
+from actbench.nn.compressed.pool import blank, torch_order, widened
 from actbench.nn.compressed.savedinput import needs_codes
 from actbench.nn.refusals import first_order
 
@@ -103,7 +103,3 @@ def adaptive_avg_pool(dims: int, input: Tensor, output_size: Any) -> Tensor:  # 
         return averages
     rows: Tensor = AveragedTo.apply(input.unsqueeze(-2), (1, *size))
     return rows.squeeze(-2)  # which is what torch does
-
-
-avg_pool1d, avg_pool2d, avg_pool3d = (partial(avg_pool, dims) for dims in (1, 2, 3))
-adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d = (partial(adaptive_avg_pool, dims) for dims in (1, 2, 3))

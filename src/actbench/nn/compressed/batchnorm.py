@@ -26,9 +26,8 @@ from actbench.nn.compressed.savedinput import (
     load,
     save,
     summed,
-    wide,
 )
-from actbench.nn.precision import cast, cast_all, dtypes_of
+from actbench.nn.precision import cast, cast_all, dtypes_of, wide
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState
 
@@ -157,7 +156,7 @@ def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
 def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[Tensor | None, ...]:
     weight, running_mean, running_var, mean, invstd, _ = others
     if not ctx.training:
-        wide_var = running_var.to(torch.promote_types(running_var.dtype, torch.float32))
+        wide_var = running_var.to(wide(running_var.dtype))
         mean, invstd = running_mean, (wide_var + ctx.eps).rsqrt()
     statistics = Statistics(mean, invstd, weight)
     if saved.packed is None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actbench.nn.compressed.geometry import Geometry
+from actbench.nn.compressed.geometry import Geometry, channels_last
 from actbench.nn.compressed.savedinput import (
     Compressed,
     SavedInput,
@@ -42,7 +42,7 @@ class Convolution(torch.autograd.Function):
         """Return the convolution in autocast's type, where it is on."""
         ctx.geometry, ctx.shape = geometry, x.shape
         ctx.dtypes = dtypes_of(x, weight, bias)
-        ctx.format = _channels_last(x)
+        ctx.format = channels_last(x)
         packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
         if site.watched:
             site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
@@ -93,16 +93,6 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     found = geometry.input_gradient(batch, geometry.padded_size(shape), weight, ctx.format)
     for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape))
     return for_x if has_batch else for_x.squeeze(0)
-
-
-def _channels_last(x: Tensor) -> torch.memory_format | None:
-    """Return the channels-last format of x; None where x lies in another, or in the usual one too."""
-    if x.is_contiguous():
-        return None
-    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if x.dim() == dims and x.is_contiguous(memory_format=layout):
-            return layout
-    return None
 
 
 class Direct(Compressed):

@@ -9,7 +9,6 @@ at a dropped element gives NaN in both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -140,6 +139,3 @@ def channel_dropout(dims: int, input: Tensor, p: float = 0.5, training: bool = T
         return exact(input, p, training, inplace)
     output: Tensor = NoisyDropout.apply(input, p, True, inplace)
     return output
-
-
-dropout1d, dropout2d, dropout3d = (partial(channel_dropout, dims) for dims in (1, 2, 3))

@@ -11,8 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Numbers = int | Sequence[int]
+Numbers = int | Sequence[int] | None
 """One for each spatial dimension, or one for all."""
+
+
+def numbers(given: Numbers, dims: int) -> tuple[int, ...]:
+    """Return one number for each dimension, as torch reads an argument; nothing for None."""
+    if given is None:
+        return ()
+    if isinstance(given, int):
+        return (given,) * dims
+    return tuple(given) * dims if len(given) == 1 else tuple(given)
+
+
+def channels_last(x: Tensor) -> torch.memory_format | None:
+    """Return the channels-last format of x; None where x lies in another, or in the usual one too."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
+    known = layout is not None and not x.is_contiguous() and x.is_contiguous(memory_format=layout)
+    return layout if known else None
 
 
 @dataclass(frozen=True)
@@ -62,12 +78,13 @@ class Geometry:
         groups: int = 1,
     ) -> Geometry:
         """Return the geometry of a call of ``F.conv1d`` to ``F.conv3d``; ``kernel`` is ``weight.shape[2:]``."""
-        steps = _each(dilation, kernel)
+        dims = len(kernel)
+        steps = numbers(dilation, dims)
         pads: tuple[int, ...] = ()
         if padding == "same":
             padding, pads = _same(kernel, steps)
-        around = _each(0 if isinstance(padding, str) else padding, kernel)  # the other word is "valid"
-        return cls(stride=_each(stride, kernel), padding=around, dilation=steps, groups=groups, pads=pads)
+        around = numbers(0 if isinstance(padding, str) else padding, dims)  # the other word is "valid"
+        return cls(stride=numbers(stride, dims), padding=around, dilation=steps, groups=groups, pads=pads)
 
     def takes(self, x: Tensor) -> bool:
         """Return whether x has the dimensions of an input, with or without that of the batch."""
@@ -118,10 +135,10 @@ class Geometry:
         """Return how many of the last elements of the input lie under no window; none for a transposed convolution."""
         if self.transposed:
             return (0,) * len(self.stride)
-        numbers = zip(output, size, kernel, self.stride, self.padding, self.dilation, strict=True)
+        windows_of = zip(output, size, kernel, self.stride, self.padding, self.dilation, strict=True)
         return tuple(
             length + 2 * padding - (windows - 1) * stride - dilation * (taps - 1) - 1
-            for windows, length, taps, stride, padding, dilation in numbers
+            for windows, length, taps, stride, padding, dilation in windows_of
         )
 
     def share_inside(self, size: Sequence[int], kernel: Sequence[int]) -> float:
@@ -160,17 +177,12 @@ class Geometry:
 @functools.cache
 def _share_inside(geometry: Geometry, size: tuple[int, ...], kernel: tuple[int, ...]) -> float:
     share = 1.0
-    numbers = zip(size, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True)
-    for length, taps, stride, padding, dilation in numbers:
+    along = zip(size, kernel, geometry.stride, geometry.padding, geometry.dilation, strict=True)
+    for length, taps, stride, padding, dilation in along:
         windows = 1 + (length + 2 * padding - dilation * (taps - 1) - 1) // stride
         places = (window * stride - padding + tap * dilation for window in range(windows) for tap in range(taps))
         share *= sum(0 <= place < length for place in places) / (windows * taps)
     return share
-
-
-def _each(given: Numbers, kernel: Sequence[int]) -> tuple[int, ...]:
-    numbers = (given,) if isinstance(given, int) else tuple(given)
-    return numbers * len(kernel) if len(numbers) == 1 else numbers
 
 
 def _same(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -63,27 +63,21 @@ _OVERWRITING: Functions = {
     _C.hardtanh_: partial(relu.hardtanh, inplace=True),
     torch.threshold_: partial(relu.threshold, inplace=True),
 }
+_DIMS = (1, 2, 3)
 _DROPOUTS: Functions = {
     F.dropout: dropout.dropout,
-    F.dropout1d: dropout.dropout1d,
-    F.dropout2d: dropout.dropout2d,
-    F.dropout3d: dropout.dropout3d,
     torch.dropout: _train_dropout,
     torch.dropout_: partial(_train_dropout, inplace=True),
-}
+} | {getattr(F, f"dropout{dims}d"): partial(dropout.channel_dropout, dims) for dims in _DIMS}
 _POOLS: Functions = {
-    F.max_pool1d: pool.max_pool1d,
-    F.max_pool2d: pool.max_pool2d,
-    F.max_pool3d: pool.max_pool3d,
-    torch.max_pool1d: pool.max_pool1d,
-    torch.max_pool2d: pool.max_pool2d,
-    torch.max_pool3d: pool.max_pool3d,
-    F.avg_pool1d: averages.avg_pool1d,
-    F.avg_pool2d: averages.avg_pool2d,
-    F.avg_pool3d: averages.avg_pool3d,
-    F.adaptive_avg_pool1d: averages.adaptive_avg_pool1d,
-    F.adaptive_avg_pool2d: averages.adaptive_avg_pool2d,
-    F.adaptive_avg_pool3d: averages.adaptive_avg_pool3d,
+    getattr(place, f"{name}{dims}d"): partial(pool_of, dims)
+    for place, name, pool_of in (
+        (F, "max_pool", pool.max_pool),
+        (torch, "max_pool", pool.max_pool),
+        (F, "avg_pool", averages.avg_pool),
+        (F, "adaptive_avg_pool", averages.adaptive_avg_pool),
+    )
+    for dims in _DIMS
 }
 
 _DROPPING = ("p", "training", "inplace")
@@ -93,20 +87,16 @@ _AVERAGING = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pa
 _CALLS: dict[type[nn.Module], tuple[Callable[..., Any], tuple[str, ...]]] = {
     nn.ReLU: (relu.relu, ("inplace",)),
     nn.Dropout: (dropout.dropout, _DROPPING),
-    nn.Dropout1d: (dropout.dropout1d, _DROPPING),
-    nn.Dropout2d: (dropout.dropout2d, _DROPPING),
-    nn.Dropout3d: (dropout.dropout3d, _DROPPING),
-    nn.MaxPool1d: (pool.max_pool1d, _MAXIMA),
-    nn.MaxPool2d: (pool.max_pool2d, _MAXIMA),
-    nn.MaxPool3d: (pool.max_pool3d, _MAXIMA),
-    nn.AvgPool1d: (averages.avg_pool1d, _AVERAGING),
-    nn.AvgPool2d: (averages.avg_pool2d, (*_AVERAGING, "divisor_override")),
-    nn.AvgPool3d: (averages.avg_pool3d, (*_AVERAGING, "divisor_override")),
-    nn.AdaptiveAvgPool1d: (averages.adaptive_avg_pool1d, ("output_size",)),
-    nn.AdaptiveAvgPool2d: (averages.adaptive_avg_pool2d, ("output_size",)),
-    nn.AdaptiveAvgPool3d: (averages.adaptive_avg_pool3d, ("output_size",)),
+    nn.AvgPool1d: (partial(averages.avg_pool, 1), _AVERAGING),
+    nn.AvgPool2d: (partial(averages.avg_pool, 2), (*_AVERAGING, "divisor_override")),
+    nn.AvgPool3d: (partial(averages.avg_pool, 3), (*_AVERAGING, "divisor_override")),
 }
 """What a layer of a class calls, and the attributes that it gives it in turn."""
+
+for _dims in _DIMS:
+    _CALLS[getattr(nn, f"Dropout{_dims}d")] = partial(dropout.channel_dropout, _dims), _DROPPING
+    _CALLS[getattr(nn, f"MaxPool{_dims}d")] = partial(pool.max_pool, _dims), _MAXIMA
+    _CALLS[getattr(nn, f"AdaptiveAvgPool{_dims}d")] = partial(averages.adaptive_avg_pool, _dims), ("output_size",)
 
 _STEPPED = (nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.nn import savedtensors
+from actbench.nn.compressed.geometry import Numbers, channels_last, numbers
 from actbench.nn.compressed.savedinput import needs_codes, packed, pieces, unpacked
 from actbench.nn.layout import as_it_lay, in_order
 from actbench.nn.refusals import first_order
-
-Numbers = int | Sequence[int] | None
 
 
 @dataclass(frozen=True)
@@ -93,15 +91,6 @@ class Windows:
         return found
 
 
-def numbers(given: Numbers, dims: int) -> tuple[int, ...]:
-    """Return one number for each dimension, as torch reads an argument; nothing for None."""
-    if given is None:
-        return ()
-    if isinstance(given, int):
-        return (given,) * dims
-    return tuple(given) * dims if len(given) == 1 else tuple(given)
-
-
 def _strides(sizes: Sequence[int]) -> list[int]:
     return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
@@ -161,9 +150,7 @@ def _scatter(grad: Tensor, indices: Tensor, windows: Windows, found: Tensor) -> 
 
 def torch_order(x: Tensor) -> list[int] | None:
     """Return the order of the dimensions in memory where torch knows it as channels last, and None elsewhere."""
-    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    known = channels_last is not None and not x.is_contiguous() and x.is_contiguous(memory_format=channels_last)
-    return [0, *range(2, x.dim()), 1] if known else None
+    return None if channels_last(x) is None else [0, *range(2, x.dim()), 1]
 
 
 def blank(shape: Sequence[int], order: list[int] | None, like: Tensor) -> Tensor:
@@ -205,6 +192,3 @@ def max_pool(
         return MaxPooled.apply(widened(input, dims), windows)
     flat = Windows((1, *windows.kernel), (1, *windows.stride), (0, *windows.padding), (1, *windows.dilation), ceil_mode)
     return MaxPooled.apply(input.unsqueeze(-2), flat).squeeze(-2)  # which is what torch does
-
-
-max_pool1d, max_pool2d, max_pool3d = (partial(max_pool, dims) for dims in (1, 2, 3))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actbench.nn.layout import as_it_lay, in_order, memory_order
+from actbench.nn.precision import wide
 from actbench.nn.saved import Packed, SavedTensors, SiteState
 from actbench.ops.arguments import DTYPES
 from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
@@ -142,11 +143,6 @@ def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
             if total is not None and each is not None:
                 total.add_(each)
     return tuple(None if total is None else total.to(dtype) for total, dtype in zip(sums, types, strict=True))
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which numbers of a type are summed."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 class RowByRow:

@@ -44,6 +44,8 @@ class EncodedOutputs:
         maps: The format of their gradients; None leaves these exact.
     """
 
+    uncompilable = ("a model whose feature maps are quantized", "noise is drawn by hooks on its modules")
+
     def __init__(self, forward: Encoding | None, maps: Encoding | None) -> None:
         self.forward, self.maps = forward, maps
 
@@ -53,7 +55,7 @@ class EncodedOutputs:
         Raises:
             ConversionError: Under ``torch.compile``.
         """
-        refuse_compiling("a model whose feature maps are quantized", "noise is drawn by hooks on its modules")
+        refuse_compiling(*self.uncompilable)
         given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
 
         def quantized(leaf: Any) -> Any:

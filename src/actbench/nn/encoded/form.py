@@ -10,9 +10,10 @@ from torch import Tensor
 
 from actbench.codecs.encodings import Encoding
 from actbench.nn.layout import Layout, flat_of
-from actbench.nn.saved.codecs import FLOATS, SMALLEST, Codec, Packed, Parts
+from actbench.nn.saved.codecs import SMALLEST, Codec, Packed, Parts
 from actbench.nn.saved.groups import NOT_FINITE
 from actbench.nn.saved.sitestate import SiteState
+from actbench.ops.arguments import DTYPES
 from actbench.ops.noise import fresh_seed
 
 
@@ -77,7 +78,7 @@ def through(x: Tensor, encoding: Encoding) -> Tensor:
 
 def takes(x: Tensor) -> bool:
     """Return whether a tensor is one that number formats are for: floating point, and not too small to gain."""
-    return x.layout == torch.strided and x.dtype in FLOATS and x.numel() >= SMALLEST
+    return x.layout == torch.strided and x.dtype in DTYPES and x.numel() >= SMALLEST
 
 
 def gains(x: Tensor, encoding: Encoding) -> bool:

@@ -17,13 +17,12 @@ from actbench.nn.layout import Layout
 from actbench.nn.saved.hostoffload import HostOffload
 from actbench.nn.saved.sitestate import SiteState
 from actbench.ops import bitpack
+from actbench.ops.arguments import DTYPES
 
 Parts = tuple[Tensor, ...]
 
 SMALLEST = 64
 """Elements below which a tensor stays whole: what it would gain is less than torch's allocator rounds up."""
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Codec:
@@ -39,7 +38,7 @@ class Codec:
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format is not for a tensor, or None."""
-        if x.dtype not in (*FLOATS, torch.bool):
+        if x.dtype not in (*DTYPES, torch.bool):
             return f"{x.dtype} is not a floating-point type"
         return "too small to gain" if x.numel() < SMALLEST else None
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actbench.nn.precision import wide
 from actbench.nn.saved.samplegradients import SampleGradients
 
 _OF_A_STEP = ("bits", "inside", "watched", "ranges", "gradients", "elements")
@@ -135,9 +136,5 @@ def _squared_norms(grad: Tensor, by_row: bool) -> Tensor:
     dims = list(range(1, grad.dim())) if by_row else None
     if dims == []:
         return grad.float().square()
-    norm: Tensor = torch.linalg.vector_norm(grad, dim=dims, dtype=_at_least_float32(grad))
+    norm: Tensor = torch.linalg.vector_norm(grad, dim=dims, dtype=wide(grad.dtype))
     return norm.float().square()
-
-
-def _at_least_float32(grad: Tensor) -> torch.dtype:
-    return torch.promote_types(grad.dtype, torch.float32)

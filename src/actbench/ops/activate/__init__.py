@@ -1,4 +1,8 @@
-"""An activation and the codes of its input in one operator, which reads the input once where it can."""
+"""An activation and the codes of its input in one operator, which reads the input once on CUDA.
+
+All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
+compiled or launched.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from actbench.ops import bitpack, rawkernel, stepwise
-from actbench.ops.activate import cpu
 from actbench.ops.arguments import check_bits, check_contiguous, check_table
 from actbench.ops.library import Kernels, copied, define
 
@@ -37,24 +40,13 @@ def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -
 
 
 def one_pass(function: str, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether function and codes come from one pass over x: where a kernel gives the bits of torch's.
-
-    That is tried once for each device and, on the CPU, for each number of threads. There SiLU and GELU in float32 have
-    kernels; torch's own compute all else, whose last bits no other one has, and the codes come after.
-    """
-    if device.type == "cuda":
-        return dtype != torch.float64 and agrees_on_cuda(function, dtype, device)
-    return cpu.agrees(function, dtype)
+    """Return whether one pass over x gives function and codes: on CUDA, where a kernel has torch's bits."""
+    return device.type == "cuda" and dtype != torch.float64 and agrees_on_cuda(function, dtype, device)
 
 
 def _on_cpu(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> None:
-    """Compute; nothing folds the codes of a function that has a kernel here, since its derivative is not even."""
-    rests = None if fold else cpu.rests_of(x, function)
-    if rests is None:
-        _INTO[function](x.detach(), out=out)
-        stepwise.cpu.encode(packed, x, bounds, bits, fold)
-    else:
-        cpu.activate(out, packed, x, function, rests, bounds, bits)
+    _INTO[function](x.detach(), out=out)
+    stepwise.cpu.encode(packed, x, bounds, bits, fold)
 
 
 def _on_cuda(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> None:
@@ -114,10 +106,6 @@ def activate(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) ->
 
     Returns:
         A tensor like x, and uint8 ``(ceil(x.numel() * bits / 8),)``.
-
-    Raises:
-        ValueError: An argument is not as above.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
     """
     if function not in FUNCTIONS:
         raise ValueError(f"the function must be one of {', '.join(FUNCTIONS)}, found {function!r}")

@@ -2,6 +2,9 @@
 
 Code i stands at bits ``[i * b, i * b + b)``, bit k of the stream being bit ``k % 8`` of byte ``k // 8``. A stream of n
 codes has exactly ``ceil(n * b / 8)`` bytes; the bits past its end are zero.
+
+All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
+compiled or launched.
 """
 
 from __future__ import annotations
@@ -60,10 +63,6 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
     Returns:
         uint8 ``(ceil(n * bits / 8),)``.
-
-    Raises:
-        ValueError: An argument is not as above.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
     """
     _check(codes, bits)
     return codes.new_empty(packed_bytes(codes.numel(), bits))
@@ -74,12 +73,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     Kernels(cpu.unpack_codes, launch_unpack),
 )
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
-    """Return the ``count`` codes of a contiguous stream, uint8 ``(count,)``.
-
-    Raises:
-        ValueError: The stream has another number of bytes, or ``bits`` is not from 1 to 8.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
-    """
+    """Return the ``count`` codes of a contiguous stream, uint8 ``(count,)``."""
     _check(packed, bits)
     if packed.numel() != packed_bytes(count, bits):
         raise ValueError(f"{count} codes of {bits} bits are {packed_bytes(count, bits)} bytes, found {packed.numel()}")

@@ -26,7 +26,6 @@ BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
 
 _carray: Any = vars(numba)["carray"]
-_threads = torch.get_num_threads
 _first = threading.RLock()  # Numba's settings are the program's, and change for the time of a first call
 _config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
@@ -59,60 +58,36 @@ def at(address: int, count: int, dtype: Any) -> np.ndarray:
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
     """Return what runs a function over blocks (``numba.prange``), compiled at its first call.
 
-    It takes the number of elements, then the arguments of the function, which takes the number of blocks before them,
-    and is a plain function: an object that can be called costs a step 5 microseconds more (docs/decisions/0003).
-
-    Numba's pool has as many threads as the process may use, and torch usually takes all of them too. Then Numba is not
-    asked for its number, which would take as long as a small kernel; a caller who set a lower one keeps it.
+    It takes the number of elements, then the arguments of the function, which takes the number of blocks before them.
+    It runs on no more threads than torch and the caller have, and on fewer for little work.
     """
-    launch = _Launch(function)
 
-    @functools.wraps(function)
-    def run(elements: int, *arguments: Any) -> None:
-        blocks = -(-elements // BLOCK)
-        if blocks > launch.for_all and _threads() >= launch.pool:
-            launch.compiled(blocks, *arguments)
-        elif blocks > 0:
-            launch.on_fewer(blocks, *arguments)
-
-    return run
-
-
-class _Launch:
-    """What the calls of a kernel share, looked up at the first."""
-
-    def __init__(self, function: Callable[..., None]) -> None:
-        self._function = function
-
-    def on_fewer(self, blocks: int, *arguments: Any) -> None:
-        """Run on no more threads than torch and the caller have, and fewer for little work."""
-        before = numba.get_num_threads()
-        numba.set_num_threads(min(before, _threads(), -(-blocks // _BLOCKS_PER_THREAD)))
-        try:
-            self.compiled(blocks, *arguments)
-        finally:
-            numba.set_num_threads(before)
-
-    @functools.cached_property
-    def pool(self) -> int:
-        """How many threads kernels may use."""
-        return _config.NUMBA_NUM_THREADS if _parallel() else 1
-
-    @functools.cached_property
-    def for_all(self) -> int:
-        """Blocks up to which not all of them are worth waking."""
-        return (self.pool - 1) * _BLOCKS_PER_THREAD
-
-    @functools.cached_property
-    def compiled(self) -> Callable[..., None]:
-        """The machine code."""
+    @functools.cache
+    def compiled() -> Callable[..., None]:
         with _first:
             kept, place = _config.CACHE_DIR, _cache_folder()
             _config.CACHE_DIR = str(place or "")
             try:  # the folder is read when a function is wrapped, so other users of Numba keep theirs
-                return numba.njit(self._function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
+                return numba.njit(function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
             finally:
                 _config.CACHE_DIR = kept
+
+    @functools.wraps(function)
+    def run(elements: int, *arguments: Any) -> None:
+        blocks = -(-elements // BLOCK)
+        if blocks == 0:
+            return
+        if not _parallel():
+            compiled()(blocks, *arguments)
+            return
+        before = numba.get_num_threads()
+        numba.set_num_threads(min(before, torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD)))
+        try:
+            compiled()(blocks, *arguments)
+        finally:
+            numba.set_num_threads(before)
+
+    return run
 
 
 @functools.cache

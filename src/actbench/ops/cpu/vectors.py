@@ -6,13 +6,11 @@ and these bits can be read as an integer. The machine must be little-endian.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from llvmlite import binding, ir  # type: ignore[import-untyped]
-from numba import config, types
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
 
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -23,9 +21,6 @@ VALUES = ir.VectorType(FLOAT, MANY)
 
 TABLE = 8
 """Entries of the largest table that AVX2 permutes."""
-
-_SLOW_DEPOSITS = {"bdver4", "znver1", "znver2"}  # these take dozens of cycles for the instruction
-_config: Any = config  # its attributes are made at run time
 
 
 class Step:
@@ -93,35 +88,9 @@ class Step:
             entries = [self.builder.select(bit, odd, even) for odd, even in pairs]
         return entries[0]
 
-    def every(self, like: Any, value: float) -> Any:
-        """Return a vector like another, with a constant in all of its lanes, of which float32 holds the nearest."""
-        constant = float(np.float32(value)) if like.type.element == FLOAT else value
-        return ir.Constant(like.type, [constant] * like.type.count)
-
-    def fused(self, factor: Any, other: Any, addend: Any) -> Any:
-        """Return ``factor * other + addend`` in float32, rounded once."""
-        kind = factor.type
-        return self._called(f"llvm.fma.v{kind.count}f32", kind, factor, other, addend)
-
-    def deposited(self, bits: Any, mask: int) -> Any:
-        """Return the low bits of a 64-bit integer at the places that are 1 in a mask; see :func:`quick_deposits`."""
-        return self._called("llvm.x86.bmi.pdep.64", LONG, bits, LONG(mask))
-
-    def constants(self, values: Sequence[float]) -> Any:
-        """Return a vector of these numbers, of which float32 holds the nearest."""
-        return ir.Constant(ir.VectorType(FLOAT, len(values)), [float(np.float32(value)) for value in values])
-
-    def permuted(self, numbers: Any, entries: Sequence[float]) -> Any:
-        """Return, in each of 16 lanes, the entry of 32 constants that has the lane's number; see :func:`two_tables`."""
-        low, high = self.constants(entries[:16]), self.constants(entries[16:])
-        return self._called("llvm.x86.avx512.vpermi2var.ps.512", low.type, low, numbers, high)
-
-    def _called(self, name: str, kind: ir.Type, *arguments: Any) -> Any:
-        declared = self.builder.module.globals.get(name)
-        if declared is None:
-            taken = [argument.type for argument in arguments]
-            declared = ir.Function(self.builder.module, ir.FunctionType(kind, taken), name)
-        return self.builder.call(declared, arguments)
+    def every(self, like: Any, value: int) -> Any:
+        """Return a vector like another, with a constant in all of its lanes."""
+        return ir.Constant(like.type, [value] * like.type.count)
 
 
 def emitted(emit: Callable[[Step, Any], None], index: Any, *arrays: Any) -> Any:
@@ -133,22 +102,3 @@ def emitted(emit: Callable[[Step, Any], None], index: Any, *arrays: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(index, *arrays), generate
-
-
-@functools.cache
-def features() -> frozenset[str]:
-    """Return what LLVM calls the features of the processor that Numba compiles for, such as ``+fma``."""
-    given = _config.CPU_FEATURES
-    return frozenset((binding.get_host_cpu_features().flatten() if given is None else given).split(","))
-
-
-@functools.cache
-def quick_deposits() -> bool:
-    """Return whether that processor scatters bits by a mask in one quick instruction."""
-    return "+bmi2" in features() and (_config.CPU_NAME or binding.get_host_cpu_name()) not in _SLOW_DEPOSITS
-
-
-@functools.cache
-def two_tables() -> bool:
-    """Return whether that processor permutes two registers of sixteen entries in one instruction."""
-    return "+avx512f" in features()

@@ -123,7 +123,6 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
     "groupquant_encode_(Tensor(a!) codes, Tensor(b!) meta, Tensor x, int bits, int group_size, Tensor seed,"
     " bool stochastic) -> ()",
     Kernels(cpu.encode, launch_encode, copied(reference.encode, results=2)),
-    decided_by="x",
 )
 def encode_(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True

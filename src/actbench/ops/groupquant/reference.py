@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, noise
+from actbench.ops.arguments import wide
 
 NAN_WORD: Final = 0x7FC07FC0
 """The word of a group that had a value which was not finite: both bounds NaN."""
@@ -37,11 +38,6 @@ HUGE, TINY, SHIFT = 2.0**60, 2.0**-60, 2.0**64
 _LARGEST = torch.tensor(0x7F7F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
 # 65280: above, float16 overflows.
 _LARGEST_FOR_HALF = torch.tensor(0x477F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """Return a float tensor in the type that is computed in."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def words_of(x: Tensor, group_size: int) -> Tensor:

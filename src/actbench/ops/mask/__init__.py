@@ -1,4 +1,8 @@
-"""ReLU and its derivative as one bit an element, exactly; bits are packed as in :mod:`actbench.ops.bitpack`."""
+"""ReLU and its derivative as one bit an element, exactly; bits are packed as in :mod:`actbench.ops.bitpack`.
+
+All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
+compiled or launched.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +60,6 @@ def relu(x: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         A tensor like x, and uint8 ``(ceil(x.numel() / 8),)``.
-
-    Raises:
-        ValueError: The tensor is not as above.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
     """
     check_contiguous(x)
     return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
@@ -68,7 +68,6 @@ def relu(x: Tensor) -> tuple[Tensor, Tensor]:
 @define(
     "relu_mask_(Tensor(a!) x) -> Tensor",
     Kernels(*map(_over, (cpu.relu, launch_relu, _fill_relu))),
-    dispatched=True,
 )
 def relu_(x: Tensor) -> Tensor:
     """Write ReLU of x over it and return its packed mask; else as :func:`relu`."""
@@ -79,7 +78,6 @@ def relu_(x: Tensor) -> Tensor:
 @define(
     "mask_select(Tensor mask, Tensor grad) -> Tensor",
     Kernels(cpu.select, launch_select, copied(select_reference)),
-    decided_by="grad",
 )
 def select(mask: Tensor, grad: Tensor) -> Tensor:
     """Return each gradient whose bit is 1, and zero in place of the others.
@@ -92,10 +90,6 @@ def select(mask: Tensor, grad: Tensor) -> Tensor:
 
     Returns:
         A tensor like ``grad``.
-
-    Raises:
-        ValueError: An argument is not as above.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
     """
     check_contiguous(grad)
     check_packed(mask, grad, 1)

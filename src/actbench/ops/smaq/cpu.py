@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -175,18 +175,17 @@ def _unpack_known(stream: np.ndarray, bits: int, words: np.ndarray) -> None:
         unpack(stream, bits, words)
 
 
-def encode_into(
-    packed: Tensor, x: Tensor, first_block: int, form: Format, seed: int | Tensor, stochastic: bool
-) -> None:
-    """Replace blocks by those of ``x``."""
-    target = packed.data_ptr() + first_block * form.block_bytes
-    sizes = form.packed_bytes(x.numel()), form.block_bytes, per_unit(form.block)
-    source = x.data_ptr(), KINDS[x.dtype], x.numel(), first_block
-    _encode(work_of(x.numel(), form.block), target, *sizes, *source, *form, state_of(seed), stochastic)
+def encode(packed: Tensor, x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> None:
+    """Encode the elements of a tensor."""
+    form = Format(*parts)
+    sizes = packed.numel(), form.block_bytes, per_unit(form.block)
+    source = x.data_ptr(), KINDS[x.dtype], x.numel()
+    _encode(work_of(x.numel(), form.block), packed.data_ptr(), *sizes, *source, *form, state_of(seed), stochastic)
 
 
-def decode_into(packed: Tensor, first: int, form: Format, out: Tensor) -> None:
-    """Write elements, from number ``first`` on, to all of a contiguous tensor."""
+def decode(out: Tensor, packed: Tensor, first: int, *others: Any) -> None:
+    """Decode elements from number ``first`` on; the format is the last of the others."""
+    form = Format(*others[-len(Format._fields) :])
     skipped = first // form.block
     room, place = form.room(packed.numel()), (first % form.block, out.numel(), out.data_ptr(), KINDS[out.dtype])
     begin, size = skipped * form.block_bytes, packed.numel() - skipped * form.block_bytes
@@ -205,7 +204,6 @@ def _encode(
     x: int,
     kind: int,
     total: int,
-    first_block: int,
     main_bits: int,
     outlier_bits: int,
     outliers: int,
@@ -221,9 +219,8 @@ def _encode(
             count = min(block, total - first)
             values = values_of(x, kind, first, first + count, wide)
             bytes_of = stream[index * block_bytes : min((index + 1) * block_bytes, size)]
-            noise_from = first_block * block + first
             k = count * outliers // block
-            write_block(values, (main_bits, outlier_bits), k, noise_from, state, stochastic, work, bytes_of)
+            write_block(values, (main_bits, outlier_bits), k, first, state, stochastic, work, bytes_of)
 
 
 @kernel

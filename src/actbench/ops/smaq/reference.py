@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from actbench.ops import bitpack, noise
-from actbench.ops.groupquant.reference import wide
+from actbench.ops.arguments import wide
 from actbench.ops.smaq.format import HEADER_BYTES, Format
 
 HUGE: Final = 2.0**126
@@ -49,29 +49,14 @@ HALF_MOST: Final = 65504.0
 """The largest float16: what is decoded beyond it becomes it, since ends are rounded outwards."""
 
 
-def encode(x: Tensor, first_block: int, form: Format, seed: int, stochastic: bool) -> Tensor:
-    """Encode whole blocks, or blocks up to the end, of which the first is number ``first_block`` of all.
-
-    The result is uint8 ``(form.packed_bytes(n),)`` of x ``(n,)`` of a float type; its noise follows from the places.
-    """
+def encode(x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> Tensor:
+    """Encode the elements of a tensor."""
+    x, form = x.reshape(-1), Format(*parts)
     whole = x.numel() // form.block * form.block
-    parts = [_encoded(x[:whole].view(-1, form.block), first_block * form.block, form, seed, stochastic)]
+    blocks = [_encoded(x[:whole].view(-1, form.block), 0, form, int(seed), stochastic)]
     if whole < x.numel():
-        parts.append(_encoded(x[None, whole:], first_block * form.block + whole, form, seed, stochastic))
-    return torch.cat([part.flatten() for part in parts])
-
-
-def encode_into(
-    packed: Tensor, x: Tensor, first_block: int, form: Format, seed: int | Tensor, stochastic: bool
-) -> None:
-    """Replace blocks by those of ``x``."""
-    found = encode(x.view(-1), first_block, form, int(seed), stochastic)
-    packed[first_block * form.block_bytes :][: found.numel()] = found
-
-
-def decode_into(packed: Tensor, first: int, form: Format, out: Tensor) -> None:
-    """Write elements, from number ``first`` on, to all of a contiguous tensor."""
-    out.copy_(decode(packed, first, out.numel(), form, out.dtype).view(out.shape))
+        blocks.append(_encoded(x[None, whole:], whole, form, int(seed), stochastic))
+    return torch.cat([part.flatten() for part in blocks])
 
 
 def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -> Tensor:
@@ -154,15 +139,16 @@ def _packed(codes: Tensor, bits: int, size: int) -> Tensor:
     return bitpack.pack(codes.flatten(), bits).view(len(codes), -1)[:, :size]
 
 
-def decode(packed: Tensor, first: int, count: int, form: Format, dtype: torch.dtype) -> Tensor:
+def decode(packed: Tensor, first: int, count: int, dtype: torch.dtype, *parts: int) -> Tensor:
     """Return elements ``first .. first + count - 1`` of what :func:`encode` gave."""
+    form = Format(*parts)
     whole = packed.numel() // form.block_bytes
     left = form.room(packed.numel()) - whole * form.block
     blocks = packed[: whole * form.block_bytes].view(whole, form.block_bytes)
-    parts = [_decoded(blocks, form.block, form, dtype)]
+    found = [_decoded(blocks, form.block, form, dtype)]
     if left:
-        parts.append(_decoded(packed[None, whole * form.block_bytes :], left, form, dtype))
-    return torch.cat([part.flatten() for part in parts])[first : first + count]
+        found.append(_decoded(packed[None, whole * form.block_bytes :], left, form, dtype))
+    return torch.cat([part.flatten() for part in found])[first : first + count]
 
 
 def half_steps(packed: Tensor, count: int, form: Format) -> Tensor:

@@ -148,19 +148,19 @@ def reference_adam_(
 ) -> None:
     """Do what :func:`adam_` does, in plain torch: what every kernel is held to, bit for bit."""
     count, seeds = param.numel(), _seeds(seed)
-    m = reference.decode(means, 0, count, form, torch.float32)
-    s = reference.decode(roots, 0, count, form, torch.float32)
+    m = reference.decode(means, 0, count, torch.float32, *form)
+    s = reference.decode(roots, 0, count, torch.float32, *form)
     least = reference.half_steps(roots, count, form)
     s = torch.where(s > least, s, least)
     p, m, s = rules.adam(param.flatten().float(), grad.flatten().float(), m, s, rule)
     param.copy_(p.view(param.shape))
-    means.copy_(reference.encode(m, 0, form, seeds[0], True))
-    roots.copy_(reference.encode(s, 0, form, seeds[1], True))
+    means.copy_(reference.encode(m, seeds[0], True, *form))
+    roots.copy_(reference.encode(s, seeds[1], True, *form))
 
 
 def reference_sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format) -> None:
     """Do what :func:`sgd_` does, in plain torch."""
-    b = reference.decode(buffers, 0, param.numel(), form, torch.float32)
+    b = reference.decode(buffers, 0, param.numel(), torch.float32, *form)
     p, b = rules.sgd(param.flatten().float(), grad.flatten().float(), b, rule)
     param.copy_(p.view(param.shape))
-    buffers.copy_(reference.encode(b, 0, form, _seeds(seed)[0], True))
+    buffers.copy_(reference.encode(b, _seeds(seed)[0], True, *form))

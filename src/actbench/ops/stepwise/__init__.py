@@ -2,6 +2,9 @@
 
 Codes are packed as in :mod:`actbench.ops.bitpack`. Half types are compared and multiplied as float32, which holds them
 exactly; float64 stays float64 and is computed by the reference.
+
+All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
+compiled or launched.
 """
 
 from __future__ import annotations
@@ -11,14 +14,14 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.arguments import check_bits, check_contiguous, check_packed, check_table
+from actbench.ops.arguments import check_bits, check_contiguous, check_packed, check_table, wide
 from actbench.ops.library import Kernels, copied, define
 from actbench.ops.stepwise import cpu
 
 
 def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
     """Do what :func:`encode` does, in plain torch on any device: what every kernel is held to, bit for bit."""
-    values = _wide(x).reshape(-1)
+    values = wide(x).reshape(-1)
     values = values.abs() if fold else values
     codes = torch.bucketize(values, bounds.to(values.dtype)).to(torch.uint8)
     return bitpack.pack(codes.masked_fill(values.isnan(), 0), bits)
@@ -27,12 +30,8 @@ def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor
 def decode_reference(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     """Do what :func:`decode` does, in plain torch on any device."""
     codes = bitpack.unpack(packed, bits, grad.numel())
-    wide = _wide(grad)
-    return (wide * levels.to(wide.dtype)[codes].reshape(grad.shape)).to(grad.dtype)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    values = wide(grad)
+    return (values * levels.to(values.dtype)[codes].reshape(grad.shape)).to(grad.dtype)
 
 
 def launch_encode(packed: Tensor, x: Tensor, bounds: Tensor, bits: int, fold: bool) -> None:
@@ -66,10 +65,6 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
 
     Returns:
         uint8 ``(ceil(x.numel() * bits / 8),)``.
-
-    Raises:
-        ValueError: An argument is not as above.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
     """
     check_bits(bits)
     check_contiguous(x)
@@ -80,7 +75,6 @@ def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
 @define(
     "stepwise_decode(Tensor packed, Tensor levels, Tensor grad, int bits) -> Tensor",
     Kernels(cpu.decode, launch_decode, copied(decode_reference)),
-    decided_by="grad",
 )
 def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     """Return ``grad * levels[code]``: one product in float32 (float64 for float64), rounded once to the type of grad.
@@ -93,10 +87,6 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
 
     Returns:
         A tensor like ``grad``.
-
-    Raises:
-        ValueError: An argument is not as above.
-        KernelError: The kernel for CUDA cannot be compiled or launched.
     """
     check_bits(bits)
     check_contiguous(grad)

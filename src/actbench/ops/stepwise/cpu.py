@@ -17,7 +17,7 @@ from torch import Tensor
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, intrinsic, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, widen
-from actbench.ops.cpu.vectors import BYTE, FLOAT, INT, LONG, MANY, TABLE, VALUES, Step, emitted, quick_deposits
+from actbench.ops.cpu.vectors import BYTE, FLOAT, INT, LONG, MANY, TABLE, VALUES, Step, emitted
 
 _DECODED = 64  # values of a step of decoding
 _SOME = 16  # lanes in which codes are decoded
@@ -35,43 +35,14 @@ def decode(out: Tensor, packed: Tensor, levels: Tensor, grad: Tensor, bits: int)
     _decode(count, count, packed.data_ptr(), levels.data_ptr(), grad.data_ptr(), kind, bits, out.data_ptr())
 
 
-def store_codes(step: Step, value: Any, index: Any, bounds: int, packed: int) -> None:
-    """Write the packed codes of 32 values; bounds and stream are the arguments of these numbers."""
-    builder = step.builder
-    spread = [step.spread(bound, MANY) for bound in step.entries(bounds)]
-    bits = len(spread).bit_length()
-    found: list[Any] = []  # bits of the codes, highest first: halving among the bounds
-    for bit in reversed(range(bits)):
-        bound = step.chosen(found[::-1], spread[(1 << bit) - 1 :: 2 << bit])
-        found.append(builder.fcmp_ordered(">", value, bound))
-    place = builder.mul(builder.lshr(index, LONG(3)), LONG(bits))
-    for part in _streams(step, found[::-1]):
-        step.store(part, packed, place)
-        place = builder.add(place, LONG(bits * MANY // 8 // 2))
+def _packed(step: Step, found: list[Any]) -> Any:
+    """Return the packed codes of 32 lanes as bytes; ``found`` are their bits, lowest first.
 
-
-def _streams(step: Step, found: list[Any]) -> list[Any]:
-    """Return the packed codes of 32 lanes, given by their bits, lowest first: in one piece, or in two halves."""
-    if len(found) == 1:
-        return [step.builder.bitcast(found[0], ir.IntType(MANY))]
-    return [_woven(step, found, half) for half in range(2)] if quick_deposits() else [_closed(step, found)]
-
-
-def _woven(step: Step, found: list[Any], half: int) -> Any:
-    """Return half of the stream as an integer: other units than those of vectors compute it, which are idle then."""
-    builder, bits, lanes = step.builder, len(found), MANY // 2
-    stream = LONG(0)
-    for bit, mask in enumerate(found):
-        taken = builder.zext(builder.bitcast(mask, ir.IntType(MANY)), LONG)
-        taken = builder.lshr(taken, LONG(half * lanes))
-        places = sum(1 << (bits * lane + bit) for lane in range(lanes))
-        stream = builder.or_(stream, step.deposited(taken, places))
-    return builder.trunc(stream, ir.IntType(bits * lanes))
-
-
-def _closed(step: Step, found: list[Any]) -> Any:
-    """Return the stream as bytes; as in :mod:`actbench.ops.bitpack.cpu`, in registers."""
+    As in :mod:`actbench.ops.bitpack.cpu`, in registers.
+    """
     builder, bits, byte = step.builder, len(found), ir.VectorType(BYTE, MANY)
+    if bits == 1:
+        return builder.bitcast(found[0], ir.IntType(MANY))
     code = ir.Constant(byte, [0] * MANY)
     for bit, mask in enumerate(found):
         code = builder.select(mask, builder.add(code, step.every(code, 1 << bit)), code)
@@ -87,38 +58,43 @@ def _closed(step: Step, found: list[Any]) -> Any:
 
 
 @intrinsic
-def encode_lanes(typing_context: Any, index: Any, values: Any, bounds: Any, packed: Any) -> Any:
+def _encode_lanes(typing_context: Any, index: Any, values: Any, bounds: Any, packed: Any) -> Any:
     """Pack, for 32 float32 values from ``index`` on, a multiple of 32, how many bounds are below each.
 
     None is below NaN. ``bounds`` is a tuple of 1, 3, 7 or 15 float32 numbers, ascending, for 1 to 4 bits.
     """
 
     def emit(step: Step, place: Any) -> None:
-        store_codes(step, step.load(1, place, VALUES), place, 2, 3)
+        builder, value = step.builder, step.load(1, place, VALUES)
+        spread = [step.spread(bound, MANY) for bound in step.entries(2)]
+        found: list[Any] = []  # bits of the codes, highest first: halving among the bounds
+        for bit in reversed(range(len(spread).bit_length())):
+            bound = step.chosen(found[::-1], spread[(1 << bit) - 1 :: 2 << bit])
+            found.append(builder.fcmp_ordered(">", value, bound))
+        stream = _packed(step, found[::-1])
+        step.store(stream, 3, builder.mul(builder.lshr(place, LONG(3)), LONG(len(found))))
 
     return emitted(emit, index, values, bounds, packed)
 
 
-def _scaled(bits: int) -> Any:
-    """Return a step that multiplies 64 values by the levels of their packed codes.
+@intrinsic
+def _scale(typing_context: Any, index: Any, packed: Any, levels: Any, values: Any, out: Any) -> Any:
+    """Write, for 64 float32 values from ``index`` on, a multiple of 64, each times the level of its packed code.
 
-    All are read before the first is written, which takes less time where they come from memory.
+    ``levels`` is a tuple of 2, 4, 8 or 16 float32 numbers, for 1 to 4 bits. All values are read before the first is
+    written, which takes less time where they come from memory.
     """
 
     def emit(step: Step, index: Any) -> None:
-        builder = step.builder
-        entries = step.entries(2)
+        builder, entries = step.builder, step.entries(2)
+        bits = len(entries).bit_length() - 1
         places = [builder.add(index, LONG(first)) for first in range(0, _DECODED, _SOME)]
         codes = [_codes_at(step, place, bits) for place in places]
         values = [step.load(3, place, ir.VectorType(FLOAT, _SOME)) for place in places]
         for place, code, value in zip(places, codes, values, strict=True):
             step.store(builder.fmul(value, _level(step, code, bits, entries)), 4, place)
 
-    @intrinsic
-    def scale(typing_context: Any, index: Any, packed: Any, levels: Any, values: Any, out: Any) -> Any:
-        return emitted(emit, index, packed, levels, values, out)
-
-    return scale
+    return emitted(emit, index, packed, levels, values, out)
 
 
 def _codes_at(step: Step, index: Any, bits: int) -> Any:
@@ -152,41 +128,29 @@ def _level(step: Step, code: Any, bits: int, entries: list[Any]) -> Any:
     return builder.select(upper, step.looked_up(low, entries[TABLE:]), level)
 
 
-_scale1, _scale2, _scale3, _scale4 = (_scaled(bits) for bits in range(1, 5))
-"""Write, for 64 values from ``index`` on, a multiple of 64, each times the level of its code of 1 to 4 bits.
-
-Args:
-    index: Of the first value.
-    packed: uint8, the codes of all values.
-    levels: ``2**bits`` float32 numbers.
-    values: float32.
-    out: float32.
-"""
-
-
-in_registers: Any = unsafe.to_fixed_tuple
+_in_registers: Any = unsafe.to_fixed_tuple
 
 
 @inlined
-def encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
+def _encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
     """Write how many bounds are below each value; none is below NaN."""
     done = values.size // MANY * MANY if bits <= 4 else 0
     if bits == 1:
-        one = in_registers(bounds, 1)
+        one = _in_registers(bounds, 1)
         for i in range(0, done, MANY):
-            encode_lanes(i, values, one, packed)
+            _encode_lanes(i, values, one, packed)
     elif bits == 2:
-        three = in_registers(bounds, 3)
+        three = _in_registers(bounds, 3)
         for i in range(0, done, MANY):
-            encode_lanes(i, values, three, packed)
+            _encode_lanes(i, values, three, packed)
     elif bits == 3:
-        seven = in_registers(bounds, 7)
+        seven = _in_registers(bounds, 7)
         for i in range(0, done, MANY):
-            encode_lanes(i, values, seven, packed)
+            _encode_lanes(i, values, seven, packed)
     elif bits == 4:
-        fifteen = in_registers(bounds, 15)
+        fifteen = _in_registers(bounds, 15)
         for i in range(0, done, MANY):
-            encode_lanes(i, values, fifteen, packed)
+            _encode_lanes(i, values, fifteen, packed)
     if done < values.size:
         words = np.zeros(BLOCK // 8, np.uint64)
         _count_below(values[done:], bounds, words.view(np.uint8))
@@ -210,21 +174,21 @@ def _scale_block(packed: np.ndarray, levels: np.ndarray, bits: int, grad: np.nda
     """Write ``grad * levels[code]``."""
     done = grad.size // _DECODED * _DECODED if bits <= 4 else 0
     if bits == 1:
-        two = in_registers(levels, 2)
+        two = _in_registers(levels, 2)
         for i in range(0, done, _DECODED):
-            _scale1(i, packed, two, grad, out)
+            _scale(i, packed, two, grad, out)
     elif bits == 2:
-        four = in_registers(levels, 4)
+        four = _in_registers(levels, 4)
         for i in range(0, done, _DECODED):
-            _scale2(i, packed, four, grad, out)
+            _scale(i, packed, four, grad, out)
     elif bits == 3:
-        eight = in_registers(levels, 8)
+        eight = _in_registers(levels, 8)
         for i in range(0, done, _DECODED):
-            _scale3(i, packed, eight, grad, out)
+            _scale(i, packed, eight, grad, out)
     elif bits == 4:
-        sixteen = in_registers(levels, 16)
+        sixteen = _in_registers(levels, 16)
         for i in range(0, done, _DECODED):
-            _scale4(i, packed, sixteen, grad, out)
+            _scale(i, packed, sixteen, grad, out)
     _scale_rest(packed[done // 8 * bits :], levels, bits, grad[done:], out[done:])
 
 
@@ -257,7 +221,7 @@ def _encode(blocks: int, count: int, x: int, kind: int, bounds: int, bits: int, 
             if fold:
                 clear_signs(wide)
             values = wide.view(np.float32)
-        encode_block(values, table, bits, stream[block * step : (block + 1) * step])
+        _encode_block(values, table, bits, stream[block * step : (block + 1) * step])
 
 
 @kernel

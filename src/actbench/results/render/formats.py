@@ -1,9 +1,8 @@
-"""A table as Markdown, CSV and HTML, and records as JSON; the ``_lines`` functions make lines as they are asked for."""
+"""A table as Markdown and CSV, and records as JSON; the ``_lines`` functions make lines as they are asked for."""
 
 from __future__ import annotations
 
 import csv
-import html
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from actbench.results.tables.columns import Column
 from actbench.results.tables.values import Rows, Value, write
 
 _REPEATED = {"text", "count", "flag"}  # units of which many rows have few values
+PLUS_MINUS = " ± "
 _ARROWS = {"lower": " ↓", "higher": " ↑"}
 
 
@@ -40,26 +40,36 @@ def readable(table: Table) -> Table:
 
 
 def cells(table: Table) -> Cells:
-    """Write a table as text; a spread stands behind its value with a plus-minus."""
+    """Write a table as text; a spread stands behind its value with a plus-minus, an estimate where no value is."""
     table = readable(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
-    shown = [column for column in table.columns if not column.spread_of]
+    estimates = {column.estimate_of: column for column in table.columns if column.estimate_of}
+    shown = [column for column in table.columns if not column.within]
     return Cells(
         tuple(plain(column.title) + _ARROWS.get(column.better or "", "") for column in shown),
         tuple(column.unit not in ("text", "flag") for column in shown),
-        tuple(_texts(table, column, spreads.get(column.key)) for column in shown),
+        tuple(_texts(table, column, spreads.get(column.key), estimates.get(column.key)) for column in shown),
     )
 
 
-def _texts(table: Table, column: Column[Any], spread: Column[Any] | None) -> list[str]:
+def unbroken(heading: str) -> str:
+    """Tie the arrow to the word before it."""
+    return heading.replace(" ↓", "\xa0↓").replace(" ↑", "\xa0↑")
+
+
+def _texts(table: Table, column: Column[Any], spread: Column[Any] | None, estimate: Column[Any] | None) -> list[str]:
     texts = _written(table, column)
-    if spread is None:
-        return texts
-    known = [value is not None for value in _values(table, spread)]
-    return [
-        f"{text} ± {deviation}" if is_known else text
-        for text, deviation, is_known in zip(texts, _written(table, spread), known, strict=True)
-    ]
+    if spread is not None:
+        texts = [
+            f"{text}{PLUS_MINUS}{written}" if value is not None else text
+            for text, written, value in zip(texts, _written(table, spread), _values(table, spread), strict=True)
+        ]
+    if estimate is not None:
+        texts = [
+            f"{written} est." if value is not None else text
+            for text, written, value in zip(texts, _written(table, estimate), _values(table, estimate), strict=True)
+        ]
+    return texts
 
 
 def _written(table: Table, column: Column[Any]) -> list[str]:
@@ -130,39 +140,3 @@ def json_lines(records: Sequence[Record[Any, Any]]) -> Iterator[str]:
         yield f"{before}\n  " + record.model_dump_json(indent=2).replace("\n", "\n  ")
         before = ","
     yield "\n]\n" if records else "[]\n"
-
-
-def html_page(tables: Sequence[Table], title: str) -> str:
-    """Return a page without scripts or other files."""
-    return "".join(html_lines(tables, title))
-
-
-def html_lines(tables: Sequence[Table], title: str) -> Iterator[str]:
-    """Yield the lines of a page without scripts or other files."""
-    yield f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{html.escape(plain(title))}</title>\n'
-    yield f"<style>{_STYLE}</style>\n"
-    for table in tables:
-        yield from _html_section(table)
-    yield "</html>\n"
-
-
-def _html_section(table: Table) -> Iterator[str]:
-    table, text = readable(table), cells(table)
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in text.headings)
-    yield f"<h2>{html.escape(table.title)}</h2>\n<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n"
-    yield from (f"<tr>{_html_cells(row, text.numeric)}</tr>\n" for row in text.rows)
-    yield "</tbody>\n</table>\n"
-    if table.notes:
-        yield f"<ul>{''.join(f'<li>{html.escape(note)}</li>' for note in table.notes)}</ul>\n"
-
-
-def _html_cells(row: Sequence[str], numeric: Sequence[bool]) -> str:
-    marks = ((cell, ' class="number"' if is_number else "") for cell, is_number in zip(row, numeric, strict=True))
-    return "".join(f"<td{mark}>{html.escape(cell)}</td>" for cell, mark in marks)
-
-
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem;color:#222;background:#fff}"
-    "table{border-collapse:collapse}th,td{padding:.3rem .8rem;text-align:left;border-bottom:1px solid #ddd}"
-    ".number{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}li{color:#666}"
-)

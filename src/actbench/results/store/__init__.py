@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from actbench.results.store.store import RUNS_SUFFIX, Results, Store, files_in, read, read_all, results_path
+from actbench.results.store.store import (
+    FITS_SUFFIX,
+    RUNS_SUFFIX,
+    Results,
+    Store,
+    files_in,
+    read,
+    read_all,
+    results_path,
+)
 
-__all__ = ["RUNS_SUFFIX", "Results", "Store", "files_in", "read", "read_all", "results_path"]
+__all__ = ["FITS_SUFFIX", "RUNS_SUFFIX", "Results", "Store", "files_in", "read", "read_all", "results_path"]

@@ -24,7 +24,7 @@ from actbench.results.store.lines import RecordT
 Identity = tuple[Data, str, str | None]
 """The case, and what tells the machine from others."""
 
-RUNS_SUFFIX = ".runs.jsonl"  # files of training runs, which may stand beside those of a sweep
+RUNS_SUFFIX, FITS_SUFFIX = ".runs.jsonl", ".fit.jsonl"  # of files which may stand beside those of a sweep
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = Tru
 
 
 def files_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the results files among paths and, at any depth, in the folders among them, each once.
+    """Return the results files of sweeps among paths and, at any depth, in the folders among them, each once.
 
     Raises:
         StoreError: A folder holds none.
@@ -156,7 +156,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*.jsonl") if not file.name.endswith(RUNS_SUFFIX))
+    return (file for file in folder.rglob("*.jsonl") if not file.name.endswith((RUNS_SUFFIX, FITS_SUFFIX)))
 
 
 def results_path(folder: Path, recipe: str, machine: str) -> Path:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
 from actbench.results.advice import over_limit_bytes
+from actbench.results.measured import FIRST_DIAGNOSTICS
 from actbench.results.records import Failure
 from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
@@ -30,6 +31,7 @@ class Column(Generic[Item]):
         compute: From an item to its value.
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is.
+        estimate_of: Key of the column in whose empty cells this one stands, marked ``est.``; a file has both.
         detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
         quiet: Whether only CSV has it, unless it is asked for.
         short: What ``--columns`` calls it, where that is not its title.
@@ -41,9 +43,15 @@ class Column(Generic[Item]):
     compute: Callable[[Item], Value]
     better: Literal["lower", "higher"] | None = None
     spread_of: str | None = None
+    estimate_of: str | None = None
     detail: int = 0
     quiet: bool = False
     short: str = ""
+
+    @property
+    def within(self) -> str | None:
+        """Key of the column in whose cells people find this one; None for one of its own."""
+        return self.spread_of or self.estimate_of
 
     @property
     def name(self) -> str:
@@ -60,11 +68,29 @@ def _measured(name: str) -> Callable[[Entry], Value]:
     return lambda entry: getattr(entry.measured, name, None)
 
 
+def diagnostic(name: str, title: str) -> Column[Entry]:
+    """Return the column of what some schemes report beyond the common fields."""
+    return Column(
+        name, title, "number", lambda entry: entry.measured.diagnostic(name) if entry.measured else None, detail=3
+    )
+
+
 def _at_peak(part: str, title: str) -> Column[Entry]:
     def compute(entry: Entry) -> Value:
         return getattr(getattr(entry.measured, "peak_parts", None), part, None)
 
     return Column(f"peak_{part}", f"{title} at peak", "bytes", compute, "lower", detail=2, quiet=True)
+
+
+def _with_estimate(
+    columns: tuple[Column[Entry], Column[Entry]], compute: Callable[[Entry], Value]
+) -> tuple[Column[Entry], ...]:
+    """Return the columns of a measured value and its spread with that of the estimate."""
+    measured = columns[0]
+    return (
+        *columns,
+        Column(f"estimated_{measured.key}", measured.title, measured.unit, compute, estimate_of=measured.key),
+    )
 
 
 def _estimated(name: str) -> Callable[[Entry], Value]:
@@ -211,25 +237,33 @@ RESULTS: tuple[Column[Entry], ...] = (
     replace(_at_peak("temporary_bytes", "Temporaries"), short="temporaries"),
     Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
-    *with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
-    *with_spread("relative_throughput", "Speed", "ratio", _spread("relative_throughput"), "higher"),
-    *with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
+    *_with_estimate(
+        with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
+        computed.estimated_throughput,
+    ),
+    *_with_estimate(
+        with_spread("relative_throughput", "Speed", "ratio", _spread("relative_throughput"), "higher"),
+        lambda entry: entry.estimated_speed,
+    ),
+    *_with_estimate(
+        with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
+        lambda entry: entry.estimated_step,
+    ),
+    Column(
+        "estimated_largest_batch_rate",
+        "Samples/s at largest batch, est.",
+        "rate",
+        computed.largest_batch_rate,
+        "higher",
+        detail=1,
+        short="samples-per-second-at-largest",
+    ),
     Column("gradient_error", "Gradient error", "number", _measured("gradient_error"), "lower", detail=2),
     Column("gradient_cosine", "Gradient cosine", "number", _measured("gradient_cosine"), "higher", detail=3),
-    Column(
-        "sketch_variance_predicted", "Variance, predicted", "number", _measured("sketch_variance_predicted"), detail=3
-    ),
-    Column("sketch_variance_observed", "Variance, observed", "number", _measured("sketch_variance_observed"), detail=3),
-    Column(
-        "quantization_variance_observed",
-        "Variance, rounding",
-        "number",
-        _measured("quantization_variance_observed"),
-        detail=3,
-    ),
-    Column("sgd_variance", "Variance, SGD", "number", _measured("sgd_variance"), detail=3),
+    *(diagnostic(name, title) for name, title in FIRST_DIAGNOSTICS.items()),
     Column("estimate_error", "Estimate off by", "change", _estimate_error("peak_bytes"), detail=2),
     PARETO,
+    Column("estimated_pareto", "Pareto", "flag", lambda entry: entry.estimated_pareto or None, estimate_of="pareto"),
     DIRTY,
     STATUS,
 )
@@ -241,4 +275,7 @@ ESTIMATES: tuple[Column[Entry], ...] = (
     Column("activation_bytes", "Activations, measured", "bytes", _measured("activation_bytes"), detail=1),
     Column("estimated_activation_bytes", "Activations, estimated", "bytes", _estimated("activation_bytes"), detail=1),
     Column("activation_estimate_error", "Activations off by", "change", _estimate_error("activation_bytes"), detail=1),
+    Column("step_seconds", "Step, measured", "seconds", computed.compared_step, detail=1),
+    Column("estimated_step_seconds", "Step, estimated", "seconds", computed.estimate_of_step, detail=1),
+    Column("step_estimate_error", "Step off by", "change", computed.step_estimate_error, detail=1),
 )

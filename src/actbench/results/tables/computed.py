@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from actbench.results.measured import Measurement
+import math
+from typing import NamedTuple
+
+from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.values import Value, change, quotient, step_time
+
+
+class StepTime(NamedTuple):
+    """Seconds of a training step; estimated where no step ran."""
+
+    seconds: float
+    is_estimated: bool
+
+
+def step_time_of(record: MeasuredRecord) -> StepTime | None:
+    """Return the step of a record, its median or an estimate, or None without one; all of a page asks here."""
+    outcome = record.outcome
+    if not isinstance(outcome, Measurement):
+        return None
+    if outcome.estimated is not None:
+        return StepTime(outcome.estimated.step_seconds, is_estimated=True)
+    step = step_time(outcome.step_seconds)
+    return StepTime(step.value, is_estimated=False) if step is not None and math.isfinite(step.value) else None
 
 
 def task(entry: Entry) -> Value:
@@ -60,12 +81,42 @@ def _before(entry: Entry) -> Measurement | None:
 
 
 def step_vs_previous(entry: Entry) -> Value:
-    """Return the change of the step, where both were timed in turns."""
+    """Return the change of the step, where both were timed in turns or both estimated."""
     before, now = _before(entry), entry.measured
     if before is None or now is None or before.timing_round != now.timing_round:
         return None
+    if before.estimated and now.estimated:
+        return change(before.estimated.step_seconds, now.estimated.step_seconds)
     earlier, step = step_time(before.step_seconds), entry.step
     return change(earlier.value if earlier else None, step.value if step else None)
+
+
+def estimated_throughput(entry: Entry) -> Value:
+    """Return samples a second by estimate."""
+    return quotient(entry.record.case.batch_size, entry.estimated_step)
+
+
+def largest_batch_rate(entry: Entry) -> Value:
+    """Return samples a second, by estimate, at the largest batch that fits."""
+    found = entry.measured.largest_batch_search if entry.measured else None
+    return quotient(found.batch_size, found.estimated_step_seconds) if found else None
+
+
+def estimate_of_step(entry: Entry) -> Value:
+    """Return the seconds that were estimated for a step that was measured on the same device."""
+    time = entry.estimate.estimated if entry.estimate and entry.step else None
+    return time.step_seconds if time else None
+
+
+def compared_step(entry: Entry) -> Value:
+    """Return the seconds of a measured step for which some were estimated, too."""
+    return entry.step.value if entry.step and estimate_of_step(entry) is not None else None
+
+
+def step_estimate_error(entry: Entry) -> Value:
+    """Return how far the estimate of a step is off."""
+    found = entry.estimate.estimated if entry.estimate else None
+    return change(entry.step.value, found.step_seconds) if entry.step and found else None
 
 
 def error_vs_previous(entry: Entry) -> Value:

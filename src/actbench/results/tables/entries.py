@@ -21,7 +21,7 @@ from actbench.results.tables.groups import (
     what_is_built,
     what_is_measured,
 )
-from actbench.results.tables.values import Spread, ratio, step_time, throughput
+from actbench.results.tables.values import Spread, quotient, ratio, step_time, throughput
 
 
 class Estimates:
@@ -82,6 +82,8 @@ class Entry(NamedTuple):
         relative_throughput: Throughput over the exact model's. None where the two were not timed together: drift
             between two sessions is no property of a scheme.
         pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
+        estimated_speed: The estimated throughput of a simulated step over that of the exact model's.
+        estimated_pareto: The same as ``pareto`` among estimated speeds.
     """
 
     record: MeasuredRecord
@@ -95,6 +97,13 @@ class Entry(NamedTuple):
     step: Spread | None
     relative_throughput: Spread | None
     pareto: bool | None
+    estimated_speed: float | None
+    estimated_pareto: bool | None
+
+    @property
+    def estimated_step(self) -> float | None:
+        """Seconds of a simulated step, by estimate."""
+        return _estimated(self.measured)
 
     def own(self, setting: Literal["dtype", "optimizer"]) -> str:
         """Return a setting of the case, or what the model brought where the case leaves it to the model."""
@@ -136,7 +145,9 @@ def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
     rows = [(records[place], peers[groups[place]]) for place in _order(records, groups, list(numbers))]
     steps = [step_time(found.step_seconds) if (found := _measured(record)) else None for record, _ in rows]
     speeds = [_speed(_measured(record), step, peer) for (record, peer), step in zip(rows, steps, strict=True)]
-    best = _best(rows, speeds)
+    estimated = [quotient(_estimated(peer.exact), _estimated(_measured(record))) for record, peer in rows]
+    best = _best(rows, [speed.value if speed else None for speed in speeds])
+    estimated_best = _best(rows, estimated)
     return [
         Entry(
             record,
@@ -150,15 +161,21 @@ def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
             step=step,
             relative_throughput=speed,
             pareto=pareto,
+            estimated_speed=estimated_speed,
+            estimated_pareto=estimated_pareto,
         )
-        for (record, peer), step, speed, pareto, previous in zip(
-            rows, steps, speeds, best, _previous(rows), strict=True
+        for (record, peer), step, speed, pareto, estimated_speed, estimated_pareto, previous in zip(
+            rows, steps, speeds, best, estimated, estimated_best, _previous(rows), strict=True
         )
     ]
 
 
 def _measured(record: MeasuredRecord) -> Measurement | None:
     return record.outcome if isinstance(record.outcome, Measurement) else None
+
+
+def _estimated(measured: Measurement | None) -> float | None:
+    return measured.estimated.step_seconds if measured and measured.estimated else None
 
 
 def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[_Peers]:
@@ -229,12 +246,12 @@ def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> 
     return ratio(step_time(measured.exact_step_seconds), step)
 
 
-def _best(rows: Sequence[tuple[MeasuredRecord, _Peers]], speeds: Sequence[Spread | None]) -> list[bool | None]:
+def _best(rows: Sequence[tuple[MeasuredRecord, _Peers]], speeds: Sequence[float | None]) -> list[bool | None]:
     """Return for each row whether none of its group beats it; None for rows alone or without a speed."""
     costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
     for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
         if speed is not None and isinstance(record.outcome, Measurement) and record.outcome.fits:
-            costs[peers][place] = (record.outcome.peak_bytes, -speed.value)
+            costs[peers][place] = (record.outcome.peak_bytes, -speed)
     best: list[bool | None] = [None] * len(rows)
     for rivals in costs.values():
         if len(rivals) > 1:

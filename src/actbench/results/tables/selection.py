@@ -13,7 +13,7 @@ from actbench.results.tables.entries import Entry
 IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
 """Columns that tell rows apart, beside settings in which rows differ."""
 
-CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.spread_of}
+CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.within}
 """What there is to ask for, by name."""
 
 
@@ -26,7 +26,7 @@ def names_in(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for place, name in enumerate(names):
         if name not in CHOICES:
-            close = difflib.get_close_matches(name.lower(), CHOICES, n=3, cutoff=0.5)
+            close = difflib.get_close_matches(name.lower(), CHOICES, n=3, cutoff=0.7)
             hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(CHOICES)}"
             raise UsageError(f"there is no column {name!r}; {hint}")
         if name in names[:place]:
@@ -47,10 +47,10 @@ def selected(
     if not names:
         return (*identity, *results)
     asked = {name: replace(CHOICES[name], quiet=False, detail=0) for name in names}
-    if asked.keys() & {column.name for column in IDENTITY}:
-        shown = (*identity, *(column for column in IDENTITY if column not in identity))
-        identity = [column for column in shown if column not in IDENTITY or column.name in asked]
+    own, there = {column.name for column in IDENTITY}, {column.name for column in identity}
+    if asked.keys() & own:
+        shown = (*identity, *(column for column in IDENTITY if column.name not in there))
+        identity = [column for column in shown if column.name not in own or column.name in asked]
     wanted = [column for name, column in asked.items() if CHOICES[name] not in IDENTITY]
-    spreads = {column.spread_of: column for column in RESULTS if column.spread_of}
-    with_spreads = [[column, *([spreads[column.key]] if column.key in spreads else [])] for column in wanted]
-    return (*identity, *(column for pair in with_spreads for column in pair))
+    with_theirs = [[column, *(each for each in RESULTS if each.within == column.key)] for column in wanted]
+    return (*identity, *(column for columns in with_theirs for column in columns))

@@ -24,8 +24,10 @@ from actbench.results.tables.columns import (
     SETTINGS,
     VS_PREVIOUS,
     Column,
+    diagnostic,
 )
 from actbench.results.tables.entries import Entry, join
+from actbench.results.tables.estimates import about_estimates
 from actbench.results.tables.selection import selected
 from actbench.results.tables.values import Rows, Unit, Value, blocks, write
 
@@ -103,6 +105,7 @@ def notes_of(entries: Sequence[Entry], settings: Settings) -> tuple[str, ...]:
         (_failure(record) for record in records if isinstance(record.outcome, Failure)),
         about_limits(records),
         _saving_nothing(entries),
+        about_estimates(records),
         _warnings(records),
     )
     notes = dict.fromkeys(lines)
@@ -181,11 +184,9 @@ def fill(
     for block in blocks(items):
         for column in columns:
             values[column.key].extend(map(column.compute, block))
-    used = tuple(
-        column
-        for column in columns
-        if (column.name in asked and not column.spread_of) or any(value is not None for value in values[column.key])
-    )
+    known = {column.key for column in columns if any(value is not None for value in values[column.key])}
+    known |= {column.estimate_of for column in columns if column.estimate_of and column.key in known}
+    used = tuple(column for column in columns if (column.name in asked and not column.within) or column.key in known)
     return Table(title, used, Rows({column.key: values[column.key] for column in used}, len(items)), tuple(notes))
 
 
@@ -234,7 +235,8 @@ def varying_settings(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
 def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entry], ...]:
     machines = {MACHINE.compute(entry) for entry in entries}
     machine = (MACHINE,) if len(machines) > 1 else ()
-    return (*machine, MODEL, *settings.varying, BATCH, SCHEME, LABEL, METER)
+    meter = METER if len({entry.record.case.meter for entry in entries}) < 2 else replace(METER, detail=0)
+    return (*machine, MODEL, *settings.varying, BATCH, SCHEME, LABEL, meter)
 
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
@@ -247,11 +249,19 @@ def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
     is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
     quiet = is_usual and constant(known, [OPTIMIZER_STATE])[OPTIMIZER_STATE] is not None
     grows = any(entry.extends for entry in entries)
-    return tuple(
+    shown = [
         replace(column, quiet=quiet) if column is OPTIMIZER_STATE else column
         for column in RESULTS
         if grows or column not in VS_PREVIOUS
-    )
+    ]
+    return (*shown, *_diagnostics(entries))
+
+
+def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:
+    """Return the columns of what schemes report that none of :data:`RESULTS` shows."""
+    known = {column.key for column in RESULTS}
+    found = {each.name: each.title for entry in entries if entry.measured for each in entry.measured.diagnostics}
+    return [diagnostic(name, title) for name, title in found.items() if name not in known]
 
 
 def to_frame(table: Table) -> pandas.DataFrame:

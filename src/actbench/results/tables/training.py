@@ -42,7 +42,7 @@ class Row:
 
 def accuracy_table(runs: Sequence[TrainingRun], title: str) -> Table:
     """Return the comparison of schemes by how well the trained models do."""
-    rows = _rows(runs)
+    rows = rows_of(runs)
     machine = (MACHINE,) if len({run.machine.identity for run in runs}) > 1 else ()
     return fill(title, (*machine, *COLUMNS), rows, _notes(rows))
 
@@ -66,7 +66,8 @@ def difference(row: Row, of: Score) -> Spread | None:
     return mean_and_deviation([one - other for one, other in scores if one is not None and other is not None])
 
 
-def _rows(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
+def rows_of(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
+    """Return the rows of the table, in its order."""
     groups: dict[tuple[tuple[str, str | None], TrainingCase], list[TrainingRun]] = {}
     for run in runs:
         groups.setdefault((run.machine.identity, run.case.model_copy(update={"seed": 0})), []).append(run)

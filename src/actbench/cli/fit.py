@@ -1,0 +1,186 @@
+"""The verb fit: how a model fits on a card, what that costs, and the code to paste."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO, get_args
+
+from actbench.cli.app import LARGEST, Exit, app, one_of, option
+from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
+from actbench.cli.outputs import ExportFlags
+from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
+from actbench.results.records import Optimizer
+from actbench.units import LONGEST_SECONDS, format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from actbench.fitting import Fit
+    from actbench.results.fits import Asked
+    from actbench.results.records import Case
+    from actbench.results.tables.fits import Tried
+
+
+def _optimizer(text: str) -> str:
+    return one_of(text, get_args(Optimizer))
+
+
+@dataclass(frozen=True)
+class FitFlags(StepFlags):
+    """What is to fit where."""
+
+    device_profile: Annotated[
+        str | None,
+        option("--device-profile", "The card (default cuda-16gib); actbench devices lists them.", metavar="NAME"),
+    ] = None
+    batch_size: Annotated[
+        int, option("--batch-size -b", "Rows of the batch of a step.", min=1, max=LARGEST, metavar="ROWS")
+    ] = 8
+    memory_limit: Annotated[
+        str | None,
+        option("--memory-limit", "Memory that a step may use, such as 20GiB (default: the card's).", metavar="SIZE"),
+    ] = None
+    optimizer: Annotated[
+        list[str] | None,
+        option(
+            "--optimizer",
+            "As for measure; it stays, but for other implementations of the same. Repeat to name others that may take "
+            "the place of the first.",
+            metavar="NAME",
+            parser=_optimizer,
+            show_default=False,
+        ),
+    ] = None
+
+
+@app.command()
+@expanded
+def fit(
+    *,
+    model: ModelArgument,
+    flags: FitFlags,
+    max_slowdown: Annotated[
+        float,
+        option("--max-slowdown", "Times the exact step's estimated time that a stack may take, 1 or more.", min=1.0),
+    ] = 2.0,
+    exact: Annotated[
+        bool, option("--exact", "Only what trains as the exact step does, to rounding: gradients, updates, precision.")
+    ] = False,
+    show_code: Annotated[
+        int, option("--code", "Print the lines of code of so many stacks.", min=0, max=LARGEST, metavar="N")
+    ] = 1,
+    jobs: Annotated[
+        int | None,
+        option("--jobs -j", "Stacks that are simulated at a time (default: one a core).", min=1, max=LARGEST),
+    ] = None,
+    budget: Annotated[
+        float,
+        option("--budget", "Seconds after which nothing new is simulated.", min=1, max=LONGEST_SECONDS),
+    ] = 120.0,
+    timeout: TimeoutOption = 1800.0,
+    output: OutputOption = Path("results/fit"),
+    exports: ExportFlags,
+) -> None:
+    """Find how a training step fits on a card: which schemes, together, what they cost, and the code to paste.
+
+    Stacks of schemes are simulated for the card, those first that can lower what fills its memory. What fits is listed
+    with the fastest first: its estimated time beside the exact step's, what becomes of the gradient, and what else
+    changes. What trains adapters in place of the model's parameters has a table of its own. The same command goes on
+    where it was stopped.
+
+    Exit status: 0 something fits and is not slower than --max-slowdown, 1 nothing does, 2 wrong usage.
+
+    Examples:
+
+    actbench fit llama-3.1-8b --device-profile rtx-4090 --sequence-length 2048 --dtype bfloat16 --batch-size 1
+
+    actbench fit roberta-base --device-profile rtx-4060 --batch-size 128 --exact
+
+    actbench fit resnet50 --device-profile v100-16gb --batch-size 256 --max-slowdown 1.5 --export-markdown fit.md
+
+    actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
+    """
+    from actbench.fitting import fit as find
+    from actbench.results.render.formats import json_lines
+    from actbench.results.tables.fits import FIT_TITLE, tables_of
+
+    case, asked = _asked(model, flags, max_slowdown, exact)
+    with progress_shown("; what was simulated is stored, and the same command goes on from there") as progress:
+        found = find(
+            case,
+            asked=asked,
+            output=output,
+            command=command_line(),
+            jobs=jobs,
+            budget_seconds=budget,
+            timeout_seconds=timeout,
+            progress=progress,
+        )
+    tables = tables_of(found.found, FIT_TITLE)
+    show(*tables, beside=exports)
+    export(exports, tables, lambda: json_lines(found.records))
+    chosen = (found.found.shortlist() if found.found.fitting() else [])[:show_code]
+    chosen += (found.found.shortlist(adapters=True) if found.found.fitting(adapters=True) else [])[:show_code]
+    _print_code(chosen, readers(exports))
+    _remarks(found)
+    if not found.is_possible:
+        raise Exit(1)
+
+
+def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tuple[Case, Asked]:
+    from actbench.results.fits import Asked
+    from actbench.results.records import Case
+
+    given = flags.given(set(Case.model_fields) - {"optimizer"})
+    chosen = flags.optimizer or []
+    optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])
+    limit = {} if flags.memory_limit is None else {"memory_limit_bytes": parse_bytes(flags.memory_limit)}
+    case = Case(**{**given, **limit, "model": model, "optimizer": optimizer})
+    return case, Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
+
+
+def _print_code(chosen: list[Tried], to: TextIO) -> None:
+    from actbench.fitting.code import code_for
+
+    for tried in chosen:
+        case = tried.record.case
+        code = code_for(case, tried.measured.built)
+        print(f"\n# {case.scheme}, a loop of your own\n{code.loop}", file=to)
+        if code.trainer:
+            print(f"# {case.scheme}, with transformers' Trainer\n{code.trainer}", file=to)
+        else:
+            print(f"# not with transformers' Trainer: {code.why_no_trainer}\n", file=to)
+        print(f"# measured on a device\n{code.command} --meter cuda", file=to)
+
+
+def _remarks(found: Fit) -> None:
+    remark(f"{found.simulated} stacks simulated, {len(found.records) - found.simulated} taken from the results file")
+    if found.path is not None:
+        remark(f"results: {found.path} (tables beside it, as .md and .csv)")
+    for name, why in found.refused.items():
+        remark(f"not for this model: {name}: {why}")
+    if found.untried:
+        remark(
+            f"the time of --budget ended before these were simulated: {', '.join(found.untried[:10])}"
+            f"{' and others' if len(found.untried) > 10 else ''}; the same command goes on from there"
+        )
+    if not found.is_possible:
+        remark(_impossible(found))
+
+
+def _impossible(found: Fit) -> str:
+    """Return what is least needed, and what would have to give."""
+    fitted = found.found
+    limit = fitted.exact.measured.memory_limit_bytes or 0
+    fits = [each for each in fitted.tried if each.measured.fits]
+    if fits:
+        fastest = fits[0]
+        return (
+            f"nothing fits that is not slower than --max-slowdown {fitted.max_slowdown:g}; "
+            f"{fastest.record.case.scheme} fits and takes {fastest.slowdown:.3g} times the exact step's time"
+        )
+    least = min(fitted.tried, key=lambda each: each.need_bytes)
+    larger = f", or --device-profile {found.least_profile}" if found.least_profile else ""
+    return (
+        f"nothing that was tried fits in {format_bytes(limit)}: the least, {least.record.case.scheme}, needs "
+        f"{format_bytes(least.need_bytes)}; take a smaller --batch-size or shorter samples{larger}"
+    )

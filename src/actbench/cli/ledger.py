@@ -1,0 +1,94 @@
+"""``measure --ledger``: every tensor that is saved for backward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from actbench.cli.app import LARGEST, option
+from actbench.cli.outputs import ExportFlags
+from actbench.cli.printing import call_task, export, show
+from actbench.results.records import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from actbench.experiments.recipes import Recipe
+    from actbench.results.ledger import Ledger
+    from actbench.results.records import Case
+    from actbench.results.tables import Table
+
+
+@dataclass(frozen=True)
+class LedgerFlags:
+    """What is listed in place of measuring."""
+
+    ledger: Annotated[
+        bool,
+        option("--ledger", "In place of measuring, list every tensor that is saved for backward, on fake tensors."),
+    ] = False
+    top: Annotated[
+        int | None,
+        option("--top", "With --ledger: the largest rows of each table (default: 20).", min=1, max=LARGEST),
+    ] = None
+    everything: Annotated[
+        bool, option("--all", "With --ledger: all rows in the order of the run, those of 0 B, too.")
+    ] = False
+
+
+def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exact: bool, timeout: float) -> None:
+    """List what each case of a recipe saves, and write what was asked for.
+
+    Markdown and HTML have the tables as they are shown, CSV has all rows in one table, and JSON the ledgers with their
+    cases. ``exact`` tells whether the exact model is listed; all cases share one process and ``timeout``.
+
+    Raises:
+        ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.
+    """
+    from actbench.experiments import sweep
+    from actbench.results.ledger import LedgerLine, lines_table
+
+    cases = [entry.case for entry in sweep.plan(recipe) if exact or entry.case.scheme != "exact"]
+    doing = f"listing what {recipe.name!r} keeps for backward"
+    listed = list(zip(cases, _ledgers(cases, doing, timeout), strict=True))
+    tables = [table for case, ledger in listed for table in _tables(case, ledger, flags)]
+    lines = [LedgerLine(case, saved) for case, ledger in listed for saved in ledger.entries]
+    title = f"What is saved for backward: {recipe.name}"
+    export(exports, tables, lambda: _as_json(listed), csv=lambda: lines_table(lines, title), title=title)
+    show(*tables, beside=exports)
+
+
+def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
+    from pydantic import TypeAdapter
+
+    from actbench.experiments.runner.isolated import Tasks
+    from actbench.experiments.runner.runner import BENCH, PRELOAD
+    from actbench.results.ledger import Ledger
+    from actbench.results.records import Case
+
+    text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
+    with Tasks(BENCH, PRELOAD) as tasks:
+        answer = call_task(tasks, "itemize_all", text, doing=doing, timeout_seconds=timeout)
+    return TypeAdapter(list[Ledger]).validate_json(answer)
+
+
+def _tables(case: Case, ledger: Ledger, flags: LedgerFlags) -> tuple[Table, ...]:
+    """Return the totals, and then the tensors."""
+    from actbench.results.ledger import TOP, ledger_table, total_tables
+
+    title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"
+    top = flags.top or (None if flags.everything else TOP)
+    return *total_tables(ledger, top), ledger_table(ledger, title, top=top, everything=flags.everything)
+
+
+def _as_json(listed: Sequence[tuple[Case, Ledger]]) -> str:
+    written = [
+        {
+            "schema_version": SCHEMA_VERSION,
+            "case": case.model_dump(),
+            "total_bytes": ledger.total_bytes,
+            **ledger.model_dump(),
+        }
+        for case, ledger in listed
+    ]
+    return json.dumps(written, indent=2) + "\n"

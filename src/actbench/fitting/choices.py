@@ -1,0 +1,146 @@
+"""What can be chosen for a step, one by one, and stacks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actbench import schemes
+from actbench.errors import SpecError
+from actbench.results.fits import GRADIENTS, Training
+from actbench.results.records import Case, Optimizer
+from actbench.schemes.base import Change, Scheme
+
+ADAPTS: Change = "parameters"
+"""What a scheme changes that trains other parameters than the exact step."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing to change in a step: a scheme, or the optimizer.
+
+    Attributes:
+        name: Its specification, or ``--optimizer NAME``.
+        scheme: The scheme; None where it is an optimizer.
+        optimizer: The optimizer; None where it is a scheme.
+        same_updates: Whether the optimizer makes the same of a gradient as the case's.
+    """
+
+    name: str
+    scheme: Scheme | None = None
+    optimizer: Optimizer | None = None
+    same_updates: bool = True
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """What of a step it touches."""
+        return ("optimizer",) if self.scheme is None else self.scheme.changes
+
+    @property
+    def kind(self) -> str:
+        """What another rung of the same is called alike: the scheme's name."""
+        return self.name if self.scheme is None else self.scheme.name
+
+    @property
+    def training(self) -> Training:
+        """In what training differs with it alone, as far as the scheme says without a model."""
+        return self.training_of(())
+
+    def training_of(self, warnings: Sequence[str]) -> Training:
+        """Return in what training differs with it alone, where a simulation gave these warnings."""
+        precision = "precision" in self.changes
+        exact_but_for_types = self.scheme is None or (precision and len(self.changes) == 1)
+        return Training(
+            trained="adapters" if ADAPTS in self.changes else "all",
+            gradient="exact" if self.scheme is None or exact_but_for_types else self.scheme.gradient_of(warnings),
+            updates="same" if (self.same_updates if self.scheme is None else self.scheme.keeps_updates) else "other",
+            precision="other" if precision else "same",
+        )
+
+    def stands_with(self, other: Choice) -> bool:
+        """Whether both can be in one stack, as far as the schemes say without a model."""
+        if self.scheme is None or other.scheme is None:  # one optimizer, and nothing that puts its own in its place
+            return not ("optimizer" in self.changes and "optimizer" in other.changes)
+        try:
+            schemes.build(f"{self.name}+{other.name}")
+        except SpecError:
+            return False
+        return True
+
+
+Stack = frozenset[Choice]
+"""Choices that are tried together; empty for the exact step."""
+
+
+def training_of(stack: Iterable[Choice], warnings: Sequence[str] = ()) -> Training:
+    """Return in what training differs with all of a stack, where simulations of its choices gave these warnings."""
+    found = [choice.training_of(warnings) for choice in stack]
+    return Training(
+        trained="adapters" if any(each.trained == "adapters" for each in found) else "all",
+        gradient=max((each.gradient for each in found), key=GRADIENTS.index, default="exact"),
+        updates="other" if any(each.updates == "other" for each in found) else "same",
+        precision="other" if any(each.precision == "other" for each in found) else "same",
+    )
+
+
+def case_of(stack: Stack, exact: Case) -> Case:
+    """Return the case of a stack, with its scheme in canonical form."""
+    parts = [choice.name for choice in stack if choice.scheme is not None]
+    spec = schemes.build("+".join(sorted(parts))).spec if parts else exact.scheme
+    optimizer = next((choice.optimizer for choice in stack if choice.optimizer is not None), exact.optimizer)
+    return exact.model_copy(update={"scheme": spec, "optimizer": optimizer})
+
+
+def name_of(stack: Stack) -> str:
+    """Return what people are told of a stack."""
+    return " + ".join(sorted(choice.name for choice in stack)) or "exact"
+
+
+@dataclass(frozen=True)
+class Choices:
+    """All that may be chosen for a case, and what of it stands together.
+
+    Attributes:
+        all: The choices, rungs of one scheme next to each other.
+    """
+
+    all: Sequence[Choice]
+    _together: dict[frozenset[Choice], bool] = field(default_factory=dict, repr=False, compare=False)
+
+    def together(self, stack: Stack, choice: Choice) -> bool:
+        """Whether a choice can be added to a stack."""
+        return choice not in stack and all(self._pair(choice, other) for other in stack)
+
+    def _pair(self, first: Choice, second: Choice) -> bool:
+        pair = frozenset((first, second))
+        if pair not in self._together:
+            self._together[pair] = first.kind != second.kind and first.stands_with(second)
+        return self._together[pair]
+
+
+def choices_for(
+    exact: Case,
+    optimizers: Mapping[Optimizer, bool],
+    *,
+    only_exact: bool = False,
+    names: Sequence[str] | None = None,
+    has_bfloat16: bool = True,
+) -> Choices:
+    """Return what may be chosen for a case.
+
+    Args:
+        exact: The case of the exact step.
+        optimizers: That may take the place of the case's, and whether the updates are the same.
+        only_exact: Whether training must stay the exact step's, to rounding.
+        names: Specifications to choose among, in place of what all schemes say is worth trying.
+        has_bfloat16: Whether the device computes in bfloat16.
+    """
+    if names is None:
+        names = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
+    found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
+    if exact.dtype != "float32" or exact.autocast is not None:  # the user has chosen, and casting again does nothing
+        found = [choice for choice in found if choice.changes != ("precision",)]
+    if not has_bfloat16:
+        found = [choice for choice in found if not (choice.scheme and choice.scheme.needs_bfloat16)]
+    found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
+    return Choices([choice for choice in found if choice.training.is_exact or not only_exact])

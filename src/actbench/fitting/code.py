@@ -1,0 +1,190 @@
+"""The lines of code of a stack: a loop of one's own, the Hugging Face Trainer, and the specification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from actbench import schemes
+from actbench.results.records import OPTIMIZER, Built, Case
+from actbench.schemes.base import Scheme
+from actbench.schemes.composed import Composed
+from actbench.schemes.pasted import InTrainer
+from actbench.workloads.optimizers import TRAINERS, code_of
+
+Returns = Literal["loss", "scores", "own"]
+
+RATE = "2e-5"
+"""As is usual in fine-tuning; users set their own."""
+
+
+class Code(NamedTuple):
+    """What can be pasted.
+
+    Attributes:
+        loop: Python that trains ``model`` on ``batches``; its first lines say what it takes for granted.
+        trainer: Python with the Hugging Face Trainer, which trains ``model`` on ``data``, or None.
+        why_no_trainer: Why there is no ``trainer``; empty where there is.
+        command: That measures the stack.
+    """
+
+    loop: str
+    trainer: str | None
+    why_no_trainer: str
+    command: str
+
+
+def code_for(case: Case, built: Built | None = None) -> Code:
+    """Return the code of the case of a stack.
+
+    Args:
+        case: With the stack's scheme and optimizer.
+        built: What model and task came to.
+    """
+    returns = _returns(built)
+    scheme = schemes.build(case.scheme)
+    parts = scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
+    trainer, why_not = _trainer(case, parts, returns)
+    return Code(_loop(case, parts, returns), trainer, why_not, _command(case))
+
+
+def _loop(case: Case, parts: Sequence[Scheme], returns: Returns) -> str:
+    scaled = case.autocast == "float16" or any(part.scales_loss for part in parts)
+    lines = [
+        "import torch",
+        "import actbench",
+        *_more_imports(_optimizer(case, "")),
+        *_loss(returns),
+        *_prepared(case, returns),
+    ]
+    lines += ["setup = actbench.TrainingSetup(", "    model,", "    loss=loss,"]
+    lines += [f"    make_optimizer=lambda model: {_optimizer(case, _trained(parts))},"]
+    lines += [f"    autocast_dtype=torch.{case.autocast},"] if case.autocast else []
+    lines += [f"    input_dtype=torch.{case.dtype},"] if case.dtype not in (None, "float32") else []
+    lines += [")"]
+    lines += [f'setup = actbench.apply(setup, "{case.scheme}")'] if parts else []
+    lines += _SCALED if scaled else _PLAIN
+    return "\n".join(lines) + "\n"
+
+
+_PLAIN = [
+    "step = actbench.TrainStep(setup, next(iter(batches)))",
+    "for step.batch in batches:",
+    "    print(float(step()))",
+]
+_SCALED = [
+    "optimizer, scaler = setup.make_optimizer(setup.module), torch.amp.GradScaler()",
+    "for batch in batches:",
+    "    for part in setup.cut(batch):",
+    "        scaler.scale(setup.forward(part.batch) * part.share).backward()",
+    "    scaler.step(optimizer)",
+    "    scaler.update()",
+    "    optimizer.zero_grad()",
+]
+
+
+_LOSSES: dict[Returns, str] = {
+    "loss": "model(**batch).loss",
+    "scores": 'torch.nn.functional.cross_entropy(model(batch["images"]), batch["labels"])',
+    "own": "model(**batch)",
+}
+
+
+def _returns(built: Built | None) -> Returns:
+    """Return what a model gives: its loss where it is of transformers, scores where it is of torchvision."""
+    if built is None or built.task is None:
+        return "own"
+    is_own = built.task == "image-classification" and not built.model_class.endswith("ForImageClassification")
+    return "scores" if is_own else "loss"
+
+
+def _loss(returns: Returns) -> list[str]:
+    return ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[returns]}", "", ""]
+
+
+def _prepared(case: Case, returns: Returns) -> list[str]:
+    """Return what is done to the model before a scheme sees it."""
+    lines = ["model.config.use_cache = False  # what generation would keep"] if returns == "loss" else []
+    return lines + ([f"model = model.to(torch.{case.dtype})"] if case.dtype not in (None, "float32") else [])
+
+
+def _trained(parts: Iterable[Scheme]) -> str:
+    if any("parameters" in part.changes for part in parts):
+        return "[each for each in model.parameters() if each.requires_grad]"
+    return "model.parameters()"
+
+
+def _optimizer(case: Case, trained: str) -> str:
+    return code_of(case.optimizer or OPTIMIZER, trained, RATE)
+
+
+def _trainer(case: Case, parts: Sequence[Scheme], returns: Returns) -> tuple[str | None, str]:
+    """Return the lines for Trainer, or why there are none."""
+    found = [part.in_trainer(case.batch_size) for part in parts]
+    why_not = [each.why_not for each in found if each.why_not]
+    if returns == "scores":
+        why_not.append("Trainer takes models that return their own loss")
+    if why_not:
+        return None, "; ".join(why_not)
+    callback = "+".join(each.callback for each in found if each.callback)
+    before = [each.before for each in found if each.before]
+    if any(each.convert for each in found):  # a model is converted once, and the callback converts it, too
+        spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
+        before, callback = [*before, f'model = actbench.convert(model, "{spec}")'], ""
+    optimizer = _given_optimizer(case, found)
+    arguments = {"per_device_train_batch_size": str(case.batch_size), "learning_rate": RATE}
+    if not optimizer:
+        arguments["optim"] = f'"{TRAINERS[case.optimizer or OPTIMIZER]}"'
+    if case.autocast is not None:
+        arguments["bf16" if case.autocast == "bfloat16" else "fp16"] = "True"
+    for each in found:
+        arguments |= each.arguments
+    return "\n".join(_trainer_lines([*_prepared(case, returns), *before], callback, optimizer, arguments)) + "\n", ""
+
+
+def _given_optimizer(case: Case, found: Sequence[InTrainer]) -> str:
+    """Return the code of the optimizer that Trainer is given; empty for its own."""
+    wraps = [each.optimizer for each in found if each.optimizer]
+    if not wraps and (case.optimizer or OPTIMIZER) in TRAINERS:
+        return ""
+    code = _optimizer(case, "trained")
+    for wrap in wraps:
+        code = wrap.replace("{rate}", RATE).replace("{}", code)
+    return code
+
+
+def _trainer_lines(before: Sequence[str], callback: str, optimizer: str, arguments: Mapping[str, str]) -> list[str]:
+    needs_torch = "torch." in "".join([optimizer.replace("torchao.optim", ""), *before])
+    lines = ["import torch"] if needs_torch else []
+    lines += ["import torchao.optim"] if "torchao" in optimizer else []
+    lines += ["import actbench"] if any("actbench." in text for text in before) else []
+    lines += _more_imports(optimizer)
+    lines += ["from transformers import Trainer, TrainingArguments"]
+    lines += ["from actbench.conversion.trainers.huggingface import ActbenchCallback"] if callback else []
+    lines += ["", *before]
+    lines += ["trained = [each for each in model.parameters() if each.requires_grad]"] if optimizer else []
+    lines += ["arguments = TrainingArguments(", '    "out",']
+    lines += [f"    {name}={value}," for name, value in arguments.items()] + [")"]
+    lines += ["trainer = Trainer(", "    model=model,", "    args=arguments,", "    train_dataset=data,"]
+    lines += [f'    callbacks=[ActbenchCallback("{callback}")],'] if callback else []
+    lines += [f"    optimizers=({optimizer}, None),"] if optimizer else []
+    return [*lines, ")", "trainer.train()"]
+
+
+def _more_imports(code: str) -> list[str]:
+    modules = ("actbench.optim", "actbench.workloads.optimizers")
+    return [f"import {module}" for module in modules if f"{module}." in code]
+
+
+def _command(case: Case) -> str:
+    words = ["actbench measure", case.model, f"-s {case.scheme}", f"-b {case.batch_size}"]
+    for flag, value, usual in (
+        ("sequence-length", case.sequence_length, None),
+        ("image-size", case.image_size, None),
+        ("dtype", case.dtype, "float32"),
+        ("autocast", case.autocast, None),
+        ("optimizer", case.optimizer, OPTIMIZER),
+        ("device-profile", case.device_profile, None),
+    ):
+        words += [f"--{flag} {value}"] if value not in (None, usual) else []
+    return " ".join(words)

@@ -1,0 +1,167 @@
+"""A whole fit as one call: check what is asked, search, keep what was simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actbench import workloads
+from actbench.errors import MeasurementError, UsageError
+from actbench.experiments.runner.progress import Progress
+from actbench.experiments.sweep import FITTED
+from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
+from actbench.fitting.search import EXACT, LEVELS, Search
+from actbench.fitting.simulations import Simulations, simulations
+from actbench.measuring.meters import profiles
+from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.results.fits import Asked, FitRecord
+from actbench.results.machine import machine, now, provenance
+from actbench.results.measured import Outcome
+from actbench.results.records import Case, Failure, Optimizer
+from actbench.results.tables.fits import FIT_TITLE, Fitted, fitted
+from actbench.workloads.optimizers import same_updates
+
+BUDGET_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What came of a fit.
+
+    Attributes:
+        found: The stacks that were simulated, beside the exact step.
+        records: Their records, failures included.
+        simulated: How many were simulated now; the others stood in the results file.
+        untried: Stacks that the time did not suffice for.
+        refused: Choices that the model or the device refused, with the reason.
+        path: The results file, if one is kept.
+        least_profile: The smallest device on which something fits that was tried; None where none is large enough.
+    """
+
+    found: Fitted
+    records: tuple[FitRecord, ...]
+    simulated: int
+    untried: tuple[str, ...]
+    refused: Mapping[str, str]
+    path: Path | None
+    least_profile: str | None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether something fits and is not slower than asked."""
+        return bool(self.found.fitting() or self.found.fitting(adapters=True))
+
+
+def fit(
+    case: Case,
+    *,
+    asked: Asked | None = None,
+    output: Path | None = None,
+    command: str = "actbench.fit",
+    schemes: Sequence[str] | None = None,
+    jobs: int | None = None,
+    budget_seconds: float | None = BUDGET_SECONDS,
+    timeout_seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Fit:
+    """Find which stacks of schemes let a step fit on a device, and which of them are fastest.
+
+    Args:
+        case: The exact step: ``meter="simulated"`` and a ``device_profile`` with figures of time.
+        asked: What counts as an answer.
+        output: A folder, in which ``MODEL-DEVICE/MACHINE.fit.jsonl`` is written; a ``.jsonl`` file; None keeps none.
+        command: What the user can type to have the same, for the records.
+        schemes: Specifications to choose among, in place of what the schemes say is worth trying.
+        jobs: How many stacks are simulated at a time; one a core unless given.
+        budget_seconds: After which nothing new is simulated; None is without end.
+        timeout_seconds: That one simulation may take.
+        progress: Told what happens.
+
+    Raises:
+        UsageError: The device profile does not exist or has no figures of time.
+        ModelError: The model does not exist.
+        MeasurementError: Not even the exact step can be simulated.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    asked, case, profile = _checked(case, asked or Asked())
+    name, origin = f"{case.model}-{profile.name}", provenance(command)
+
+    def make_record(tried: Case, stack: Stack, outcome: Outcome) -> FitRecord:
+        said = {
+            "recipe": name,
+            "asked": asked,
+            "training": training_of(stack, getattr(outcome, "warnings", ())),
+            "recorded_at": now(),
+        }
+        return FitRecord(case=tried, outcome=outcome, **said, **origin)
+
+    jobs = jobs or machine().cores
+    search = Search(
+        case,
+        case.memory_limit_bytes or profile.memory_bytes,
+        _choices(case, asked, profile, schemes),
+        max_slowdown=asked.max_slowdown,
+        jobs=jobs,
+    )
+    settings = {"jobs": jobs, "timeout_seconds": timeout_seconds, "budget_seconds": budget_seconds}
+    with FITTED.opened(name, output) as store:
+        with simulations(store, make_record, progress or Progress(), **settings) as run:
+            search.run(run, (EXACT,) if asked.exact else LEVELS)
+        if output is not None:
+            FITTED.write_beside(store.path, store.records, FIT_TITLE)
+        cases = (case_of(stack, case) for stack in search.outcomes)
+        records = tuple(record for tried in cases if (record := store.find(tried)) is not None)
+        return _result(search, records, run, store.path if output is not None else None)
+
+
+def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
+    """Return what is asked with the optimizer and the device named."""
+    profile = profiles.get(case.device_profile or profiles.DEFAULT)
+    if profile.rates is None:
+        raise UsageError(
+            f"--device-profile {profile.name}: nothing is known of how fast it is, so that no time can be estimated; "
+            "name another card ('actbench devices')"
+        )
+    limit = case.memory_limit_bytes or profile.memory_bytes
+    settings = {
+        "scheme": "exact",
+        "meter": "simulated",
+        "device_profile": profile.name,
+        "memory_limit_bytes": limit,
+        "find_largest_batch": False,
+    }
+    case = case.model_copy(update=settings)
+    workloads.load(case)
+    return asked.model_copy(update={"optimizer": case.optimizer}), case, profile
+
+
+def _choices(case: Case, asked: Asked, profile: DeviceProfile, names: Sequence[str] | None) -> Choices:
+    optimizers: dict[Optimizer, bool] = dict.fromkeys(asked.others, False)
+    if case.optimizer is not None:
+        optimizers |= dict.fromkeys(same_updates(case.optimizer), True)
+    has_bfloat16 = profile.has_tensor_float or not profile.is_cuda
+    return choices_for(case, optimizers, only_exact=asked.exact, names=names, has_bfloat16=has_bfloat16)
+
+
+def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, path: Path | None) -> Fit:
+    exact = search.outcomes.get(frozenset())
+    if isinstance(exact, Failure):
+        raise MeasurementError(f"the exact step cannot be simulated: {exact.message}")
+    found = fitted(records)
+    if not found:
+        raise MeasurementError("the time was over before the exact step was simulated: give a larger --budget")
+    refused = {
+        name_of(stack): outcome.message
+        for stack, outcome in search.outcomes.items()
+        if isinstance(outcome, Failure) and len(stack) == 1
+    }
+    untried = tuple(map(name_of, search.untried))
+    return Fit(found[0], records, run.simulated, untried, refused, path, _least_profile(found[0]))
+
+
+def _least_profile(found: Fitted) -> str | None:
+    """Return the smallest CUDA device on which the stack of the least need that was tried would fit."""
+    need = min(each.need_bytes for each in found.tried)
+    large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
+    return min(large, key=lambda each: each.memory_bytes).name if large else None

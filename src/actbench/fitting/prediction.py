@@ -1,0 +1,161 @@
+"""What a stack that was not simulated would need, from what its choices did to stacks that were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
+
+from actbench.fitting.choices import Choice, Stack
+from actbench.results.fits import step_seconds_of
+from actbench.results.measured import Measurement
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a step needs: bytes and seconds.
+
+    Attributes:
+        forward: Peak of the forward pass beyond weights, optimizer state and activations; may be below 0, as the next.
+        backward: That of the backward pass beyond weights, optimizer state and the more of activations and gradients.
+        update: That of the optimizer's step beyond weights, gradients and state.
+        lost: What the allocator loses between blocks.
+        passes_seconds: Of forward and backward pass.
+        update_seconds: Of the optimizer's step.
+    """
+
+    weights: float
+    gradients: float
+    state: float
+    activations: float
+    forward: float
+    backward: float
+    update: float
+    lost: float
+    passes_seconds: float
+    update_seconds: float
+
+    @classmethod
+    def of(cls, measured: Measurement) -> Needs | None:
+        """Return the needs of a simulated step; None where it has no estimated time."""
+        peaks, time, seconds = measured.phase_peaks, measured.estimated, step_seconds_of(measured)
+        if peaks is None or time is None or seconds is None:
+            return None
+        weights, activations = measured.weights_bytes, max(0, measured.activation_bytes)
+        gradients, state = measured.gradients_bytes or 0, measured.optimizer_bytes or 0
+        return cls(
+            weights=weights,
+            gradients=gradients,
+            state=state,
+            activations=activations,
+            forward=peaks.forward_bytes - weights - state - activations,
+            backward=peaks.backward_bytes - weights - state - max(activations, gradients),
+            update=peaks.optimizer_bytes - weights - gradients - state,
+            lost=max(0, (measured.reserved_bytes or 0) - measured.peak_bytes),
+            passes_seconds=seconds - time.optimizer_seconds,
+            update_seconds=time.optimizer_seconds,
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        return self.passes_seconds + self.update_seconds
+
+    @property
+    def phases(self) -> tuple[float, float, float]:
+        """Peaks of forward pass, backward pass and optimizer's step."""
+        held = self.weights + self.state
+        return (
+            held + self.activations + self.forward,
+            held + max(self.activations, self.gradients) + self.backward,
+            held + self.gradients + self.update,
+        )
+
+    @property
+    def bytes(self) -> float:
+        """Of the device's memory, with what is lost between blocks."""
+        return max(self.phases) + self.lost
+
+
+class Effect(NamedTuple):
+    """What a choice does: factors of what is held and of seconds, differences of the rest."""
+
+    factors: tuple[float, float, float, float, float, float]
+    differences: tuple[float, float, float, float]
+
+    @classmethod
+    def between(cls, before: Needs, after: Needs) -> Effect:
+        """Return what leads from the needs without a choice to those with it."""
+        (*held, forward, backward, update, lost, passes, step) = zip(astuple(before), astuple(after), strict=True)
+        return cls(
+            tuple(with_it / without if without else 1.0 for without, with_it in (*held, passes, step)),  # type: ignore[arg-type]
+            tuple(with_it - without for without, with_it in (forward, backward, update, lost)),
+        )
+
+    def on(self, needs: Needs) -> Needs:
+        """Return the needs of a step with the choice, from those without."""
+        weights, gradients, state, activations, passes, update_seconds = self.factors
+        forward, backward, update, lost = self.differences
+        return Needs(
+            weights=needs.weights * weights,
+            gradients=needs.gradients * gradients,
+            state=needs.state * state,
+            activations=needs.activations * activations,
+            forward=max(0.0, needs.forward + forward),
+            backward=max(0.0, needs.backward + backward),
+            update=max(0.0, needs.update + update),
+            lost=max(0.0, needs.lost + lost),
+            passes_seconds=needs.passes_seconds * passes,
+            update_seconds=needs.update_seconds * update_seconds,
+        )
+
+
+class Predictions:
+    """Learns from each stack that is simulated, and predicts the others."""
+
+    def __init__(self) -> None:
+        self.known: dict[Stack, Needs] = {}
+        self._effects: dict[Choice, list[tuple[Stack, Effect]]] = {}
+        self._memo: dict[Stack, tuple[int, Needs] | None] = {}
+
+    def learn(self, stack: Stack, needs: Needs) -> None:
+        """Note what a simulated stack needs."""
+        self.known[stack] = needs
+        self._memo.clear()
+        for choice in stack:
+            self._compare(choice, stack - {choice}, stack)
+        for larger in [each for each in self.known if len(each) == len(stack) + 1 and stack < each]:
+            (choice,) = larger - stack
+            self._compare(choice, stack, larger)
+
+    def _compare(self, choice: Choice, without: Stack, with_it: Stack) -> None:
+        before, after = self.known.get(without), self.known.get(with_it)
+        if before is not None and after is not None:
+            self._effects.setdefault(choice, []).append((without, Effect.between(before, after)))
+
+    def knows(self, choice: Choice) -> bool:
+        """Whether it has been seen what a choice does."""
+        return choice in self._effects
+
+    def effect(self, choice: Choice, within: Stack = frozenset()) -> Effect:
+        """Return what a choice does, as it was seen in the stack most like ``within``."""
+        return max(self._effects[choice], key=lambda seen: len(seen[0] & within) - len(seen[0] - within))[1]
+
+    def of(self, stack: Stack) -> Needs | None:
+        """Return what a stack needs, as simulated or predicted; None where one of its choices was never seen."""
+        found = self._anchored(stack)
+        return None if found is None else found[1]
+
+    def _anchored(self, stack: Stack) -> tuple[int, Needs] | None:
+        """Return the needs of a stack with the size of the simulated stack that they are predicted from."""
+        if stack in self.known:
+            return len(stack), self.known[stack]
+        if stack not in self._memo:
+            self._memo[stack] = max(self._from_smaller(stack), key=lambda found: found[0], default=None)
+        return self._memo[stack]
+
+    def _from_smaller(self, stack: Stack) -> Iterable[tuple[int, Needs]]:
+        for choice in sorted(stack, key=lambda choice: choice.name):
+            below = self._anchored(stack - {choice}) if self.knows(choice) else None
+            if below is not None:
+                yield below[0], self.effect(choice, stack).on(below[1])

@@ -1,0 +1,278 @@
+"""Which stacks are simulated: what the peak is made of decides what is tried, and predictions in which order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
+
+from actbench.fitting.choices import ADAPTS, Choice, Choices, Stack, case_of, training_of
+from actbench.fitting.fronts import front
+from actbench.fitting.prediction import Needs, Predictions
+from actbench.results.fits import GRADIENTS, Gradient, Trained, Training
+from actbench.results.measured import Measurement, Outcome
+from actbench.results.records import Case
+from actbench.schemes.base import Change
+
+Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
+"""Simulates the cases of stacks and gives each with its outcome; those that time does not suffice for are left out."""
+
+OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
+OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
+"""What makes more of a peak when batch or model grow."""
+
+_SPEEDS: frozenset[Change] = frozenset(("precision", "optimizer"))
+"""What may make a step faster than the exact one."""
+
+_MARGIN = 0.03  # of the limit, that a prediction may be above it and be tried
+_NEIGHBOURS_MARGIN = 0.15  # the same where a stack differs in one choice from the fastest
+_NEIGHBOURS_SLACK = 0.04  # of the fastest one's time, by which such a stack may be predicted to be slower
+_GAIN = 0.002  # of a step's time; less is no reason to try
+_LEAST_SHARE = 0.03  # of a peak; saving less is no reason to try
+_DESCENTS = 4  # stacks of the least predicted need that are tried where none is predicted to fit
+
+
+@dataclass(frozen=True)
+class Level:
+    """How far training may be from the exact step's."""
+
+    trained: Trained
+    gradient: Gradient
+    others: bool
+
+    @property
+    def training(self) -> Training:
+        """The furthest."""
+        other = "other" if self.others else "same"
+        return Training(trained=self.trained, gradient=self.gradient, updates=other, precision=other)
+
+    def allows(self, training: Training) -> bool:
+        """Whether training is as near as that, but for what is trained."""
+        return training.model_copy(update={"trained": self.trained}).is_as_near(self.training)
+
+
+EXACT = Level("all", "exact", others=False)
+LEVELS = (EXACT, *(Level(trained, gradient, True) for gradient in GRADIENTS for trained in get_args(Trained)))
+
+
+@dataclass
+class Search:
+    """One search; after :meth:`run` what was tried is in ``outcomes``, in order.
+
+    Attributes:
+        exact: The case of the exact step.
+        limit: Bytes that a step may use.
+        untried: What time did not suffice for.
+    """
+
+    exact: Case
+    limit: int
+    choices: Choices
+    max_slowdown: float = 2.0
+    jobs: int = 1
+    outcomes: dict[Stack, Outcome] = field(default_factory=dict)
+    untried: list[Stack] = field(default_factory=list)
+    predictions: Predictions = field(default_factory=Predictions)
+    _trainings: dict[Stack, Training] = field(default_factory=dict, repr=False)
+    simulate: Simulate = field(default=lambda stacks: (), repr=False)
+
+    def run(self, simulate: Simulate, levels: Sequence[Level] = LEVELS) -> None:
+        """Simulate the exact step, then what may be better, from the nearest training to the furthest."""
+        self.simulate = simulate
+        self._try([frozenset()])
+        if frozenset() not in self.predictions.known:
+            return
+        for level in levels:
+            self._learn(level)
+            self._improve(level)
+        for level in levels:
+            self._complete(level)
+
+    @property
+    def base(self) -> Needs:
+        """Needs of the exact step."""
+        return self.predictions.known[frozenset()]
+
+    def fits(self, stack: Stack) -> bool:
+        """Whether a stack was simulated and needs no more than it may use."""
+        outcome = self.outcomes.get(stack)
+        return isinstance(outcome, Measurement) and outcome.fits
+
+    def seconds(self, stack: Stack) -> float:
+        """Return the estimated seconds of a simulated stack."""
+        return self.predictions.known[stack].seconds
+
+    def training(self, stack: Stack) -> Training:
+        """Return in what training differs with a stack, from what was simulated of its choices."""
+        if stack not in self._trainings:
+            outcomes = [self.outcomes.get(frozenset({choice})) for choice in stack]
+            warnings = [text for outcome in outcomes for text in getattr(outcome, "warnings", ())]
+            self._trainings[stack] = training_of(stack, warnings)
+        return self._trainings[stack]
+
+    def fastest(self, training: Training) -> Stack | None:
+        """Return the fastest stack that fits, of those whose training is as near as one."""
+        near = (stack for stack in self.outcomes if self.fits(stack) and self.training(stack).is_as_near(training))
+        return min(near, key=self.seconds, default=None)
+
+    def _try(self, stacks: Sequence[Stack]) -> bool:
+        """Simulate stacks, those that were not; return whether anything new is known."""
+        new = {case_of(stack, self.exact): stack for stack in stacks if stack not in self.outcomes}
+        left = dict(new)
+        for case, outcome in self.simulate(new):
+            stack = left.pop(case)
+            self.outcomes[stack] = outcome
+            self._trainings.clear()
+            needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
+            if needs is not None:
+                self.predictions.learn(stack, needs)
+        self.untried += [stack for stack in left.values() if stack not in self.untried]
+        return len(left) < len(new)
+
+    def _learn(self, level: Level) -> None:
+        """See what each choice does alone that is new at a level and may matter there."""
+        new = [
+            choice
+            for choice in self.choices.all
+            if (choice.training.trained == "all" or level.trained == "adapters")
+            and level.allows(choice.training)
+            and frozenset({choice}) not in self.outcomes
+        ]
+        matters = self._what_matters(level)
+        self._try([frozenset({choice}) for choice in new if matters & set(choice.changes)])
+
+    def _what_matters(self, level: Level) -> set[Change]:
+        """Return what must be changed for a stack to fit, or to be faster than the fastest that does."""
+        fastest = self.fastest(level.training)
+        if self.fits(frozenset()) and level.trained == "all":
+            return set(_SPEEDS)
+        if fastest is not None:
+            changed = {change for choice in fastest for change in choice.changes}
+            groups = [group for group in (OF_SAMPLES, OF_MODEL) if group & changed]
+            return set(_SPEEDS).union(*groups)
+        return {*_SPEEDS, ADAPTS, *self._fills_the_peak()}
+
+    def _fills_the_peak(self) -> set[Change]:
+        """Return what lowers that part of the peaks above the limit that is large enough."""
+        base, found = self.base, set[Change]()
+        forward, backward, _ = (peak + base.lost > self.limit for peak in base.phases)
+        least = _LEAST_SHARE * base.bytes
+        if base.gradients + base.state + base.update > least:
+            found |= OF_MODEL
+        if (forward or backward) and base.activations + max(base.forward, base.backward) > least:
+            found |= OF_SAMPLES
+        return found
+
+    def _improve(self, level: Level) -> None:
+        """Simulate stacks that are predicted to fit and to be faster, until there is none."""
+        stacks = self._candidates(level)
+        descents = 0
+        while True:
+            best = self._promising(stacks, _MARGIN)
+            if not best and self.fastest(level.training) is None and descents < _DESCENTS:
+                best = self._promising(stacks, 0, math.inf) or self._least(stacks)
+                best, descents = best[:1], descents + 1
+            if not best or not self._try(best[: self.jobs]):
+                self.untried += [stack for stack in best[: self.jobs] if stack not in {*self.untried, *self.outcomes}]
+                return
+
+    def _candidates(self, level: Level) -> list[Stack]:
+        """Return the stacks of a level that are worth predicting."""
+        allowed = [
+            choice
+            for choice in self.choices.all
+            if level.allows(self.training(frozenset({choice}))) and self.predictions.knows(choice)
+        ]
+        groups: dict[str, list[Choice]] = {"samples": [], "model": [], "precision": [], "parameters": []}
+        for choice in allowed:
+            groups[_group(choice)].append(choice)
+        if level.trained == "all":
+            groups["parameters"] = []
+        fronts = [front(group, self.choices, self.predictions, self.base, self.training) for group in groups.values()]
+        if level.trained == "adapters":
+            fronts[-1] = [stack for stack in fronts[-1] if stack]
+        return list(self._products(fronts))
+
+    def _products(self, fronts: Sequence[Sequence[Stack]]) -> Iterator[Stack]:
+        for parts in itertools.product(*fronts):
+            together: Stack | None = frozenset()
+            for choice in itertools.chain.from_iterable(parts):
+                together = together | {choice} if together is not None and self._stands(together, choice) else None
+            if together is not None:
+                yield together
+
+    def _stands(self, stack: Stack, choice: Choice) -> bool:
+        return self.choices.together(stack, choice)
+
+    def _promising(
+        self, stacks: Iterable[Stack], margin: float, bound: float | None = None, slack: float = 0.0
+    ) -> list[Stack]:
+        """Return those that are predicted to fit and to be faster than what is as near and fits, the fastest first."""
+        bounds: dict[Training, float] = {}
+        found: list[tuple[float, str, Stack]] = []
+        for stack in stacks:
+            if stack in self.outcomes or stack in self.untried:
+                continue
+            needs = self.predictions.of(stack)
+            if needs is None or needs.bytes > (1 + margin) * self.limit:
+                continue
+            training = self.training(stack)
+            if training not in bounds:
+                bounds[training] = self._bound(training) if bound is None else bound
+            if needs.seconds < (1 + slack) * bounds[training]:
+                found.append((needs.seconds, "+".join(sorted(choice.name for choice in stack)), stack))
+        return [stack for _, _, stack in sorted(found, key=lambda each: each[:2])]
+
+    def _bound(self, training: Training) -> float:
+        fastest = self.fastest(training)
+        allowed = self.max_slowdown * self.base.seconds
+        return allowed if fastest is None else min(allowed, (1 - _GAIN) * self.seconds(fastest))
+
+    def _least(self, stacks: Iterable[Stack]) -> list[Stack]:
+        """Return the stack of the least predicted need that was not simulated."""
+        predicted = [
+            (needs.bytes, needs.seconds, index, stack)
+            for index, stack in enumerate(stacks)
+            if stack not in self.outcomes and stack not in self.untried and (needs := self.predictions.of(stack))
+        ]
+        least = min(predicted, default=None)
+        known = min((needs.bytes for needs in self.predictions.known.values()), default=math.inf)
+        return [least[-1]] if least is not None and least[0] < known else []
+
+    def _complete(self, level: Level) -> None:
+        """Try what differs in one choice from the fastest of a level: without one, with another in its place."""
+        while True:
+            fastest = self.fastest(level.training)
+            if fastest is None:
+                return
+            near = list(self._neighbours(fastest, level))
+            best = self._promising(near, _NEIGHBOURS_MARGIN, slack=_NEIGHBOURS_SLACK)
+            if not best or not self._try(best[: self.jobs]):
+                return
+
+    def _neighbours(self, stack: Stack, level: Level) -> Iterator[Stack]:
+        allowed = [
+            choice
+            for choice in self.choices.all
+            if level.allows(self.training(frozenset({choice}))) and self.predictions.knows(choice)
+        ]
+        for choice in stack:
+            yield stack - {choice}
+            for other in allowed:
+                if _group(other) == _group(choice) and self._stands(stack - {choice}, other):
+                    yield (stack - {choice}) | {other}
+        for other in allowed:
+            if _group(other) != "parameters" and self._stands(stack, other):
+                yield stack | {other}
+
+
+def _group(choice: Choice) -> str:
+    """Return with which others a choice is weighed against each other."""
+    changes = set(choice.changes)
+    if ADAPTS in changes:
+        return "parameters"
+    if "precision" in changes:
+        return "precision"
+    return "samples" if changes & OF_SAMPLES else "model"

@@ -1,0 +1,173 @@
+"""When the operators of a step are done: the host issues them, the device computes, and copies run beside it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from actbench.measuring.cost.rates import Efficiencies, Rates
+from actbench.measuring.cost.recorder import Done
+from actbench.measuring.cost.work import Work
+from actbench.results.measured import OTHERS, EstimatedTime, OperatorTime
+from actbench.results.records import Phase
+
+WAITING = "(waiting for the host)"
+COPYING = "(waiting for copies)"
+
+WITHOUT_TENSOR_CORES = ("depthwise convolution",)
+"""Kinds whose shares are of the rate of float32, whatever their type."""
+
+_MOST_NAMED = 24
+
+
+@dataclass
+class _Sum:
+    calls: int = 0
+    seconds: float = 0.0
+    flops: int = 0
+    moved: int = 0
+
+
+@dataclass
+class _Clock:
+    """Three queues, each with the time at which it has done all that it was given."""
+
+    rates: Rates
+    efficiencies: Efficiencies
+    asynchronous: bool
+    host: float = 0.0
+    device: float = 0.0
+    copies: float = 0.0
+    phases: dict[Phase, float] = field(default_factory=lambda: defaultdict(float))
+    operators: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
+    busy: float = 0.0
+
+    def run(self, done: Sequence[Done]) -> None:
+        """Let a step pass."""
+        self.phases.clear()
+        self.operators.clear()
+        self.busy = 0.0
+        for each in done:
+            before = self.device
+            self._issue(each)
+            self.phases[each.phase] += self.device - before
+
+    def _issue(self, done: Done) -> None:
+        work = done.work
+        self.host += issuing(work, done.phase, self.efficiencies)
+        if done.on_host:
+            self._compute_on_host(work)
+        elif work.kind == "host copy":
+            self._copy(work)
+        elif work.kind is not None:
+            self._compute(work)
+        if not self.asynchronous:
+            self.host = self.device = max(self.host, self.device)
+
+    def _compute(self, work: Work) -> None:
+        seconds = computing(work, self.rates, self.efficiencies)
+        self._wait(self.host, WAITING)
+        self.device += seconds
+        self.busy += seconds
+        self._add(work.name, seconds, work)
+
+    def _copy(self, work: Work) -> None:
+        """Copy beside what is computed, which waits for the copy before: one is on its way at any time."""
+        self._wait(self.host, WAITING)
+        self._wait(self.copies, COPYING)
+        # what is copied is counted once where it is read and once where it is written
+        share = self.efficiencies.kinds["host copy"]
+        self.copies = max(self.copies, self.device) + share.ramp + work.moved / 2 / (self.rates.link * share.memory)
+
+    def _compute_on_host(self, work: Work) -> None:
+        """Let the host compute once the copies and the device are done, and the device wait for it."""
+        seconds = work.moved / self.efficiencies.host.bandwidth
+        self.host = max(self.host, self.device, self.copies) + seconds
+        self.device = self.host
+        self._add(work.name, seconds, work)
+
+    def _wait(self, until: float, name: str) -> None:
+        if until > self.device:
+            self._add(name, until - self.device, None)
+            self.device = until
+
+    def _add(self, name: str, seconds: float, work: Work | None) -> None:
+        total = self.operators[name]
+        total.calls += 1
+        total.seconds += seconds
+        total.flops += work.flops if work else 0
+        total.moved += work.moved if work else 0
+
+
+def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
+    """Return the seconds that the host needs to issue an operator."""
+    host = efficiencies.host
+    if work.kind is None:
+        return host.view + host.listed * work.listed
+    if work.kind in ("packing", "host copy"):
+        return host.packing
+    return (host.backward if phase == "backward" else host.forward) + host.listed * work.listed
+
+
+def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
+    """Return the seconds that the device needs for an operator: its operations and its bytes, which overlap."""
+    if work.kind is None:
+        return 0.0
+    share = efficiencies.kinds[work.kind]
+    seconds = work.moved / (rates.bandwidth * share.memory)
+    if work.flops:
+        precision = work.precision if work.precision in rates.flops else "fp32"
+        peak = rates.of("fp32" if work.kind in WITHOUT_TENSOR_CORES else precision)
+        products = work.flops / (peak * share.flops.get(precision, 1.0))
+        power = efficiencies.overlap
+        seconds = float((seconds**power + products**power) ** (1 / power))
+    return seconds + share.ramp + work.launches * rates.launch
+
+
+def estimate(
+    done: Sequence[Done], rates: Rates, efficiencies: Efficiencies, *, asynchronous: bool = True
+) -> EstimatedTime:
+    """Return the time of a step in the steady state: of the second of two.
+
+    Args:
+        done: The operators of the step.
+        rates: What the device can do.
+        efficiencies: What operators reach of that.
+        asynchronous: Whether the host runs ahead of the device, as with CUDA.
+    """
+    clock = _Clock(rates, efficiencies, asynchronous)
+    clock.run(done)
+    begun, host_begun = clock.device, clock.host
+    clock.run(done)
+    unknown = sorted({each.work.name for each in done if not each.work.is_known})
+    return EstimatedTime(
+        step_seconds=clock.device - begun,
+        forward_seconds=clock.phases["forward"],
+        backward_seconds=clock.phases["backward"],
+        optimizer_seconds=clock.phases["optimizer"],
+        host_seconds=clock.host - host_begun,
+        device_seconds=clock.busy,
+        flops=sum(each.work.flops for each in done),
+        moved_bytes=sum(each.work.moved for each in done),
+        by_operator=_by_operator(clock.operators),
+        unknown=tuple(unknown),
+    )
+
+
+def _by_operator(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
+    """Return the dearest operators, and the rest in one."""
+    ranked = sorted(sums.items(), key=lambda item: -item[1].seconds)
+    named, rest = ranked[:_MOST_NAMED], [total for _, total in ranked[_MOST_NAMED:]]
+    if rest:
+        others = _Sum(
+            sum(each.calls for each in rest),
+            sum(each.seconds for each in rest),
+            sum(each.flops for each in rest),
+            sum(each.moved for each in rest),
+        )
+        named.append((OTHERS, others))
+    return tuple(
+        OperatorTime(name=name, calls=each.calls, seconds=each.seconds, flops=each.flops, moved_bytes=each.moved)
+        for name, each in named
+    )

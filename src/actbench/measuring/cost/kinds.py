@@ -1,0 +1,72 @@
+"""Which kind of operator each is, so that its efficiency can be looked up."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from importlib import resources
+from typing import Any
+
+from torch import Tensor
+
+Kind = str
+"""A heading of ``efficiencies.toml``."""
+
+
+@functools.cache
+def _kinds() -> dict[str, Kind]:
+    text = resources.files(__package__).joinpath("kinds.toml").read_text(encoding="utf-8")
+    return {name: kind for kind, names in tomllib.loads(text).items() for name in names}
+
+
+NOTHING = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "new_empty_strided",
+        "_local_scalar_dense",
+        "lift_fresh",
+        "_unsafe_view",
+        "_reshape_alias",
+        "resize_",
+        "set_",
+        "detach_",
+        "as_strided_",
+        "is_same_size",
+        "_record_function_enter_new",
+        "_record_function_exit",
+        "_amp_update_scale_",
+    )
+)
+"""Operators beside views that move no bytes of the device."""
+
+IGNORED = frozenset(("device", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "promote_types"))
+"""Questions to tensors, which only fake ones answer through the dispatcher."""
+
+
+def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
+    """Return the kind of an operator that moves bytes; None for one that nobody has said anything of."""
+    if func.namespace == "actbench":
+        return "host copy" if name in ("to_host", "from_host") else "packing"
+    if name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_")):
+        return "optimizer"
+    kind = _kinds().get(name)
+    if kind == "convolution":
+        weight, groups = (args[1], args[8]) if name == "convolution" else (args[2], args[9])
+        return _kind_of_convolution(weight, groups)
+    if kind is None and _is_pointwise(func):
+        return "elementwise"
+    return kind
+
+
+def _is_pointwise(func: Any) -> bool:
+    """Return what torch says of an operator; of one that works in place the same as of the other."""
+    return any(str(tag) == "pointwise" or getattr(tag, "name", "") == "pointwise" for tag in func.tags)
+
+
+def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
+    if groups == 1:
+        return "convolution"
+    return "depthwise convolution" if weight.shape[1] == 1 else "grouped convolution"

@@ -1,0 +1,107 @@
+"""What a device can do in a second, and what share of it operators reach: figures from files."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, Literal
+
+Precision = Literal["fp32", "tf32", "half", "fp8"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "half", "fp8")
+
+_TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peak rates of a device.
+
+    Attributes:
+        flops: Floating-point operations a second by precision.
+        bandwidth: Bytes a second of the device's memory.
+        link: Bytes a second between it and host memory, in one direction.
+        launch: Seconds of a kernel that does nothing.
+        source: Who says so.
+    """
+
+    flops: Mapping[Precision, float]
+    bandwidth: float
+    link: float
+    launch: float
+    source: str
+
+    def of(self, precision: Precision) -> float:
+        """Return the operations a second of a precision; where the device has it not, those of float32."""
+        return self.flops.get(precision) or self.flops["fp32"]
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the peak rates that one kind of operator reaches, and the seconds in which it fills the device."""
+
+    flops: Mapping[Precision, float]
+    memory: float
+    ramp: float
+
+
+@dataclass(frozen=True)
+class Host:
+    """Seconds of the host for an operator in eager mode, and bytes a second of its memory."""
+
+    forward: float
+    backward: float
+    view: float
+    packing: float
+    listed: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Efficiencies:
+    """What operators reach, by kind, and what the host needs to issue them.
+
+    Attributes:
+        overlap: By which power operations and bytes of an operator add up; the larger, the better they overlap.
+    """
+
+    kinds: Mapping[str, Efficiency]
+    host: Host
+    overlap: float
+
+
+def rates(table: Mapping[str, Any]) -> Rates:
+    """Return the rates that a table of a device names in TFLOP/s, GB/s and microseconds."""
+    flops = {name: table[name] * _TERA * table.get("sustained", 1.0) for name in PRECISIONS if table.get(name)}
+    return Rates(
+        flops, table["bandwidth"] * _GIGA, table["link"] * _GIGA, table["launch"] * _MICRO, table.get("source", "")
+    )
+
+
+def efficiencies(
+    kinds: Mapping[str, Mapping[str, Any]],
+    host: Mapping[str, float],
+    overlap: float,
+    *,
+    beside: Mapping[str, Efficiency] | None = None,
+) -> Efficiencies:
+    """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out."""
+    found = {
+        kind: Efficiency(
+            {name: table[name] for name in PRECISIONS if table.get(name)}, table["memory"], table["ramp"] * _MICRO
+        )
+        for kind, table in kinds.items()
+    }
+    seconds = {name: value * _MICRO for name, value in host.items() if name != "bandwidth"}
+    return Efficiencies({**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap)
+
+
+@functools.cache
+def published() -> Efficiencies:
+    """Return the efficiencies that were fitted to published figures, for CUDA devices."""
+    text = resources.files(__package__).joinpath("efficiencies.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    host, overlap = tables.pop("host"), tables.pop("overlap")
+    return efficiencies(tables, host, overlap)

@@ -1,0 +1,171 @@
+"""What one operator does: floating-point operations, bytes moved, kernels launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from actbench.measuring.cost.kinds import IGNORED, NOTHING, Kind, kind_of
+from actbench.measuring.cost.rates import Precision
+
+_HALVES = (torch.float16, torch.bfloat16)
+_LISTED_AT_ONCE = 48
+"""Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
+_READ_AGAIN: dict[str, int] = {
+    "native_batch_norm": 0,
+    "_native_batch_norm_legit": 0,
+    "_batch_norm_with_update": 0,
+    "native_batch_norm_backward": 1,
+    "native_layer_norm_backward": 1,
+    "native_group_norm": 0,
+    "native_group_norm_backward": 1,
+    "convolution_backward": 0,
+}
+"""Operators of two kernels that both read one of their arguments (batch norm: for the moments, then for the result), up
+to its place among the arguments."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an operator does.
+
+    Attributes:
+        name: Of the operator, without its namespace and overload.
+        kind: Which efficiency counts; None for a view and others that move nothing.
+        flops: Floating-point operations.
+        precision: In which these are computed.
+        moved: Bytes read and written.
+        launches: Kernels.
+        listed: Tensors in lists.
+        is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
+    """
+
+    name: str
+    kind: Kind | None = None
+    flops: int = 0
+    precision: Precision = "fp32"
+    moved: int = 0
+    launches: int = 0
+    listed: int = 0
+    is_known: bool = True
+
+
+def idle(func: Any) -> bool:
+    """Return whether an operator moves nothing, whatever its arguments."""
+    name = func._schema.name.partition("::")[2]
+    return name in IGNORED or name in NOTHING or func.is_view
+
+
+def idle_work(func: Any) -> Work | None:
+    """Return what is counted of an operator that moves nothing; None for one that is none of a device."""
+    name = func._schema.name.partition("::")[2]
+    return None if name in IGNORED else Work(name)
+
+
+def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Work:
+    """Return what an operator did that returned ``result``."""
+    name = func._schema.name.partition("::")[2]
+    tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+    listed = sum(len(value) for value in args if isinstance(value, list | tuple) and _is_list_of_tensors(value))
+    if _is_host_scalar(name, tensors):
+        return Work(name, listed=listed)
+    kind = kind_of(func, name, args)
+    launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
+    return Work(
+        name,
+        kind or "elementwise",
+        flops=_flops(func, args, kwargs, result),
+        precision=_precision(kind, tensors),
+        moved=_moved(func, name, args, tensors, result),
+        launches=launches + (name in _READ_AGAIN),
+        listed=listed,
+        is_known=kind is not None,
+    )
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return bool(value) and all(isinstance(each, Tensor) for each in value)
+
+
+def _longest(args: tuple[Any, ...]) -> int:
+    return max((len(value) for value in args if isinstance(value, list | tuple)), default=0)
+
+
+def _is_host_scalar(name: str, tensors: list[Tensor]) -> bool:
+    """Return whether these are the step counters of an optimizer, which are in host memory."""
+    return name.startswith("_foreach_") and all(tensor.dim() == 0 for tensor in tensors)
+
+
+def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
+    if func is torch.ops.aten.convolution.default:
+        return _of_convolution(args[0], args[1], result, transposed=args[6])
+    if func is torch.ops.aten.convolution_backward.default:
+        wanted: list[bool] = args[10]
+        return _of_convolution(args[1], args[2], args[0], transposed=args[7]) * sum(wanted[:2])
+    count = flop_registry.get(func._overloadpacket)
+    if count is None:
+        return 0
+    total = int(count(*args, **kwargs, out_val=result))
+    return total // 2 if _argument(func, "is_causal", args, kwargs) else total
+
+
+def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> int:
+    """Return the operations of a convolution, or of either of its gradients, which torch counts wrong with groups."""
+    return 2 * (x if transposed else output).numel() * math.prod(weight.shape[1:])
+
+
+def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    if name in kwargs:
+        return kwargs[name]
+    place = next((at for at, each in enumerate(func._schema.arguments) if each.name == name), len(args))
+    return args[place] if place < len(args) else None
+
+
+def _precision(kind: Kind | None, tensors: Iterable[Tensor]) -> Precision:
+    """Return in which type products are computed.
+
+    PyTorch's default is TF32 for convolutions and not for matrices; depthwise ones are no work for tensor cores.
+    """
+    kinds = {tensor.dtype for tensor in tensors}
+    if any(dtype.itemsize == 1 and dtype.is_floating_point for dtype in kinds):
+        return "fp8"
+    if kinds & set(_HALVES):
+        return "half"
+    return "tf32" if kind in ("convolution", "grouped convolution") else "fp32"
+
+
+def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], result: Any) -> int:
+    """Return the bytes read and written; what is changed in place is both."""
+    total = sum(map(_bytes, tensors)) + sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+    if result is None or (isinstance(result, list | tuple) and not result):
+        total += sum(map(_bytes, _written(func, args)))
+    if name in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"):
+        total -= _bytes(args[0])  # it is written, and not read
+    if name in ("embedding", "gather", "index", "index_select"):
+        total -= max(0, _bytes(args[0]) - _bytes(result))  # only what is taken is read
+    if name in _READ_AGAIN:
+        total += sum(_bytes(each) for each in args[: _READ_AGAIN[name] + 1] if isinstance(each, Tensor))
+    return total
+
+
+def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+    """Return the tensors of arguments that an operator writes and does not return."""
+    changed = [
+        value
+        for each, value in zip(func._schema.arguments, args, strict=False)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, Tensor)]
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Return the bytes of the distinct elements of a tensor: what is repeated in it is read once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0)
+    return math.prod(sizes) * tensor.element_size()

@@ -1,0 +1,102 @@
+"""Device profiles in files: the one with those that come along, and those of a user's own."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from actbench.errors import UsageError
+from actbench.measuring.cost.rates import published
+from actbench.results.records import Data
+from actbench.validation import explain
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1.5)]
+
+
+class KindTable(Data):
+    """What one kind of operator reaches; see ``measuring/cost/efficiencies.toml``."""
+
+    fp32: Share | None = None
+    tf32: Share | None = None
+    half: Share | None = None
+    fp8: Share | None = None
+    memory: Share
+    ramp: Annotated[float, Field(ge=0)]
+
+
+class HostTable(Data):
+    """What the host needs, in microseconds, and its memory in GB/s."""
+
+    forward: Positive
+    backward: Positive
+    view: Positive
+    packing: Positive
+    listed: Positive
+    bandwidth: Positive
+
+
+class DeviceTable(Data):
+    """A device; see ``measuring/meters/devices.toml``. A file of one device may have its own efficiencies."""
+
+    gib: Positive
+    compute_capability: tuple[int, int] | None = None
+    fp32: Positive | None = None
+    tf32: Positive | None = None
+    half: Positive | None = None
+    fp8: Positive | None = None
+    bandwidth: Positive | None = None
+    link: Positive | None = None
+    launch: Annotated[float, Field(ge=0)] | None = None
+    sustained: Share = 1.0
+    source: str = ""
+    host: HostTable | None = None
+    efficiencies: dict[str, KindTable] | None = None
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether all is there that a time is estimated with."""
+        return None not in (self.fp32, self.bandwidth, self.link, self.launch)
+
+
+def shipped() -> dict[str, DeviceTable]:
+    """Return the devices that come along, by name."""
+    text = resources.files("actbench.measuring.meters").joinpath("devices.toml").read_text(encoding="utf-8")
+    return {name: DeviceTable.model_validate(table) for name, table in tomllib.loads(text).items()}
+
+
+def read(path: Path) -> DeviceTable:
+    """Return the device of a user's file.
+
+    Raises:
+        UsageError: It cannot be read, or says what no device is.
+    """
+    try:
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = DeviceTable.model_validate(found)
+    except OSError as error:
+        raise UsageError(f"--device-profile {str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"--device-profile {str(path)!r} is no TOML: {error}") from None
+    except ValidationError as error:
+        lines = explain(error, found, {"": DeviceTable, "host": HostTable, "efficiencies": KindTable})
+        raise UsageError(f"--device-profile {str(path)!r}: {'; '.join(lines)}") from None
+    unknown = set(table.efficiencies or {}) - published().kinds.keys()
+    if unknown:
+        raise UsageError(
+            f"--device-profile {str(path)!r}: there is no kind of operator {', '.join(sorted(unknown))}; known: "
+            f"{', '.join(published().kinds)}"
+        )
+    if table.efficiencies and table.host is None:
+        raise UsageError(f"--device-profile {str(path)!r}: efficiencies need the table [host] beside them")
+    some = [name for name in ("fp32", "bandwidth", "link", "launch") if getattr(table, name) is not None]
+    if some and not table.has_rates:
+        raise UsageError(
+            f"--device-profile {str(path)!r}: fp32, bandwidth, link and launch belong together; it has "
+            f"{', '.join(some)}"
+        )
+    return table

@@ -1,0 +1,154 @@
+"""A forward that runs as graphs of ``torch.compile``, of which a budget says how much waits for the backward pass."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch._functorch import config as partitioning
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from actbench.errors import ConversionError, UntraceableError, shortened, told
+from actbench.nn import savedtensors
+from actbench.nn.forwardwrapper import ReboundForward
+from actbench.nn.refusals import refuse_compiling
+
+Backend = Literal["inductor", "aot_eager_decomp_partition"]
+
+UNTRACEABLE = "torch.compile compiles nothing while every operator is watched, as simulations and the ledger do"
+_REST = re.compile(r"from user code:|For more information, run with|Developer debug context:|Set TORCHDYNAMO_VERBOSE")
+_TWICE = ("a model that the scheme compile has compiled", "its graphs are made already")
+
+
+def needed_by_inductor(device: torch.device) -> str | None:
+    """Return the compiler that inductor's kernels for a device need and that is not here; None where it is."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "triton, and a CUDA device that it knows"
+    command = os.environ.get("CXX", "g++")
+    return None if shutil.which(command) else f"the C++ compiler {command} (the environment variable CXX)"
+
+
+def _with_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], budget: float) -> Any:
+    """Return the code of a graph by torch's ``inductor``."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    from actbench.nn.partition import Partition
+
+    with config.patch(custom_partitioner_fn=Partition(budget)):
+        return compile_fx(graph, inputs)
+
+
+def _by_operators(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], budget: float) -> Any:
+    """Return the code of a graph as torch's ``aot_eager_decomp_partition`` makes it."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import boxed_nop
+    from torch._inductor.decomposition import select_decomp_table
+
+    from actbench.nn.partition import Partition
+
+    backend: Any = aot_autograd(
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, decompositions=select_decomp_table, partition_fn=Partition(budget)
+    )
+    return backend(graph, inputs)
+
+
+_BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
+    "inductor": _with_kernels,
+    "aot_eager_decomp_partition": _by_operators,
+}
+
+
+class CompiledForward(ReboundForward):
+    """A forward that is compiled as it is first called; plain without gradients. What it runs is another's graph.
+
+    Args:
+        module: What runs.
+        budget: The ``activation_memory_budget`` that its graphs are divided by, 0 to 1.
+        backend: What makes code of the graphs.
+        fullgraph: Whether all of the forward has to be one graph; else parts that are none run as they are.
+
+    Attributes:
+        graphs: How many graphs were made.
+        graphs_of_a_pass: How many of them ran in the last pass.
+    """
+
+    def __init__(self, module: nn.Module, budget: float, backend: Backend, fullgraph: bool) -> None:
+        super().__init__(module)
+        self.budget, self.backend, self.fullgraph = budget, backend, fullgraph
+        self.graphs = self.graphs_of_a_pass = 0
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graphs of the forward, which are made where there are none for such arguments.
+
+        Raises:
+            UntraceableError: A dispatch mode is active, under which ``torch.compile`` runs the plain forward instead.
+            ConversionError: The forward, or all of it, cannot be compiled, or runs within what is compiled by others.
+        """
+        module = self.module
+        if not torch.is_grad_enabled():
+            return self.inner(module, *args, **kwargs)
+        refuse_compiling(*_TWICE)
+        if _get_current_dispatch_mode() is not None:
+            raise UntraceableError(f"compile: {UNTRACEABLE}")
+        self.graphs_of_a_pass = 0
+        found = self._run(module, args, kwargs)
+        if not self.graphs_of_a_pass:
+            raise ConversionError(
+                f"compile: torch.compile has run {type(module).__name__} as it is, without a word; where "
+                "TORCHDYNAMO_DISABLE or torch.compiler.set_stance switch it off, let it be, or leave compile out"
+            )
+        savedtensors.acted(self)
+        return found
+
+    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._compiled is None:
+            self._compiled = self._compile()
+        from torch._dynamo.exc import TorchDynamoException  # takes seconds to import
+
+        try:
+            return self._compiled(module, *args, **kwargs)
+        except TorchDynamoException as error:
+            allowed = "; fullgraph=false compiles what lies between the breaks" if self.fullgraph else ""
+            raise ConversionError(
+                f"compile: torch.compile makes no graph of {type(module).__name__}: {_reason(error)}{allowed}"
+            ) from error
+
+    def _compile(self) -> Callable[..., Any]:
+        def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return self.inner(module, *args, **kwargs)
+
+        run.__code__ = run.__code__.replace()  # torch keeps graphs by the code, and gives up after 8 of one code
+        return torch.compile(run, backend=self._graph, fullgraph=self.fullgraph)
+
+    def _graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        """Return the code of a graph; what ``torch.compile`` calls."""
+        with partitioning.patch(activation_memory_budget=self.budget):
+            code: Any = _BACKENDS[self.backend](graph, inputs, self.budget)
+        self.graphs += 1
+
+        def counted(*args: Any) -> Any:
+            self.graphs_of_a_pass += 1
+            return code(*args)
+
+        return counted
+
+    def _twin(self, module: nn.Module) -> Self:
+        return type(self)(module, self.budget, self.backend, self.fullgraph)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "graphs": 0, "graphs_of_a_pass": 0, "_compiled": None}
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of the compiler says first; pages of advice and of its own frames follow."""
+    lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
+    return shortened(" ".join(line for line in lines if line)) or told(error)

@@ -1,0 +1,83 @@
+"""Cross entropy of a linear layer's output by Liger's kernels, an optional package (Hsu et al., arXiv 2410.10989)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actbench.errors import ConversionError, MeasurementError
+from actbench.nn.crossentropy import Cast, How
+from actbench.nn.precision import cast_all, dtypes_of, no_autocast
+from actbench.nn.refusals import first_order
+
+UNTRACEABLE = "Liger's kernels are no operators of torch, so that fake tensors show nothing of what they allocate"
+
+
+@functools.cache
+def kernels() -> Any:
+    """Return Liger's class of the loss; a MeasurementError where it is not installed."""
+    try:
+        return importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
+    except ImportError as error:
+        raise MeasurementError(
+            f'chunked_loss:liger needs liger-kernel: pip install "actbench[liger]" ({error})'
+        ) from None
+
+
+def check(device: torch.device) -> None:
+    """Raise a MeasurementError where the kernels are not there, or do not run on a device.
+
+    With ``TRITON_INTERPRET=1`` triton runs them on a CPU, slowly, to be looked at.
+    """
+    kernels()
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise MeasurementError(
+            f"chunked_loss:liger runs on CUDA, and the model is on {device.type}; take --meter cuda, or "
+            "chunked_loss without it"
+        )
+
+
+class LigerCrossEntropy(torch.autograd.Function):
+    """Sum of the cross entropy of the rows of a linear layer's output, of which the gradients are made at once."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: How) -> Tensor:
+        """Return the sum, float32.
+
+        Raises:
+            ConversionError: Logits are changed between the layer and the loss.
+        """
+        if not all(isinstance(step, Cast) for step in how.scaling):
+            raise ConversionError(
+                "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels are not told of "
+                "here; take chunked_loss without it"
+            )
+        loss = kernels()(ignore_index=how.ignore_index, label_smoothing=how.smoothing, reduction="sum")
+        needs, given = ctx.needs_input_grad[:3], (hidden, weight, bias)
+        asked = (any(needs), *needs[1:])  # without that of the input Liger makes none
+        with torch.enable_grad(), no_autocast(hidden):
+            x, w, b = (_leaf(each, how.dtype, ask) for each, ask in zip(given, asked, strict=True))
+            total: Tensor = loss(w, x, target, b)
+            wanted = [leaf for leaf, need in zip((x, w, b), needs, strict=True) if need and leaf is not None]
+            found = iter(torch.autograd.grad(total, wanted) if wanted else ())
+        ctx.save_for_backward(*(next(found) if need else None for need in needs))
+        ctx.dtypes = dtypes_of(*given)
+        return total.detach()
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of hidden, weight and bias, which wait since the forward pass."""
+        again = torch._C._autograd._get_current_graph_task_keep_graph()
+        scale = torch.mul if again else Tensor.mul_
+        found = tuple(None if each is None else scale(each, gradient.to(each.dtype)) for each in ctx.saved_tensors)
+        return *cast_all(found, ctx.dtypes), None, None
+
+
+def _leaf(tensor: Tensor | None, dtype: torch.dtype, asked: bool) -> Tensor | None:
+    return None if tensor is None else tensor.detach().to(dtype).requires_grad_(asked)

@@ -1,0 +1,74 @@
+"""What a compiled graph keeps for its backward pass, by a budget, with random numbers drawn once.
+
+torch's min-cut partitioner runs operators again that a small ``activation_memory_budget`` has no room for, those that
+draw random numbers too: the mask of a dropout is then another one in the backward pass, and the gradient is wrong.
+Here what is drawn is among what is kept, and a graph that would still draw it again is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._functorch import config
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from actbench.errors import ConversionError
+
+_LEAST_BUDGET = 1e-6  # at 0 the partitioner keeps inputs alone, whatever is marked
+_MARK = "recompute"  # by which the partitioner knows what a checkpoint, or this, has said of an operator
+
+
+class Partition(CustomPartitionerFn):
+    """From a graph of both passes to one of each.
+
+    Args:
+        budget: The share of what is kept at 1 that may be kept, 0 to 1.
+    """
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """Return the graphs of the forward and of the backward pass.
+
+        Raises:
+            ConversionError: The backward pass would draw random numbers of the forward pass again.
+        """
+        drawing = [node for node in gm.graph.nodes if _draws(node) and _MARK not in node.meta]
+        for node in drawing:  # a checkpoint's own draw again by themselves, from the state of the generator
+            node.meta[_MARK] = CheckpointPolicy.MUST_SAVE
+        kept = {node.name for node in drawing}
+        budget = max(self.budget, _LEAST_BUDGET) if drawing else self.budget
+        with config.patch(activation_memory_budget=budget):
+            kwargs.setdefault("compiler", "inductor")
+            forward, backward = min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+        twice = kept & {node.name for node in forward.graph.nodes} & {node.name for node in backward.graph.nodes}
+        if any(_draws(node) for node in backward.graph.nodes if node.name in twice):
+            raise ConversionError(
+                f"compile: the backward pass would draw random numbers of the forward pass again ({min(twice)}), and "
+                "the gradient would be wrong; take a model without dropout, or leave compile out"
+            )
+        return forward, backward
+
+    def uuid(self) -> Any:
+        """Return what tells graphs that were divided by this from others, for torch's caches on disk."""
+        return get_hash_for_files((__file__,), str(self.budget))
+
+
+def _draws(node: Node) -> bool:
+    """Return whether an operator draws random numbers; fused attention does where it drops something."""
+    operator: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
+        return False
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            return bool(argument.default_value if given is None else given)
+    return True

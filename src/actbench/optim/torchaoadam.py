@@ -1,0 +1,132 @@
+"""torchao's Adam with moments of few bits, an optional package, such that it needs no compiler off CUDA."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, optim
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from actbench.errors import MeasurementError
+from actbench.ops import hostmemory
+from actbench.optim.optimizers import adam_groups, is_decoupled
+
+_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits
+
+Twin = Callable[[optim.Optimizer], optim.Optimizer]
+"""From an optimizer of torch's to the one that takes its place."""
+
+
+def few_bits_adam(scheme: str, suffix: str) -> Twin:
+    """Return what makes torchao's optimizers of torch's Adam and AdamW.
+
+    Args:
+        scheme: Who asks.
+        suffix: What the names of torchao's classes end with: 8bit, 4bit, Fp8.
+
+    Raises:
+        MeasurementError: torchao is not installed.
+    """
+    try:
+        from torchao import optim as library  # type: ignore[import-untyped]
+    except ImportError:
+        raise MeasurementError(f'{scheme} needs torchao: pip install "actbench[torchao]"') from None
+    classes = {
+        decoupled: _adapted(getattr(library, f"{name}{suffix}"))
+        for decoupled, name in ((True, "AdamW"), (False, "Adam"))
+    }
+
+    def twin(optimizer: optim.Optimizer) -> optim.Optimizer:
+        made: optim.Optimizer = classes[is_decoupled(optimizer)](adam_groups(optimizer))
+        return made
+
+    return twin
+
+
+@functools.cache
+def _adapted(kind: type[Any]) -> type[Any]:
+    """Return a class of torchao that needs no compiler off CUDA, and whose saved state is plain tensors."""
+
+    class Adapted(kind):  # type: ignore[misc]
+        __doc__ = kind.__doc__
+
+        def step(self, closure: Any = None) -> Any:
+            parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+            _make_rates_tensors(self.param_groups)
+            if _stand_for_cuda(parameters):
+                return _make_state(self, parameters)
+            compiles = all(parameter.is_cuda for parameter in parameters)
+            with torch.compiler.set_stance("default" if compiles else "force_eager"):
+                return super().step(closure)
+
+        def state_dict(self) -> dict[str, Any]:
+            found = super().state_dict()
+            groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
+            state = {number: {name: _apart(each) for name, each in of.items()} for number, of in found["state"].items()}
+            return {**found, "state": state, "param_groups": groups}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            parameters = _by_number(state_dict, self.param_groups)
+            state = {
+                number: {name: self._together(parameters[number], name, each) for name, each in of.items()}
+                for number, of in state_dict["state"].items()
+            }
+            super().load_state_dict({**state_dict, "state": state})
+
+        def _together(self, parameter: Tensor, name: str, saved: Any) -> Any:
+            if name not in _MOMENTS:
+                return saved
+            moment = self._new_buffer(parameter, signed=name == "exp_avg")
+            if not isinstance(saved, dict):  # torch's own, or of a small parameter
+                return moment.copy_(saved)
+            for part, tensor in saved.items():
+                getattr(moment, part).copy_(tensor)
+            return moment
+
+    found = type(kind.__name__, (Adapted,), {})
+    with unset_fake_temporarily():  # the first step computes the levels, whose values fake tensors lack
+        parameter = torch.nn.Parameter(torch.zeros(_SMALLEST))
+        parameter.grad = torch.zeros_like(parameter)
+        found([parameter]).step()
+    return found
+
+
+def _make_rates_tensors(groups: list[dict[str, Any]]) -> None:
+    """Give torchao the tensors that it wants for learning rates, where schedulers have written numbers."""
+    for group in groups:
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+
+
+def _make_state(optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Do of a step what is seen of it in memory where it is one kernel: make what is not there yet."""
+    for parameter in parameters:
+        if parameter.grad is not None and not optimizer.state[parameter]:
+            moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
+            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+
+
+def _stand_for_cuda(parameters: Iterable[Tensor]) -> bool:
+    """Return whether parameters are fake and stand for those of a CUDA device."""
+    return any(isinstance(parameter, FakeTensor) and hostmemory.is_elsewhere(parameter) for parameter in parameters)
+
+
+def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict[int, Tensor]:
+    """Return an optimizer's parameters by the numbers that a saved state has for them."""
+    numbers = itertools.chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = dict(zip(numbers, itertools.chain.from_iterable(group["params"] for group in groups), strict=False))
+    if not state_dict["state"].keys() <= parameters.keys():
+        raise ValueError("the loaded state is of more parameters than this optimizer has")
+    return parameters
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor that is made of others as these by name, and anything else as it is."""
+    if not hasattr(value, "__tensor_flatten__"):
+        return value
+    return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}

@@ -1,0 +1,177 @@
+"""Charts of measured cases: memory against time, what the peak is made of, and the error of the gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from actbench.results.advice import over_limit_bytes
+from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.results.plain import plain
+from actbench.results.render.page import frontier, marks
+from actbench.results.render.page.pictures import Group, Picture, Values
+from actbench.results.tables.computed import step_time_of
+from actbench.results.tables.entries import Entry
+from actbench.results.tables.groups import group_of, unbeaten, what_is_measured
+from actbench.results.tables.values import write
+from actbench.units import format_bytes, format_seconds
+
+KINDS = {
+    "weights_bytes": ("weights", "#5b7fa6"),
+    "gradients_bytes": ("gradients", "#dfa551"),
+    "optimizer_bytes": ("optimizer state", "#8f78ad"),
+    "activation_bytes": ("saved for backward", "#cf6a63"),
+    "batch_bytes": ("batch", "#9a9a9a"),
+    "temporary_bytes": ("temporaries", "#67a58a"),
+}
+"""What the page calls the fields of :class:`PeakParts`, with colours, in the order in which they are stacked."""
+
+MOST_BARS = 60
+
+
+def groups_of(entries: Sequence[Entry]) -> list[Group]:
+    """Return the charts of each model, batch and device; only rows of these can be compared."""
+    found: dict[Any, list[MeasuredRecord]] = {}
+    for entry in entries:
+        if entry.measured is not None:
+            found.setdefault(_comparable(entry.record), []).append(entry.record)
+    names = [_names(records) for records in found.values()]
+    return [
+        Group(_title(records[0], names, place), _pictures(records), _remarks(records))
+        for place, records in enumerate(found.values())
+    ]
+
+
+def _device(record: MeasuredRecord) -> str:
+    """Return what the case ran on, or was simulated for; a simulated CPU is the CPU."""
+    case = record.case
+    if case.meter == "simulated":
+        return case.device_profile or "a CUDA device"
+    return record.machine.gpu or "a CUDA device" if case.meter == "cuda" else "cpu"
+
+
+def _comparable(record: MeasuredRecord) -> Any:
+    case = record.case
+    limit = case.memory_limit_bytes
+    return record.machine.name, what_is_measured(group_of(record)), case.batch_size, _device(record), limit, case.seed
+
+
+def _names(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
+    """Return what a group may be called by, the shortest first."""
+    record, case = records[0], records[0].case
+    short = f"{case.model}, batch {case.batch_size}, {_device(record)}"
+    settings = ", ".join(
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in case.model_dump(exclude_defaults=True).items()
+        if name not in ("model", "batch_size", "scheme", "meter", "device_profile")
+    )
+    whole = f"{short}; {settings}" if settings else short
+    return short, whole, f"{whole}; {record.machine.name}"
+
+
+def _title(record: MeasuredRecord, names: Sequence[tuple[str, ...]], place: int) -> str:
+    """Return the shortest name that no other group has."""
+    for kind, name in enumerate(names[place]):
+        if sum(other[kind] == name for other in names) == 1:
+            return plain(name)
+    return plain(f"{names[place][-1]} ({place + 1})")
+
+
+def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
+    values = _values(records)
+    scale = marks.byte_scale(max(row["peak_bytes"] for row in values))
+    timed = [row for row in values if row["seconds"] is not None]
+    wrong = [row for row in values if row["gradient_error"] is not None]
+    parts = _parts(records[:MOST_BARS], values, scale)
+    limit = records[0].outcome.memory_limit_bytes if isinstance(records[0].outcome, Measurement) else None
+    found = [
+        frontier.memory_against_time(timed, scale, limit) if len(timed) > 1 else None,
+        frontier.error_beside_memory(wrong, scale) if len(wrong) > 1 else None,
+        marks.stacked_bars(parts, dict(KINDS.values()), scale, limit) if parts else None,
+    ]
+    return tuple(picture for picture in found if picture is not None)
+
+
+def _remarks(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
+    lines = []
+    if len(records) > MOST_BARS:
+        lines.append(f"The bars are those of the first {MOST_BARS} of {len(records)} rows.")
+    if not any(step_time_of(record) for record in records):
+        lines.append("No step was timed here, so there is no frontier of memory against time.")
+    if not any(isinstance(record.outcome, Measurement) and record.outcome.peak_parts for record in records):
+        lines.append("These records do not say what the peak is made of.")
+    return tuple(lines)
+
+
+def _values(records: Sequence[MeasuredRecord]) -> list[dict[str, Any]]:
+    """Return the values that charts draw, a row for each record."""
+    rows = [_row(record) for record in records]
+    for name, row in zip(_bar_names(records), rows, strict=True):
+        row["name"] = name
+    for meter in {record.case.meter for record in records}:
+        rivals = [row for row in rows if row["meter"] == meter and row["seconds"] is not None and row["fits"]]
+        costs = [(row["peak_bytes"], row["seconds"]) for row in rivals]
+        for row, is_best in zip(rivals, unbeaten(costs), strict=True):
+            row["frontier"] = is_best
+    return rows
+
+
+def _row(record: MeasuredRecord) -> dict[str, Any]:
+    measured = record.outcome
+    assert isinstance(measured, Measurement)
+    time, over = step_time_of(record), over_limit_bytes(record)
+    source = "estimated" if time is not None and time.is_estimated else "measured"
+    return {
+        "scheme": plain(record.label or record.case.scheme),
+        "meter": record.case.meter,
+        "source": source,
+        "peak_bytes": measured.peak_bytes,
+        "peak_text": format_bytes(measured.peak_bytes) + (f", {format_bytes(over)} over the limit" if over else ""),
+        "fits": measured.fits,
+        "frontier": False,
+        "seconds": None if time is None else time.seconds,
+        "seconds_text": "" if time is None else f"{format_seconds(time.seconds)}, {source}",
+        "gradient_error": _finite(measured.gradient_error),
+        "gradient_error_text": write(measured.gradient_error, "number"),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a value that can be drawn, and None for others."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _bar_names(records: Sequence[MeasuredRecord]) -> list[str]:
+    """Return a name for each row: that of its scheme, with what tells it from others of the same scheme."""
+    names: list[str] = []
+    for record in records:
+        name = plain(record.label or record.case.scheme)
+        for candidate in (
+            name,
+            f"{name} ({record.case.meter})",
+            *(f"{name} ({n})" for n in range(2, len(records) + 2)),
+        ):
+            if candidate not in names:
+                names.append(candidate)
+                break
+    return names
+
+
+def _parts(records: Sequence[MeasuredRecord], values: Values, scale: marks.Scale) -> list[dict[str, Any]]:
+    """Return one value for each kind of memory that a row has at its peak."""
+    return [
+        {
+            "name": row["name"],
+            "kind": kind,
+            "order": order,
+            "bytes": getattr(parts, field),
+            "drawn": getattr(parts, field) / scale.factor,
+            "text": format_bytes(getattr(parts, field)),
+            "peak_text": row["peak_text"],
+        }
+        for record, row in zip(records, values, strict=False)
+        if isinstance(parts := getattr(record.outcome, "peak_parts", None), PeakParts)
+        for order, (field, (kind, _)) in enumerate(KINDS.items())
+        if getattr(parts, field)
+    ]

@@ -1,0 +1,273 @@
+"""A fake tensor mode that runs an operator once for arguments that are alike, and then recalls its result.
+
+A step asks the same operators about the same shapes in every block, pass and trace. torch's mode has a cache too, and
+spends most of a simulated step on its keys and on the attributes of the tensors that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from actbench.errors import ModelError
+
+_internals: Any = torch._C
+layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
+"""Returns a tensor's layout, of a fake one without the Python code of its class."""
+
+_make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
+
+Make = Callable[[Sequence[FakeTensor]], Any]
+"""From the tensors among an operator's arguments to its result, or to one tensor of it."""
+
+_PLAIN = frozenset(
+    (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+"""Types of arguments that are told apart by their values."""
+
+_NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
+"""Tags of operators whose results depend on values, or that give an argument another shape."""
+
+_LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
+"""Operators that may give a tensor whose value torch's mode knows."""
+
+_aten = torch.ops.aten
+_PRODUCTS = frozenset(
+    overload.default
+    for overload in (
+        _aten.mm,
+        _aten.addmm,
+        _aten.bmm,
+        _aten.baddbmm,
+        _aten.mv,
+        _aten.addmv,
+        _aten.dot,
+        _aten.convolution,
+    )
+)
+"""Operators that take tensors of one type, which their fake forms do not look at."""
+
+_DEVICE = torch.ops.prim.device.default
+_NUMBER = _aten._local_scalar_dense.default
+_UNSEEN = object()
+
+
+def asks_device(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether an operator asks for the device of a fake tensor, which needs no further mode.
+
+    Autograd asks so often that these are two of three operators of a step.
+    """
+    return func is _DEVICE and type(args[0]) is FakeTensor
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors among arguments of an operator, or in its result."""
+    found: list[Tensor] = []
+    _collect(values, found)
+    return found
+
+
+def _collect(values: Any, found: list[Tensor]) -> None:
+    if isinstance(values, Tensor):
+        found.append(values)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            _collect(value, found)
+    elif isinstance(values, dict):
+        for value in values.values():
+            _collect(value, found)
+
+
+class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Takes real tensors that a model makes as fake ones, and recalls results of operators on fake ones.
+
+    Arguments are alike if they are equal where they are no tensors, and where they are have equal shapes, strides,
+    offsets, types, devices and bytes of storage, and share storages with one another alike. A result is recalled if it
+    is made of tensors with storages of their own, views of arguments, arguments themselves and plain values. Operators
+    that look at values always run, and so do those of other libraries, whose fake forms may depend on anything.
+
+    Products of tensors of two types are refused, as operators on real tensors do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._known: dict[tuple[Any, ...], Make | None] = {}
+        self._eligible: dict[Any, bool] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Recall the result of an operator, or run it.
+
+        Raises:
+            ModelError: A product of tensors of two types.
+        """
+        if asks_device(func, args):
+            return args[0].device
+        if func is _NUMBER and _is_constant(args[0]):
+            with _internals._DisableTorchDispatch():
+                return func(args[0].constant)
+        kwargs = kwargs or {}
+        tensors: list[FakeTensor] = []
+        key = self._key(func, args, kwargs, tensors)
+        make: Any = None if key is None else self._known.get(key, _UNSEEN)
+        if make is not None and make is not _UNSEEN:
+            return make(tensors)
+        if func in _PRODUCTS:
+            _check_one_type(func, args)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if key is not None and make is _UNSEEN:
+            changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
+            self._known[key] = None if changed else _recipe(result, tensors)
+        return result
+
+    def _key(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[FakeTensor]
+    ) -> tuple[Any, ...] | None:
+        """Return what the result depends on and add the tensors found; None for an operator that always runs."""
+        eligible = self._eligible.get(func)
+        if eligible is None:
+            eligible = self._eligible[func] = _is_eligible(func)
+        if not eligible or torch.is_inference_mode_enabled():
+            return None
+        key: list[Any] = [func, torch.get_default_dtype(), _internals._get_default_device(), *kwargs]
+        if not (self._describe(args, key, tensors) and self._describe(kwargs.values(), key, tensors)):
+            return None
+        key += _shared([id(tensor.untyped_storage()) for tensor in tensors]) + _shared([*map(id, tensors)])
+        return tuple(key)
+
+    def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
+        """Add values to a key, and the tensors among them to a list; return whether all can be told apart."""
+        for value in values:
+            kind = type(value)
+            if kind is FakeTensor:
+                if value.fake_mode is not self or value.constant is not None or not _is_plain(value):
+                    return False
+                key += _metadata(value)
+                tensors.append(value)
+            elif kind in _PLAIN:
+                key += (kind, value)
+            elif kind is list or kind is tuple:
+                key += (kind, len(value))
+                if not self._describe(value, key, tensors):
+                    return False
+            else:
+                return False
+        return True
+
+
+def _check_one_type(func: Any, args: Sequence[Any]) -> None:
+    found = list(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in args if isinstance(x, Tensor)))
+    if len(found) > 1:
+        raise ModelError(
+            f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; cast one of "
+            "them, make batches of the type that the weights have, or name one by --dtype or --autocast"
+        )
+
+
+def _is_constant(value: Any) -> bool:
+    return type(value) is FakeTensor and value.constant is not None
+
+
+def _is_eligible(func: Any) -> bool:
+    if not isinstance(func, torch._ops.OpOverload) or not _NEVER.isdisjoint(func.tags):
+        return False
+    if func.namespace == "actbench":
+        return torch.Tag.pt2_compliant_tag in func.tags
+    return func.namespace in ("aten", "prims") and func._schema.name not in _LIFTS
+
+
+def _is_plain(tensor: FakeTensor) -> bool:
+    return layout_of(tensor) is torch.strided and getattr(tensor, "dispatch_keys", None) is None
+
+
+def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
+    return (
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.fake_device,
+        tensor.untyped_storage().nbytes(),
+        tensor.requires_grad,
+        tensor.is_quantized,
+        tensor.is_conj(),
+        tensor.is_neg(),
+        tensor.is_inference(),
+    )
+
+
+def _shared(owners: list[int]) -> list[int]:
+    """Return for each owner where it stands first, of owners that are not all different."""
+    if len(set(owners)) == len(owners):
+        return []
+    places: dict[int, int] = {}
+    return [places.setdefault(owner, place) for place, owner in enumerate(owners)]
+
+
+def _recipe(result: Any, tensors: Sequence[FakeTensor]) -> Make | None:
+    """Return what makes a result again from arguments that are alike, or None where that cannot be."""
+    kind = type(result)
+    parts = [_part(leaf, tensors) for leaf in result] if kind in (list, tuple) else [_part(result, tensors)]
+    makes = [make for make in parts if make is not None]
+    if len(makes) < len(parts) or _share_storages(result, tensors):
+        return None
+    if kind in (list, tuple):
+        return lambda given: kind([make(given) for make in makes])
+    return makes[0]
+
+
+def _part(leaf: Any, tensors: Sequence[FakeTensor]) -> Make | None:
+    """Return what makes one tensor or plain value of a result again."""
+    if type(leaf) in _PLAIN:
+        return lambda given: leaf
+    if type(leaf) is not FakeTensor or leaf.constant is not None or not _is_plain(leaf):
+        return None
+    for index, tensor in enumerate(tensors):
+        if leaf is tensor:
+            return lambda given: given[index]
+    storage = leaf.untyped_storage()
+    sources = [index for index, tensor in enumerate(tensors) if tensor.untyped_storage() is storage]
+    make = _twin(leaf, sources[0] if sources else None)
+    return make if _is_alike(make(tensors), leaf) else None
+
+
+def _twin(leaf: FakeTensor, source: int | None) -> Make:
+    """Return what makes tensors like one: over the storage of the argument ``source``, or with storages of their own.
+
+    The attributes that torch's mode gives a tensor are copied, which takes an eighth of the time of giving them.
+    """
+    shape, stride, offset, dtype = leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
+    device, attributes = leaf.fake_device, dict(vars(leaf))
+    allows = leaf.fake_mode._allow_unsafe_data_ptr_access
+    guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
+
+    def twin(given: Sequence[FakeTensor]) -> FakeTensor:
+        with _internals._DisableTorchDispatch():
+            if source is None:
+                bare = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            else:
+                bare = torch.empty(0, dtype=dtype, device="meta")
+                bare.set_(given[source].untyped_storage(), offset, shape, stride)
+        made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
+        guard(made)
+        vars(made).update(attributes)
+        return made
+
+    return twin
+
+
+def _is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
+    keys = _internals._dispatch_key_set
+    return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and vars(made) == vars(leaf)
+
+
+def _share_storages(result: Any, tensors: Sequence[FakeTensor]) -> bool:
+    """Return whether two tensors of a result share a storage that no argument has."""
+    leaves = [leaf for leaf in result if isinstance(leaf, Tensor)] if isinstance(result, list | tuple) else []
+    distinct = {id(leaf): leaf.untyped_storage() for leaf in leaves}
+    given = {tensor.untyped_storage()._cdata for tensor in tensors}
+    own = [storage._cdata for storage in distinct.values() if storage._cdata not in given]
+    return len(own) > len(set(own))

@@ -1,0 +1,36 @@
+"""What a simulated case costs: `benchmarks/simulated_cases.py`; no times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actbench.workloads import names
+
+
+def test_the_models_are_known_and_each_scheme_has_a_case(script: Any) -> None:
+    for model in script.MODELS:
+        assert names.parse(model).name
+        assert [case.scheme for case in script.cases(model, script.SCHEMES)] == list(script.SCHEMES)
+
+
+def test_a_case_is_run_in_a_process_of_its_own_and_a_failure_is_told(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(script.MODELS, "tiny-roberta", {"sequence_length": 8, "batch_size": 2, "device_profile": "cpu"})
+    runs = script.measure(script.cases("tiny-roberta", ["exact", "resilu2"]), rounds=1)
+
+    assert runs["exact"].user_seconds > 0
+    assert runs["exact"].peak_bytes > 0
+    assert not runs["exact"].failure
+    assert "resilu2" in runs["resilu2"].failure
+    assert runs["resilu2"].peak_bytes is None
+
+
+def test_the_fastest_run_of_each_case_counts(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 2.0, 1.0, 4.0])
+    monkeypatch.setattr(script, "forked", lambda case: script.Run(next(seconds), 7))
+    runs = script.measure(script.cases("resnet50", ["exact", "smaq"]), rounds=2)
+
+    assert {name: run.user_seconds for name, run in runs.items()} == {"exact": 1.0, "smaq": 2.0}

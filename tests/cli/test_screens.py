@@ -1,0 +1,103 @@
+"""What ``report`` prints of the quickstart's records, as text files beside the records.
+
+A snapshot is a text that somebody looked at. After a change that is meant, look at what is printed now, and write it
+with ``ACTBENCH_WRITE_SCREENS=1 pytest tests/cli/test_screens.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+
+DATA = Path(__file__).parents[1] / "data"
+RECORDS = DATA / "quickstart-2026-11.jsonl"
+WIDTHS = (80, 100, 120, 200)
+COMMAND = (sys.executable, "-m", "actbench", "report", str(RECORDS), "--title", "Quickstart")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    dropped = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
+    kept = {name: value for name, value in os.environ.items() if name not in dropped}
+    return {**kept, "TERM": "xterm-256color", "PYTHONUTF8": "1", **variables}
+
+
+@pytest.fixture
+def piped(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that returns what a pipe gets."""
+
+    def run(**variables: str) -> str:
+        monkeypatch.delenv("COLUMNS", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        text: str = cli(*COMMAND[3:]).out
+        return text
+
+    return run
+
+
+def on_terminal(**variables: str) -> str:
+    """Return what a terminal gets, with its escapes."""
+    control, terminal = pty.openpty()
+    with subprocess.Popen(COMMAND, env=environment(**variables), stdout=terminal, stdin=terminal) as process:
+        os.close(terminal)
+        parts = []
+        while True:
+            try:
+                part = os.read(control, 65536)
+            except OSError:  # Linux says so at the end
+                break
+            if not part:
+                break
+            parts.append(part)
+        assert process.wait() == 0
+    os.close(control)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def same_as_snapshot(name: str, text: str) -> None:
+    file = DATA / "screens" / f"{name}.txt"
+    text = "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+    if os.environ.get("ACTBENCH_WRITE_SCREENS"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_terminal_gets_what_fits_its_width(width: int) -> None:
+    text = on_terminal(COLUMNS=str(width), NO_COLOR="1", TERM="dumb")
+
+    assert "\x1b" not in text
+    assert max(map(cell_len, text.splitlines())) <= width
+    for told in ("exact", "cpu", "simulated", "vit-base-patch16-224@num_hidden_layers=2", "fewbit:3+randomized:0.2"):
+        assert told in " ".join(text.split()), "what tells rows apart is never hidden"
+    same_as_snapshot(f"quickstart-{width}", text)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_pipe_gets_the_same_lines_as_a_terminal_of_its_width(piped: Callable[..., str], width: int) -> None:
+    found = [line.rstrip() for line in piped(COLUMNS=str(width)).splitlines()]
+
+    assert found == (DATA / "screens" / f"quickstart-{width}.txt").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.parametrize("columns", [{}, {"COLUMNS": "0"}, {"COLUMNS": "wide"}])
+def test_a_pipe_of_no_known_width_has_120_columns(piped: Callable[..., str], columns: dict[str, str]) -> None:
+    assert piped(**columns) == piped(COLUMNS="120")
+
+
+def test_without_colours_a_terminal_gets_the_same_text() -> None:
+    bare = (DATA / "screens" / "quickstart-100.txt").read_text(encoding="utf-8")
+    text = on_terminal(COLUMNS="100", NO_COLOR="1")
+
+    assert "\x1b[3" not in text, "no colours"
+    assert "resnet50" in text
+    assert "\x1b[38" not in on_terminal(COLUMNS="100")
+    assert bare.splitlines()[5].strip() in text

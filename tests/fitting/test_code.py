@@ -1,0 +1,133 @@
+"""The lines that fit prints run as they are, and need what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from actbench import workloads
+from actbench.fitting.code import code_for
+from actbench.measuring.bench import measure
+from actbench.measuring.meters import open_meter
+from actbench.results.records import Built, Case
+
+
+class Batches:
+    """One batch so many times; the one that a step is made with is none of them."""
+
+    def __init__(self, batch: Any, steps: int, first: bool) -> None:
+        self._iterations = [[batch] * steps, *([[batch]] if first else [])]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._iterations.pop())
+
+
+def run(code: str, case: Case, steps: int = 2, first: bool = True) -> dict[str, Any]:
+    """Run lines on the model and batches of a case, and return their names."""
+    workload = workloads.load(case)
+    setup = workload.setup(materialize=True, seed=0)
+    torch.manual_seed(0)
+    names = {"model": setup.module, "batches": Batches(dict(workload.batch(case.batch_size, seed=0)), steps, first)}
+    exec(code, names)
+    return names
+
+
+LLAMA = {"model": "tiny-llama@num_hidden_layers=4", "batch_size": 4, "sequence_length": 64}
+CAUSAL = Built(model_class="LlamaForCausalLM", task="causal-lm")
+PICTURES = {"model": "torchvision:resnet18", "batch_size": 4, "image_size": 64}
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme", "others"),
+    [
+        (LLAMA, "chunked_loss:8+checkpoint", {}),
+        pytest.param(LLAMA, "exact", {}, marks=slow),
+        pytest.param(LLAMA, "accumulate:2+gact:L2", {"optimizer": "adamw-fused"}, marks=slow),
+        pytest.param(LLAMA, "lora:16+checkpoint", {}, marks=slow),
+        pytest.param(LLAMA, "pure:bfloat16+release", {}, marks=slow),
+        pytest.param(LLAMA, "autocast:bfloat16+adam8bit", {}, marks=slow),
+        pytest.param(LLAMA, "smaq", {"dtype": "bfloat16"}, marks=slow),
+        pytest.param(LLAMA, "checkpoint", {"optimizer": "sgd-momentum", "autocast": "bfloat16"}, marks=slow),
+        pytest.param(PICTURES, "actnn:L2", {"optimizer": "sgd"}, marks=slow),
+    ],
+)
+def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str, others: Any) -> None:
+    case = Case(**settings, scheme=scheme, **others, device_profile="cpu")
+    said = measure(case)
+    code = code_for(case, said.built)
+
+    run(code.loop, case)
+    step = run(code.loop, case, steps=0)["step"]  # what is made in steps that the meter does not see cannot be counted
+    found = open_meter(case.model_copy(update={"meter": "cpu"})).memory(step).peak_bytes
+
+    assert found == pytest.approx(said.peak_bytes, rel=0.02)
+
+
+def test_the_loss_of_float16_is_scaled() -> None:
+    case = Case(**LLAMA, scheme="accumulate:2+autocast:float16")
+
+    found = run(code_for(case, CAUSAL).loop, case, first=False)
+
+    assert type(found["scaler"]).__name__ == "GradScaler"  # on a CPU it does nothing
+    assert found["optimizer"].state
+
+
+TRAINER = [
+    "exact",
+    "chunked_loss:8+checkpoint+optimizer_offload",
+    pytest.param("accumulate:2+autocast:bfloat16+gact:L2", marks=slow),
+    pytest.param("lora:16+checkpoint", marks=slow),
+    pytest.param("adam8bit+pure:bfloat16", marks=slow),
+    pytest.param("smaq", marks=slow),
+]
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, case: Case) -> None:
+        self._batch = workloads.load(case).batch(case.batch_size, seed=0)
+        self._rows = case.batch_size
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        return {name: values[place] for name, values in self._batch.items()}
+
+
+@pytest.mark.parametrize("scheme", TRAINER)
+def test_the_lines_for_the_trainer_run(scheme: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    case = Case(**LLAMA, scheme=scheme)
+    code = code_for(case, CAUSAL)
+    assert code.trainer is not None, code.why_no_trainer
+    setup = workloads.load(case).setup(materialize=True, seed=0)
+    names: dict[str, Any] = {"model": setup.module, "data": Rows(case)}
+    lines = code.trainer.replace(
+        '    "out",', '    "out", max_steps=1, report_to=[], save_strategy="no", use_cpu=True,'
+    )
+
+    exec(lines, names)
+
+    assert names["trainer"].state.global_step == 1
+    rows = case.batch_size // names["arguments"].gradient_accumulation_steps
+    assert names["arguments"].per_device_train_batch_size == rows
+
+
+def test_what_trainer_cannot_do_is_said() -> None:
+    code = code_for(Case(**LLAMA, scheme="checkpoint+release"))
+
+    assert code.trainer is None
+    assert code.why_no_trainer == "release changes gradients, which Trainer sees to itself"
+
+
+def test_the_command_measures_the_same_case() -> None:
+    case = Case(**LLAMA, scheme="checkpoint", dtype="bfloat16", optimizer="sgd", device_profile="t4")
+
+    assert code_for(case).command == (
+        f"actbench measure {LLAMA['model']} -s checkpoint -b 4 --sequence-length 64 --dtype bfloat16 --optimizer sgd "
+        "--device-profile t4"
+    )

@@ -1,0 +1,220 @@
+"""The search against the whole of what can be put together, on steps that are made up and on simulated ones."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
+from actbench.fitting.search import EXACT, LEVELS, Level, Search
+from actbench.measuring.bench import failure_of, measure
+from actbench.results.fits import step_seconds_of
+from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
+from actbench.results.records import Case
+
+GIB = 1024**3
+
+
+class MadeUp:
+    """A device on which every choice has factors of its own, and every pair of them disturbs the factors a little."""
+
+    def __init__(self, seed: int, disturbance: float) -> None:
+        self._random = random.Random(seed)
+        self._disturbance = disturbance
+        self._factors: dict[object, list[float]] = {}
+        self.calls: list[Stack] = []
+
+    def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+        for case, stack in stacks.items():
+            self.calls.append(stack)
+            yield case, self.outcome(stack, case.memory_limit_bytes or 0)
+
+    def outcome(self, stack: Stack, limit: int) -> Measurement:
+        found = [4 * GIB, 4 * GIB, 8 * GIB, 12 * GIB, 1.0, 0.1]
+        names = sorted(choice.name for choice in stack)
+        for name in [*names, *itertools.combinations(names, 2)]:
+            found = [amount * factor for amount, factor in zip(found, self._of(name, stack), strict=True)]
+        weights, gradients, state, activations = map(round, found[:4])
+        forward, update = weights + state + activations + GIB // 2, weights + gradients + state + GIB // 4
+        backward = weights + state + max(activations, gradients) + GIB
+        peak = max(forward, backward, update)
+        passes, step = found[4:]
+        return Measurement(
+            weights_bytes=weights,
+            gradients_bytes=gradients,
+            optimizer_bytes=state,
+            activation_bytes=activations,
+            peak_bytes=peak,
+            phase_peaks=PhasePeaks(forward_bytes=forward, backward_bytes=backward, optimizer_bytes=update),
+            memory_limit_bytes=limit,
+            over_limit_bytes=peak - limit if peak > limit else None,
+            estimated=EstimatedTime(
+                step_seconds=passes + step,
+                forward_seconds=passes / 3,
+                backward_seconds=2 * passes / 3,
+                optimizer_seconds=step,
+                host_seconds=0,
+                device_seconds=passes + step,
+                flops=0,
+                moved_bytes=0,
+            ),
+        )
+
+    def _of(self, name: object, stack: Stack) -> list[float]:
+        if name not in self._factors:
+            draw, spread = self._random.uniform, self._disturbance
+            if isinstance(name, tuple):
+                self._factors[name] = [draw(1 - spread, 1 + spread) for _ in range(6)]
+            else:
+                changes = next(set(choice.changes) for choice in stack if choice.name == name)
+                of_model = bool(changes & {"optimizer", "gradients"})
+                less = [draw(0.3, 1.0) for _ in range(3)]
+                held = [1.0, less[0] if of_model else 1.0, less[1] if of_model else 1.0, 1.0 if of_model else less[2]]
+                self._factors[name] = [*held, draw(1.0, 1.3), draw(1.0, 3.0) if of_model else 1.0]
+        return self._factors[name]
+
+
+NAMES = (
+    *("checkpoint,every=2", "checkpoint", "offload", "chunked_loss:8", "gact:L2"),
+    *("fewbit:4", "msln", "release", "adam8bit", "optimizer_offload"),
+)
+
+
+def all_stacks(choices: Choices, most: int) -> list[Stack]:
+    """Return every stack of so many choices that stand together."""
+    found: list[Stack] = [frozenset()]
+    for size in range(1, most + 1):
+        for chosen in itertools.combinations(choices.all, size):
+            grown: Stack = frozenset()
+            for choice in chosen:
+                grown = grown | {choice} if choices.together(grown, choice) else grown
+            if len(grown) == size:
+                found.append(grown)
+    return found
+
+
+def made_up_case(limit_gib: float) -> Case:
+    return Case(model="tiny-llama", batch_size=1, device_profile="rtx-4090", memory_limit_bytes=round(limit_gib * GIB))
+
+
+def fastest_of_all(device: MadeUp, choices: Choices, limit: int, level: Level) -> float | None:
+    outcomes = {stack: device.outcome(stack, limit) for stack in all_stacks(choices, 5)}
+    times = [
+        step_seconds_of(outcome) or 0.0
+        for stack, outcome in outcomes.items()
+        if outcome.fits and training_of(stack).is_as_near(level.training)
+    ]
+    return min(times, default=None)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.slow if seed > 1 else ()) for seed in range(8)])
+@pytest.mark.parametrize("limit", [10, 16, 22])
+def test_nothing_that_can_be_put_together_is_faster(seed: int, limit: int) -> None:
+    """Effects are those of the choices alone, up to 3 % for each pair."""
+    case = made_up_case(limit)
+    choices, device = choices_for(case, {}, names=NAMES), MadeUp(seed, 0.03)
+    search = Search(case, limit * GIB, choices)
+
+    search.run(device)
+
+    for level in EXACT, LEVELS[-2]:
+        found, best = search.fastest(level.training), fastest_of_all(device, choices, limit * GIB, level)
+        assert (found is None) == (best is None)
+        if found is not None and best is not None and best < 2 * search.base.seconds:
+            assert search.seconds(found) <= best * 1.002
+
+
+def test_few_of_all_stacks_are_simulated() -> None:
+    case = made_up_case(12)
+    choices, device = choices_for(case, {}, names=NAMES), MadeUp(0, 0.03)
+
+    Search(case, 12 * GIB, choices).run(device)
+
+    assert len(device.calls) == len(set(device.calls))
+    assert len(device.calls) < len(all_stacks(choices, 5)) / 5
+
+
+def test_where_the_exact_step_fits_nothing_that_saves_is_tried() -> None:
+    case = made_up_case(60)
+    choices, device = choices_for(case, {"adamw-fused": True}, names=[*NAMES, "autocast:bfloat16"]), MadeUp(0, 0)
+
+    Search(case, 60 * GIB, choices).run(device)
+
+    assert {choice.name for stack in device.calls for choice in stack} <= {
+        "autocast:bfloat16",
+        "--optimizer adamw-fused",
+        "adam8bit",
+        "optimizer_offload",
+    }
+
+
+def test_where_the_optimizers_step_is_the_peak_alone_no_activations_are_compressed() -> None:
+    """Weights, gradients and state need 26 GiB in the optimizer's step; the passes need 20."""
+
+    class OfModel(MadeUp):
+        def outcome(self, stack: Stack, limit: int) -> Measurement:
+            found = super().outcome(stack, limit)
+            peaks = found.phase_peaks
+            assert peaks is not None
+            update = peaks.optimizer_bytes + 10 * GIB
+            more = {"phase_peaks": peaks.model_copy(update={"optimizer_bytes": update}), "peak_bytes": update}
+            over = update - limit if update > limit else None
+            return found.model_copy(update={**more, "over_limit_bytes": over, "activation_bytes": GIB})
+
+    case = made_up_case(25.9)
+    choices, device = choices_for(case, {}, names=NAMES), OfModel(0, 0)
+
+    Search(case, case.memory_limit_bytes or 0, choices).run(device)
+
+    tried = {change for stack in device.calls for choice in stack for change in choice.changes}
+    assert tried == {"optimizer", "gradients"}
+
+
+def test_what_time_does_not_suffice_for_is_told() -> None:
+    case = made_up_case(12)
+    choices, device = choices_for(case, {}, names=NAMES), MadeUp(0, 0)
+
+    def two(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+        yield from itertools.islice(device(stacks), max(0, 2 - len(device.calls)))
+
+    search = Search(case, 12 * GIB, choices)
+    search.run(two)
+
+    assert len(search.outcomes) == 2
+    assert frozenset() in search.outcomes
+    assert search.untried
+
+
+def simulate(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+    for case in stacks:
+        try:
+            yield case, measure(case)
+        except Exception as error:
+            yield case, failure_of(error)
+
+
+PARTS = ("checkpoint", "gact:L2", "chunked_loss:8", "release", "accumulate:2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [12, 24])
+def test_on_a_small_model_nothing_that_is_put_together_by_hand_is_faster(limit: int) -> None:
+    settings = {"sequence_length": 64, "device_profile": "rtx-4090", "memory_limit_bytes": limit * 1024**2}
+    case = Case(model="tiny-llama", batch_size=8, **settings)
+    choices = choices_for(case, {}, names=PARTS)
+    search = Search(case, limit * 1024**2, choices, max_slowdown=10)
+
+    search.run(simulate)
+    stacks = {case_of(stack, case): stack for stack in all_stacks(choices, 5)}
+    by_hand = {
+        stacks[tried]: outcome
+        for tried, outcome in simulate({c: s for c, s in stacks.items() if s not in search.outcomes})
+    }
+
+    found = search.fastest(LEVELS[-2].training)
+    assert found is not None
+    times = [step_seconds_of(o) for o in by_hand.values() if isinstance(o, Measurement) and o.fits]
+    assert search.seconds(found) <= min(time for time in times if time is not None) * 1.002 if times else True

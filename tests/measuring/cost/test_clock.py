@@ -1,0 +1,90 @@
+"""The host issues operators, the device computes them, and copies run beside both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate
+from actbench.measuring.cost.rates import Efficiencies, Efficiency, Host, Rates
+from actbench.measuring.cost.recorder import Done
+from actbench.measuring.cost.work import Work
+from actbench.results.measured import EstimatedTime
+from actbench.results.records import Phase
+
+RATES = Rates({"fp32": 1e12, "half": 4e12}, bandwidth=1e11, link=1e10, launch=0.0, source="")
+WHOLE = Efficiency({"fp32": 1.0, "half": 0.5}, memory=1.0, ramp=0.0)
+KINDS = dict.fromkeys(("matmul", "elementwise", "packing", "host copy"), WHOLE)
+SHARES = Efficiencies(KINDS, Host(1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10), overlap=20.0)
+
+
+def work(seconds: float, kind: str = "elementwise") -> Work:
+    """Return an operator that moves bytes for so long."""
+    return Work(kind, kind, moved=round(seconds * RATES.bandwidth), launches=1)
+
+
+def copy(seconds: float) -> Work:
+    """Return a copy to the host that takes so long."""
+    return Work("to_host", "host copy", moved=round(2 * seconds * RATES.link), launches=1)
+
+
+def step(*works: Work, phase: Phase = "forward", asynchronous: bool = True) -> EstimatedTime:
+    """Return the time of a step of these operators."""
+    return estimate([Done(phase, each, False) for each in works], RATES, SHARES, asynchronous=asynchronous)
+
+
+def test_large_operators_take_what_the_device_needs() -> None:
+    assert step(*[work(1e-3)] * 5).step_seconds == pytest.approx(5e-3)
+
+
+def test_small_operators_take_what_the_host_needs() -> None:
+    time = step(*[work(1e-8)] * 50)
+
+    assert time.step_seconds == pytest.approx(50 * SHARES.host.forward, rel=0.01)
+    assert next(each for each in time.by_operator if each.name == WAITING).seconds > 0.9 * time.step_seconds
+
+
+def test_a_host_that_has_run_ahead_hides_small_operators_behind_a_large_one() -> None:
+    assert step(work(1e-3), *[work(1e-8)] * 50).step_seconds == pytest.approx(1e-3, rel=0.01)
+
+
+def test_on_a_cpu_issuing_and_computing_add_up() -> None:
+    assert step(*[work(1e-6)] * 10, asynchronous=False).step_seconds == pytest.approx(10 * 2e-6, rel=0.01)
+
+
+def test_a_copy_hides_behind_what_is_computed_meanwhile() -> None:
+    hidden = step(copy(1e-3), work(3e-3), copy(1e-3), work(3e-3))
+
+    assert hidden.step_seconds == pytest.approx(6e-3, rel=0.01)
+
+
+def test_the_device_waits_where_copies_take_longer() -> None:
+    waited = step(copy(3e-3), work(1e-3), copy(3e-3), work(1e-3))
+
+    assert waited.step_seconds == pytest.approx(6e-3, rel=0.01)
+    assert next(each for each in waited.by_operator if each.name == COPYING).seconds > 3e-3
+
+
+def test_what_the_host_computes_holds_up_the_device() -> None:
+    done = [Done("optimizer", work(1e-3), True)]
+
+    found = estimate(done, RATES, SHARES)
+
+    assert found.step_seconds == pytest.approx(1e-3 * RATES.bandwidth / SHARES.host.bandwidth, rel=0.01)
+    assert found.optimizer_seconds == pytest.approx(found.step_seconds)
+
+
+@pytest.mark.parametrize(("precision", "rate"), [("fp32", 1e12), ("half", 2e12), ("tf32", 1e12)])
+def test_products_run_at_the_share_of_their_precision(precision: str, rate: float) -> None:
+    product = Work("mm", "matmul", flops=10**10, precision=precision, launches=1)  # type: ignore[arg-type]
+
+    assert computing(product, RATES, SHARES) == pytest.approx(1e10 / rate)
+
+
+def test_operations_and_bytes_that_do_not_overlap_add_up() -> None:
+    product = Work("mm", "matmul", flops=10**9, moved=10**8, launches=1)
+    serial = replace(SHARES, overlap=1.0)
+
+    assert computing(product, RATES, serial) == pytest.approx(1e-3 + 1e-3)
+    assert computing(product, RATES, SHARES) == pytest.approx(1e-3, rel=0.05)

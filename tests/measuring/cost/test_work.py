@@ -1,0 +1,112 @@
+"""What an operator does: its operations, bytes and kernels, against what its definition says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from actbench.measuring.cost.recorder import Recorder
+from actbench.measuring.cost.work import Work
+from actbench.measuring.meters.tracker import StorageTracker
+from actbench.workloads.fake import fake_mode
+
+F32 = 4
+
+
+def works(run: Any, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Work]:
+    """Return what the operators of a function of fake tensors do."""
+    recorder = Recorder(lambda: "forward")
+    with fake_mode(), StorageTracker(observe=recorder.note):
+        tensors = [torch.empty(shape, dtype=dtype, requires_grad=dtype.is_floating_point) for shape in shapes]
+        recorder.begin()
+        run(*tensors)
+    return [each.work for each in recorder.done if each.work.kind is not None]
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(5, 7, 11), (64, 3, 2)])
+def test_a_product_of_matrices_multiplies_and_adds_and_reads_both(rows: int, inner: int, columns: int) -> None:
+    [product] = works(torch.mm, (rows, inner), (inner, columns))
+
+    assert product.flops == 2 * rows * inner * columns
+    assert product.moved == F32 * (rows * inner + inner * columns + rows * columns)
+    assert (product.kind, product.precision, product.launches) == ("matmul", "fp32", 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "kind"), [(1, "convolution"), (2, "grouped convolution"), (8, "depthwise convolution")]
+)
+def test_a_convolution_and_each_of_its_gradients_cost_the_same_operations(groups: int, kind: str) -> None:
+    def run(x: Tensor, weight: Tensor) -> None:
+        F.conv2d(x, weight, padding=1, groups=groups).sum().backward()  # type: ignore[no-untyped-call]
+
+    done = works(run, (3, 8, 6, 5), (16, 8 // groups, 3, 3))
+    forward = next(work for work in done if work.name == "convolution")
+    backward = next(work for work in done if work.name == "convolution_backward")
+
+    assert forward.flops == 2 * 3 * 16 * 6 * 5 * (8 // groups) * 9
+    assert backward.flops == 2 * forward.flops
+    assert backward.launches == 2
+    assert {forward.kind, backward.kind} == {kind}
+
+
+def test_convolutions_use_tf32_and_matrices_do_not_as_torch_does_by_default() -> None:
+    convolution = works(F.conv2d, (1, 4, 8, 8), (4, 4, 3, 3))[0]
+    product = works(torch.mm, (8, 8), (8, 8))[0]
+    half = works(torch.mm, (8, 8), (8, 8), dtype=torch.float16)[0]
+
+    assert (convolution.precision, product.precision, half.precision) == ("tf32", "fp32", "half")
+
+
+def test_views_move_nothing() -> None:
+    assert works(lambda x: x.view(6, 4).t().unsqueeze(0).expand(3, 4, 6).detach(), (4, 6)) == []
+
+
+def test_what_is_written_over_is_not_read_and_what_is_added_to_is() -> None:
+    [copied] = works(lambda x, y: x.detach().copy_(y), (100,), (100,))
+    [added] = works(lambda x, y: x.detach().add_(y.detach()), (100,), (100,))
+
+    assert copied.moved == 2 * 100 * F32
+    assert added.moved == 3 * 100 * F32
+
+
+def test_an_embedding_reads_the_rows_that_it_takes() -> None:
+    [taken] = works(lambda table: F.embedding(torch.zeros(10, dtype=torch.long), table), (1000, 16))[-1:]
+
+    assert taken.moved == 2 * 10 * 16 * F32 + 10 * 8
+
+
+def test_a_causal_kernel_computes_half_of_the_scores() -> None:
+    def attend(causal: bool) -> int:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention.default
+        done = works(lambda q: flash(q, q, q, 0.0, causal), (2, 4, 64, 32), dtype=torch.float16)
+        return next(work.flops for work in done if work.kind == "attention")
+
+    assert attend(True) == attend(False) // 2
+
+
+@pytest.mark.parametrize(("tensors", "launches"), [(3, 1), (48, 1), (49, 2), (200, 5)])
+def test_a_foreach_operator_takes_kernels_by_the_number_of_its_tensors(tensors: int, launches: int) -> None:
+    def run(x: Tensor) -> None:
+        torch._foreach_add_([x.detach().clone() for _ in range(tensors)], 1.0)
+
+    done = [work for work in works(run, (10,)) if work.kind == "optimizer"]
+
+    assert [work.launches for work in done] == [launches]
+    assert done[0].moved == 2 * tensors * 10 * F32
+
+
+def test_an_operator_that_nobody_knows_is_counted_by_its_bytes() -> None:
+    library = torch.library.Library("costtest", "DEF")  # type: ignore[no-untyped-call]
+    library.define("strange(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+    torch.library.register_fake("costtest::strange", torch.empty_like, lib=library)
+    try:
+        [work] = works(lambda x: torch.ops.costtest.strange(x), (50,), dtype=torch.int32)
+    finally:
+        library._destroy()  # type: ignore[no-untyped-call]
+
+    assert not work.is_known
+    assert work.moved == 2 * 50 * 4

@@ -1,0 +1,68 @@
+"""A device profile of a user's own, in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actbench.errors import UsageError
+from actbench.measuring.cost.rates import published
+from actbench.measuring.meters import profiles
+from actbench.units import GIB
+
+RATES = "gib = 10\ncompute_capability = [8, 6]\nfp32 = 20\nhalf = 40\nbandwidth = 500\nlink = 12\nlaunch = 3\n"
+HOST = "[host]\nforward = 5\nbackward = 4\nview = 1\npacking = 9\nlisted = 0.2\nbandwidth = 10\n"
+
+
+def written(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_is_a_profile(tmp_path: Path) -> None:
+    profile = profiles.get(written(tmp_path, RATES))
+
+    assert profile.is_cuda
+    assert profile.memory_bytes == 10 * GIB
+    assert profile.rates is not None
+    assert profile.rates.of("half") == 40e12
+    assert profile.rates.of("tf32") == 20e12
+    assert profile.rates.bandwidth == 500e9
+    assert profile.efficiencies == published()
+
+
+def test_a_file_may_bring_what_was_measured_of_some_kinds(tmp_path: Path) -> None:
+    kind = '[efficiencies."host copy"]\nmemory = 0.5\nramp = 2\n'
+
+    profile = profiles.get(written(tmp_path, RATES + HOST + kind))
+
+    assert profile.efficiencies.kinds["host copy"].memory == 0.5
+    assert profile.efficiencies.kinds["matmul"] == published().kinds["matmul"]
+    assert profile.efficiencies.host.forward == pytest.approx(5e-6)
+
+
+def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> None:
+    assert not profiles.get(written(tmp_path, "gib = 4\n")).is_cuda
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("gib = ", "no TOML"),
+        ("fp32 = 3\n", "gib"),
+        ("gib = 4\nspeed = 3\n", "speed"),
+        ("gib = 4\nfp32 = 3\n", "belong together; it has fp32"),
+        (RATES + HOST + "[efficiencies.magic]\nmemory = 1\nramp = 0\n", "no kind of operator magic; known: .*matmul"),
+        (RATES + "[efficiencies.matmul]\nmemory = 1\nramp = 0\n", r"need the table \[host\]"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=rf"--device-profile '.*mine.toml'.*{message}"):
+        profiles.get(written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match=r"--device-profile 'nowhere.toml' cannot be read: No such file"):
+        profiles.get("nowhere.toml")

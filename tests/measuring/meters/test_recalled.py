@@ -1,0 +1,97 @@
+"""A step whose operators are recalled is the step whose operators all run: the same events, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from actbench.measuring import bench
+from actbench.measuring.meters import simulated
+from actbench.measuring.meters.peak import Event
+from actbench.results.measured import Measurement
+from actbench.results.records import Case
+
+SLOW = pytest.mark.slow
+TINY: dict[str, dict[str, Any]] = {
+    "tiny-roberta": {"sequence_length": 16},
+    "tiny-llama@num_hidden_layers=3": {"sequence_length": 24},
+    "resnet-cifar": {},
+}
+ALL = tuple(TINY)
+TEXT = ALL[:2]
+
+
+def measured(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Measurement, list[Sequence[Event]]]:
+    """Return what a case measures, and what its step allocates and frees, in order."""
+    runs: list[list[Sequence[Event]]] = []
+    read = simulated._read
+
+    def noted(*args: Any) -> Any:
+        reading, run = read(*args)
+        runs.append(run)
+        return reading, run
+
+    with monkeypatch.context() as patched:
+        patched.setattr(simulated, "_read", noted)
+        found = bench.Session(case).memory()
+    return found, runs[0]
+
+
+def in_order(events: Sequence[Event]) -> list[Any]:
+    """Return events with those that are freed in a row sorted: autocast frees its copies of weights by address."""
+    return [event for freed, run in groupby(events, is_freed) for event in (sorted(run) if freed else run)]
+
+
+def is_freed(event: Event) -> bool:
+    return event[1] == 0
+
+
+def rows() -> list[Any]:
+    schemes: dict[str, tuple[str, ...]] = {
+        "exact": ALL,
+        "gact:L2": ALL,
+        "actnn:L3": ALL,
+        "checkpoint": TEXT,
+        "selective": TEXT,
+        "offload": ALL,
+        "encode:bf16": ALL,
+        "smaq": ALL,
+        "fewbit:3": TEXT,
+        "randomized:0.5": TEXT,
+        "dropit:0.25": ALL,
+        "velora:8": TEXT,
+        "coat": TEXT,
+        "division": ALL,
+        "lora:4": TEXT,
+        "adam8bit": ALL,
+        "optimizer_offload": ALL,
+        "release": ALL,
+        "accumulate:2": ALL,
+        "autocast:bfloat16": TEXT,
+        "chunked_loss:8": ALL[1:2],
+        "qlora:4+checkpoint+chunked_loss:8": ALL[1:2],
+    }
+    fast = {("exact", ALL[0], "a100-40gb"), ("gact:L2", ALL[1], "a100-40gb"), ("actnn:L3", ALL[2], "cpu")}
+    return [
+        pytest.param(scheme, model, profile, marks=() if (scheme, model, profile) in fast else SLOW)
+        for scheme, models in schemes.items()
+        for model in models
+        for profile in ("cpu", "a100-40gb")
+    ]
+
+
+@pytest.mark.parametrize(("scheme", "model", "profile"), rows())
+def test_events_and_bytes_are_those_of_a_step_in_which_every_operator_runs(
+    scheme: str, model: str, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(model=model, scheme=scheme, batch_size=4, meter="simulated", device_profile=profile, **TINY[model])
+    recalled = measured(case, monkeypatch)
+    monkeypatch.setattr(simulated, "fake_mode", lambda: FakeTensorMode(allow_non_fake_inputs=True))
+
+    (reading, events), (expected, all_run) = recalled, measured(case, monkeypatch)
+    assert reading == expected
+    assert [in_order(part) for part in events] == [in_order(part) for part in all_run]

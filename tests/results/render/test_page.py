@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.results import render, store, tables
+from actbench.results.measured import EstimatedTime, MeasuredRecord, PeakParts
+from actbench.results.render.page import html, html_page, library, rows
+from actbench.results.render.page.pictures import MOST_GROUPS, Beside, Group, Picture, shown
+from actbench.results.runs import TrainingRun
+from actbench.results.tables import Table
+from actbench.results.tables.computed import step_time_of
+from actbench.results.tables.training import accuracy_table
+
+MakeRecord = Callable[..., MeasuredRecord]
+MakeRun = Callable[..., TrainingRun]
+ROOT = Path(__file__).parents[3]
+VOID = {"meta", "input"}
+EVIL = "</script><script>alert(1)</script><img src=x onerror='alert(2)'>\" ' & \u2028 ]]> <!--"
+
+
+class Page(HTMLParser):
+    """Collects cells, scripts and tags of a page, and fails on a tag that is closed out of turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.cells: list[str] = []
+        self.values: list[str | None] = []
+        self.scripts: list[str] = []
+        self.policy = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag in ("td", "th") and ("class", "opener") not in attrs:
+            self.cells.append("")
+            self.values.append(dict(attrs).get("data-value"))
+        if tag == "script":
+            self.scripts.append("")
+        if dict(attrs).get("http-equiv") == "Content-Security-Policy":
+            self.policy = dict(attrs)["content"] or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.cells[-1] += data
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+
+    @property
+    def data(self) -> Any:
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture
+def library_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for the chart library: what it draws is seen in the browser's tests."""
+    monkeypatch.setattr(library, "is_installed", lambda: True)
+    monkeypatch.setattr(library, "script", lambda: "window.vegaEmbed = null;")
+
+
+def timed(make_record: MakeRecord) -> list[MeasuredRecord]:
+    """Return four rows of which ``b`` is beaten by ``a``, and one that failed."""
+    parts = PeakParts(weights_bytes=400, activation_bytes=500, temporary_bytes=100)
+    return [
+        make_record(meter="cpu", peak_bytes=1000, step_seconds=(1.0,), peak_parts=parts),
+        make_record("a", meter="cpu", peak_bytes=800, step_seconds=(2.0,), gradient_error=0.0),
+        make_record("b", meter="cpu", peak_bytes=900, step_seconds=(3.0,), gradient_error=0.5),
+        make_record("c", meter="cpu", peak_bytes=700, step_seconds=(4.0,), gradient_error=math.nan),
+        make_record("d", meter="cpu", failure="needs more"),
+    ]
+
+
+def page_of(records: list[MeasuredRecord], title: str = "Results") -> Page:
+    return Page(html_page(tables.report_tables(records, title), title, rows.beside_measured(records)))
+
+
+def values_of(page: Page, title: str) -> list[Any]:
+    [picture] = [picture for picture in page.data["groups"][0]["pictures"] if picture["title"] == title]
+    found: list[Any] = picture["spec"]["data"]["values"]
+    return found
+
+
+def test_a_page_holds_the_cells_of_markdown_and_its_numbers_in_full(make_record: MakeRecord) -> None:
+    table = tables.results_table(timed(make_record), "T")
+    page = Page(render.html_page([table], "T"))
+    lines = [line for line in render.markdown(table).splitlines() if line.startswith("| ")]
+    cells = [cell.strip() for line in (lines[0], *lines[2:]) for cell in line[2:-2].split(" | ")]
+    raw = [value for row in table.rows for value in (row["peak_bytes"], row["relative_throughput"])]
+    spreads = [column for column in table.columns if column.spread_of]
+
+    assert page.open == []
+    assert [cell.replace("\xa0", " ") for cell in page.cells] == cells
+    assert {str(value) for value in raw if value is not None} <= set(page.values)
+    assert len(page.cells) % (len([c for c in table.columns if not c.quiet]) - len(spreads)) == 0
+
+
+@pytest.mark.usefixtures("library_is_there")
+def test_charts_hold_the_values_of_records(make_record: MakeRecord) -> None:
+    records = timed(make_record)
+    page = page_of(records)
+    frontier = values_of(page, "Memory against time")
+
+    assert {row["scheme"]: (row["seconds"], row["peak_bytes"]) for row in frontier} == {
+        "exact": (1.0, 1000),
+        "a": (2.0, 800),
+        "b": (3.0, 900),
+        "c": (4.0, 700),
+    }
+    assert [row["scheme"] for row in frontier if row["frontier"]] == ["exact", "a", "c"]
+    assert {row["scheme"]: row["gradient_error"] for row in values_of(page, "Gradient error beside memory")} == {
+        "a": 0.0,
+        "b": 0.5,
+    }
+    parts = values_of(page, "The peak by kind")
+    assert {part["kind"]: part["bytes"] for part in parts} == {
+        "weights": 400,
+        "saved for backward": 500,
+        "temporaries": 100,
+    }
+
+
+def estimated_time(seconds: float) -> EstimatedTime:
+    return EstimatedTime(
+        step_seconds=seconds,
+        forward_seconds=0.0,
+        backward_seconds=seconds,
+        optimizer_seconds=0.0,
+        host_seconds=0.0,
+        device_seconds=seconds,
+        flops=0,
+        moved_bytes=0,
+    )
+
+
+@pytest.mark.usefixtures("library_is_there")
+def test_a_simulated_time_is_marked_as_estimated(make_record: MakeRecord) -> None:
+    records = [
+        make_record(scheme, meter="cpu", step_seconds=(0.5 + place,), peak_bytes=900 - place)
+        for place, scheme in enumerate(("exact", "a"))
+    ] + [
+        make_record(
+            scheme,
+            meter="simulated",
+            device_profile="cpu",
+            estimated=estimated_time(0.5 + place),
+            peak_bytes=900 - place,
+        )
+        for place, scheme in enumerate(("exact", "a"))
+    ]
+    page = page_of(records)
+
+    assert [(time.seconds, time.is_estimated) for record in records if (time := step_time_of(record))] == [
+        (0.5, False),
+        (1.5, False),
+        (0.5, True),
+        (1.5, True),
+    ]
+    assert (
+        sorted(row["source"] for row in values_of(page, "Memory against time")) == ["estimated"] * 2 + ["measured"] * 2
+    )
+    assert page.tags.count("abbr") == 2
+
+
+def test_a_record_without_a_step_has_no_time(make_record: MakeRecord) -> None:
+    assert step_time_of(make_record()) is None
+    assert step_time_of(make_record(failure="no")) is None
+    assert step_time_of(make_record(step_seconds=(math.inf,))) is None
+
+
+def test_rows_tell_their_settings_and_command(make_record: MakeRecord) -> None:
+    records = [make_record("z"), make_record("exact", seed=7), make_record("a", failure="needs <more>")]
+    page = page_of(records)
+    texts = page.data["texts"]
+    told = [{heading: texts[place] for heading, place in row.items()} for row in page.data["rows"]]
+    schemes = [row["scheme"] for row in tables.results_table(records).rows]
+
+    assert len(told) == 3
+    for scheme, row in zip(schemes, told, strict=True):
+        assert f"scheme {scheme}," in row["Settings"]
+        assert row["Command"] == "actbench sweep made"
+    assert any("seed 7" in row["Settings"] for row in told)
+    assert [row["Failure"] for row in told if "Failure" in row] == ["out-of-memory: needs <more>"]
+
+
+@pytest.mark.usefixtures("library_is_there")
+def test_names_are_text_and_never_markup(make_record: MakeRecord) -> None:
+    evil = [
+        make_record("exact", model=EVIL, label=EVIL, meter="cpu", step_seconds=(1.0,)),
+        make_record("x", model=EVIL, label=EVIL, meter="cpu", step_seconds=(2.0,), warnings=(EVIL,)),
+        make_record("y", model=EVIL, failure=EVIL),
+    ]
+    harmless = [make_record(scheme, meter="cpu", step_seconds=(1.0,)) for scheme in ("exact", "x")]
+    page, plain = page_of(evil, EVIL), page_of(harmless)
+
+    assert page.open == []
+    assert set(page.tags) - {"li"} <= set(plain.tags)
+    assert len(page.scripts) == len(plain.scripts) == 4
+    assert not re.search(r"[<>&\u2028]", page.scripts[0])
+    assert page.data["groups"][0]["name"].startswith(EVIL.replace("\u2028", "\\u2028"))
+
+
+@pytest.mark.usefixtures("library_is_there")
+def test_the_policy_of_a_page_lets_its_own_scripts_run_and_nothing_else(make_record: MakeRecord) -> None:
+    page = page_of(timed(make_record))
+    hashes = [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in page.scripts[1:]]
+
+    assert page.policy.startswith("default-src 'none'; ")
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    assert f"script-src {allowed};" in page.policy
+    assert not {"link", "img", "iframe"} & set(page.tags)
+
+
+def test_without_the_library_a_page_has_tables_and_says_what_to_install(
+    make_record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+    records = timed(make_record)
+    text = html_page(tables.report_tables(records, "R"), "R", rows.beside_measured(records))
+
+    assert "pip install &#x27;actbench[html]&#x27;" in text
+    assert "vegaEmbed" not in text
+    assert len(Page(text).cells) > 10
+
+
+@pytest.mark.usefixtures("library_is_there")
+def test_runs_have_learning_curves_with_the_spread_of_their_seeds(make_run: MakeRun) -> None:
+    runs = [
+        make_run(scheme, seed, accuracy, losses=losses)
+        for scheme in ("exact", "fewbit:3")
+        for seed, accuracy, losses in ((0, 0.8, (2.0, 1.0)), (1, 0.9, (4.0, math.inf)))
+    ]
+    page = Page(html_page([accuracy_table(runs, "T")], "T", rows.beside_trained(runs)))
+    loss = [value for value in values_of(page, "Training loss") if value["scheme"] == "exact"]
+
+    assert [(value["step"], value["value"]) for value in loss] == [(1, 3.0)], "an infinite loss is not drawn"
+    assert loss[0]["high"] - loss[0]["value"] == pytest.approx(math.sqrt(2))
+    assert [value["value"] for value in values_of(page, "Accuracy on the validation set")] == pytest.approx([0.85] * 2)
+    assert [page.data["texts"][row["Seeds"]] for row in page.data["rows"]] == ["0, 1"] * 2
+
+
+def test_a_page_of_very_many_groups_draws_the_first_and_says_so() -> None:
+    groups = [Group(str(place), (Picture("t", "a", {}),)) for place in range(MOST_GROUPS + 3)]
+
+    assert len(shown(groups)) == MOST_GROUPS
+    assert shown(groups)[0].remarks == ("3 more groups of rows have no charts here: make a report of fewer records.",)
+    assert not Beside((Group("none", ()),)).has_charts
+
+
+def test_a_table_without_columns_is_a_title() -> None:
+    assert "<h2>Nothing</h2>" in html_page([Table("Nothing", (), ())], "x")
+
+
+def test_a_very_long_table_says_that_its_rows_do_not_open(
+    monkeypatch: pytest.MonkeyPatch, make_record: MakeRecord
+) -> None:
+    monkeypatch.setattr(html, "MOST_DETAILED", 2)
+    records = [make_record(f"s{place}") for place in range(3)]
+    text = html_page([tables.results_table(records)], "Results", rows.beside_measured(records))
+
+    assert "more than 2 have no settings to open here" in text
+    assert Page(text).data["rows"] == []
+
+
+@pytest.mark.parametrize("recipe", ["quickstart", "finetune-8b"])
+def test_the_pages_of_this_repository_are_of_its_records(recipe: str) -> None:
+    """``make pages`` writes them."""
+    file = ROOT / "docs" / "reports" / f"{recipe}.html"
+    records, _ = store.read_all(store.files_in([ROOT / "results" / recipe]))
+    page = Page(file.read_text(encoding="utf-8"))
+
+    assert file.stat().st_size < 5 * 1000**2
+    assert {str(record.outcome.peak_bytes) for record in records} <= set(page.values)
+    assert len(page.data["rows"]) == len(records)
+    assert page.data["groups"]

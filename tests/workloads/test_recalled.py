@@ -1,0 +1,201 @@
+"""The fake tensor mode that recalls what operators gave."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from actbench.errors import ModelError
+from actbench.ops import hostmemory
+from actbench.workloads.recalled import RecallingMode
+
+
+@pytest.fixture
+def mode() -> Iterator[RecallingMode]:
+    with RecallingMode() as active:
+        yield active
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return what torch's own mode runs from now on."""
+    found: list[Any] = []
+    run = FakeTensorMode.dispatch
+
+    def noted(self: FakeTensorMode, func: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(func)
+        return run(self, func, *args, **kwargs)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", noted)
+    return found
+
+
+def described(result: Any, given: tuple[Tensor, ...]) -> Any:
+    """Return all that can be told of a result: of each tensor its layout, and whose storage it lies in."""
+    if isinstance(result, list | tuple):
+        return [type(result), *(described(leaf, given) for leaf in result)]
+    if not isinstance(result, Tensor):
+        return result
+    storage = result.untyped_storage()
+    owners = [place for place, tensor in enumerate(given) if tensor.untyped_storage()._cdata == storage._cdata]
+    same = [place for place, tensor in enumerate(given) if tensor is result]
+    flags = (result.requires_grad, result.is_leaf, result._is_view(), type(result), result.device, result._version)
+    layout = (result.dtype, result.shape, result.stride(), result.storage_offset(), storage.nbytes())
+    return (*layout, *flags, owners, same, torch._C._dispatch_key_set(result))
+
+
+OPERATORS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "product": lambda x, w: x @ w,
+    "sum of one dimension": lambda x, w: x.sum(0, keepdim=True),
+    "transposed": lambda x, w: x.t(),
+    "part": lambda x, w: x[1:, ::2],
+    "several parts": lambda x, w: x.split(2),
+    "chunks of the last dimension": lambda x, w: x.chunk(2, -1),
+    "in place": lambda x, w: x.mul_(2.0),
+    "into a result": lambda x, w: torch.add(x, 1.0, out=torch.empty_like(x)),
+    "list in place": lambda x, w: torch._foreach_add_([x, w], 1.0),
+    "list": lambda x, w: torch._foreach_sqrt([x, w]),
+    "two results": lambda x, w: x.max(0),
+    "halves": lambda x, w: x.to(torch.bfloat16),
+    "the same type": lambda x, w: x.to(x.dtype),
+    "reshaped with a copy": lambda x, w: x.t().reshape(-1),
+    "reshaped": lambda x, w: x.reshape(-1),
+    "expanded": lambda x, w: x[:, :1].expand(-1, 7),
+    "normed": lambda x, w: torch.ops.aten.native_layer_norm(x, [x.shape[-1]], None, None, 1e-5),
+    "complex and back": lambda x, w: torch.view_as_complex(x.view(-1, 2)).conj().imag,
+    "bytes": lambda x, w: x.view(torch.uint8),
+    "made of none": lambda x, w: torch.zeros(3, 4),
+    "random": lambda x, w: torch.dropout(x, 0.5, train=True),
+}
+
+
+@pytest.mark.parametrize("run", OPERATORS.values(), ids=OPERATORS)
+@pytest.mark.parametrize(("rows", "columns"), [(6, 4), (2, 8)])
+def test_what_is_recalled_is_what_an_operator_gives(mode: RecallingMode, run: Any, rows: int, columns: int) -> None:
+    found = []
+    for _ in range(3):
+        given = torch.empty(rows, columns), torch.empty(columns, rows)
+        found.append(described(run(*given), given))
+    plain = FakeTensorMode(allow_non_fake_inputs=True)
+    with plain:
+        given = torch.empty(rows, columns), torch.empty(columns, rows)
+        expected = described(run(*given), given)
+
+    assert found == [expected] * 3
+
+
+def test_an_operator_runs_once_for_arguments_that_are_alike(mode: RecallingMode, ran: list[Any]) -> None:
+    given = [(torch.empty(4, 8), torch.empty(8, 2)) for _ in range(3)]
+    ran.clear()
+    for x, w in given:
+        x @ w
+        x.view(8, 4)
+        torch._foreach_mul_([x, w], 0.5)
+
+    assert ran.count(torch.ops.aten.mm.default) == 1
+    assert ran.count(torch.ops.aten.view.default) == 1
+    assert ran.count(torch.ops.aten._foreach_mul_.Scalar) == 1
+
+
+def test_arguments_that_are_not_alike_run_again(mode: RecallingMode) -> None:
+    x, counts = torch.empty(4, 8), torch.empty(4, 8, dtype=torch.int64)
+
+    assert (counts + 1).dtype == torch.int64
+    assert (counts + 1.0).dtype == torch.float32
+    assert torch.full((2,), 1).dtype == torch.int64
+    assert torch.full((2,), True).dtype == torch.bool
+    assert (x + 1).stride() == (8, 1)
+    assert (torch.empty(8, 4).t() + 1).stride() == (1, 4)
+    assert (x.to(torch.float64) + 1).dtype == torch.float64
+
+
+def test_the_default_type_is_looked_at(mode: RecallingMode) -> None:
+    counts = torch.empty(3, dtype=torch.int64)
+    assert (counts / 2).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (counts / 2).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_gradients_flow_through_what_is_recalled(mode: RecallingMode) -> None:
+    for _ in range(2):
+        w = torch.nn.Parameter(torch.empty(8, 2))
+        loss = (torch.empty(4, 8) @ w).view(2, 4).relu_().sum()
+        loss.backward()
+
+        assert loss.requires_grad
+        assert w.grad is not None
+        assert w.grad.shape == w.shape
+        assert w.grad.untyped_storage()._cdata != w.untyped_storage()._cdata
+
+
+def test_a_view_that_is_recalled_is_of_its_own_argument(mode: RecallingMode) -> None:
+    x, y = torch.empty(4, 8), torch.empty(4, 8)
+    first, second = x[1:], y[1:]
+
+    assert first.untyped_storage()._cdata == x.untyped_storage()._cdata
+    assert second.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+def test_arguments_that_are_one_tensor_are_not_alike_to_several(mode: RecallingMode) -> None:
+    x, y, z = (torch.empty(4, 8) for _ in range(3))
+
+    assert torch.add(x, x, out=x) is x
+    assert torch.add(x, y, out=z) is z
+    assert torch.add(x, y, out=y) is y
+    assert torch.add(y, y, out=x) is x
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer")
+def test_what_is_recalled_can_be_copied_as_what_an_operator_gives(mode: RecallingMode) -> None:
+    first, second = (torch.empty(4, 8) for _ in range(2))
+    copies = [copy.deepcopy(torch.nn.Parameter(each)) for each in (first, second)]
+
+    assert [each.shape for each in copies] == [first.shape] * 2
+    assert len({each.untyped_storage()._cdata for each in (first, second, *copies)}) == 4
+
+
+def test_values_cannot_be_looked_at_ever(mode: RecallingMode) -> None:
+    x = torch.empty(4)
+    for _ in range(2):
+        with pytest.raises(DataDependentOutputException):
+            x.sum().item()
+
+
+def test_numbers_that_the_mode_knows_are_read(mode: RecallingMode) -> None:
+    assert [torch.tensor(number).item() for number in (2.0, 3.0, 2.0)] == [2.0, 3.0, 2.0]
+    counter = torch.tensor(0.0)
+    for _ in range(3):
+        counter += 1
+    assert counter.item() == 3.0
+
+
+def test_what_is_moved_to_the_host_is_marked_each_time(mode: RecallingMode) -> None:
+    moved = [hostmemory.to_host(torch.empty(16)) for _ in range(3)]
+
+    assert all(hostmemory.is_host(host.untyped_storage()) for host in moved)
+
+
+def test_products_of_two_types_are_refused_each_time(mode: RecallingMode) -> None:
+    x, half = torch.empty(4, 8), torch.empty(8, 2, dtype=torch.bfloat16)
+    for _ in range(2):
+        with pytest.raises(ModelError, match="float32 and bfloat16"):
+            x @ half
+
+
+def test_a_tensor_that_is_resized_has_its_new_bytes(mode: RecallingMode) -> None:
+    for _ in range(2):
+        x = torch.empty(4)
+        x.untyped_storage().resize_(64)
+        y = torch.empty(4)
+
+        assert x.view(2, 2).untyped_storage().nbytes() == 64
+        assert y.view(2, 2).untyped_storage().nbytes() == 16
