@@ -169,4 +169,5 @@ def refused_as_model(cli: Cli, tasks_here: None) -> Refusals:
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it for its workers
     return Cli(monkeypatch, capfd)

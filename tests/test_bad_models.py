@@ -160,7 +160,7 @@ def test_what_a_training_run_raises_is_a_failed_run(cli: Any, monkeypatch: pytes
     ended = cli("train", "digits", "-s", "exact", "--steps", "1", "--seeds", "0")
 
     assert ended.status == 1
-    assert "the run fails: Leave: in the middle" in ended.err
+    assert "the run fails: Leave: in the middle" in ended.out, ended
     assert "Traceback" not in ended.err
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -15,17 +18,27 @@ def test_the_models_are_known_and_each_scheme_has_a_case(script: Any) -> None:
         assert [case.scheme for case in script.cases(model, script.SCHEMES)] == list(script.SCHEMES)
 
 
-def test_a_case_is_run_in_a_process_of_its_own_and_a_failure_is_told(
-    script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(script.MODELS, "tiny-roberta", {"sequence_length": 8, "batch_size": 2, "device_profile": "cpu"})
-    runs = script.measure(script.cases("tiny-roberta", ["exact", "resilu2"]), rounds=1)
+CHILDREN = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("simulated_cases", sys.argv[1])
+sys.modules[spec.name] = script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+script.MODELS["tiny-roberta"] = {"sequence_length": 8, "batch_size": 2, "device_profile": "cpu"}
+runs = script.measure(script.cases("tiny-roberta", ["exact", "resilu2"]), rounds=1)
+print(json.dumps({name: run._asdict() for name, run in runs.items()}))
+"""
 
-    assert runs["exact"].user_seconds > 0
-    assert runs["exact"].peak_bytes > 0
-    assert not runs["exact"].failure
-    assert "resilu2" in runs["resilu2"].failure
-    assert runs["resilu2"].peak_bytes is None
+
+def test_a_case_is_run_in_a_process_of_its_own_and_a_failure_is_told(script: Any) -> None:
+    done = subprocess.run([sys.executable, "-c", CHILDREN, script.__file__], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)
+    assert runs["exact"]["user_seconds"] > 0
+    assert not runs["exact"]["failure"]
+    assert runs["exact"]["peak_bytes"] > 0
+    assert "resilu2" in runs["resilu2"]["failure"]
+    assert runs["resilu2"]["peak_bytes"] is None
 
 
 def test_the_fastest_run_of_each_case_counts(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_who_looks_at_values_is_told_the_line_and_what_to_do(tmp_path: Path, fun
     case = Case(model=f"{written(tmp_path, LOOKS)}:{function}", batch_size=2)
 
     with pytest.raises(UntraceableError, match=rf"own\.py:{line}: .*no values.*--meter cpu") as refused:
-        bench.Session(case)
+        bench.measure(case)
 
     assert bench.failure_of(refused.value).reason == "unsupported"
     assert len(str(refused.value).splitlines()) == 1
@@ -132,11 +132,21 @@ def test_real_tensors_may_be_mixed_with_fake_ones_while_building(tmp_path: Path,
     assert simulated.peak_bytes > 4 * simulated.weights_bytes
 
 
-@pytest.mark.parametrize("meter", ["simulated", "cpu"])
-def test_products_of_two_types_are_refused_as_in_a_real_step(tmp_path: Path, meter: str) -> None:
-    case = Case(model=f"{written(tmp_path, MIXED)}:types", batch_size=2, meter=meter, gradient_quality=False)
+@pytest.mark.parametrize(
+    ("meter", "scheme", "refusal", "naming"),
+    [
+        ("simulated", "exact", ModelError, r"addmm.*bfloat16 and float32.*refuses.*--autocast"),
+        ("cpu", "gact:L2", ModelError, r"addmm.*bfloat16 and float32.*refuses.*--autocast"),
+        ("cpu", "exact", RuntimeError, "must have the same dtype"),  # torch's own: nothing is traced for it
+    ],
+)
+def test_products_of_two_types_are_refused_as_in_a_real_step(
+    tmp_path: Path, meter: str, scheme: str, refusal: type[Exception], naming: str
+) -> None:
+    model = f"{written(tmp_path, MIXED)}:types"
+    case = Case(model=model, scheme=scheme, batch_size=2, meter=meter, gradient_quality=False)
 
-    with pytest.raises(ModelError, match=r"addmm.*bfloat16 and float32.*refuses.*--autocast"):
+    with pytest.raises(refusal, match=naming):
         bench.measure(case)
     autocast = case.model_copy(update={"autocast": "bfloat16", "min_steps": 1, "min_seconds": 0.0})
     assert bench.measure(autocast).weights_bytes == 256 * 257 * 6

@@ -8,6 +8,7 @@ from torch import nn
 from actbench.errors import ConversionError, IdleError, MeasurementError
 from actbench.nn.compiled import UNTRACEABLE, Backend, CompiledForward, needed_by_inductor
 from actbench.nn.refusals import is_compiled, uncompilable_in
+from actbench.results.fits import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme, refuse_untrained
 from actbench.setup import Part, TrainingSetup
@@ -53,6 +54,11 @@ class Compile(Scheme):
     def changes(self) -> tuple[Change, ...]:
         """What runs again in the backward pass."""
         return ("recomputation",)
+
+    @property
+    def gradient(self) -> Gradient:
+        """Kernels of a graph round otherwise than operators one by one; nothing else changes."""
+        return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a compiled forward on the model.
