@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
+from actbench.cli.panels import panel_of
 from actbench.errors import encodable, shortened
-from actbench.units import COUNT_LIMIT
+from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
 # What click, or the copy of it that newer versions of typer carry, calls a usage error.
 _WrongUsage: Any = typer.BadParameter.__base__
@@ -90,7 +91,32 @@ def argument(metavar: str, text: str, parser: Callable[[str], Any] | None = None
 
 def option(names: str, text: str, **details: Any) -> Any:
     """Return an option for an ``Annotated`` type; names are separated by blanks."""
-    return typer.Option(*names.split(), help=text, **details)
+    first, *others = names.split()
+    return typer.Option(first, *others, help=text, rich_help_panel=panel_of(first), **details)
+
+
+def count_option(names: str, text: str, *, least: int = 1, metavar: str = "N", **details: Any) -> Any:
+    """Return an option that is a whole number from ``least`` on, as large as any that a file may hold."""
+    return option(names, text, metavar=metavar, parser=lambda given: _number(given, int, least, LARGEST), **details)
+
+
+def seconds_option(names: str, text: str, *, least: float = 0) -> Any:
+    """Return an option that is a number of seconds from ``least`` on."""
+    read = lambda given: _number(given, float, least, LONGEST_SECONDS)  # noqa: E731  (typer shows the name of a def)
+    return option(names, text, metavar="SECONDS", parser=read)
+
+
+def _number(given: Any, kind: type[int] | type[float], least: float, most: float) -> float:
+    try:
+        found = kind(given)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{encodable(str(given))!r} is not {_KINDS[kind]}") from None
+    if not least <= found <= most:
+        raise typer.BadParameter(f"{found} is not in the range from {least} to {most:g}")
+    return found
+
+
+_KINDS = {int: "a whole number", float: "a number"}
 
 
 def _checked(path: Path | None) -> Path | None:

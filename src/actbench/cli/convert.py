@@ -3,12 +3,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, TextIO
 
-from actbench.cli.app import LARGEST, app, option
+from actbench.cli.app import app, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import call_task, export, readers, remark, show
 from actbench.errors import UsageError
-from actbench.units import LONGEST_SECONDS, format_bytes, format_seconds, parse_bytes
+from actbench.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
     from actbench.results.converted import ConversionReport
@@ -23,10 +23,10 @@ def convert(
     output: OutputOption = None,
     dry_run: Annotated[bool, option("--dry-run", "Show what would be converted and write nothing.")] = False,
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
-    batch_size: Annotated[int, option("--batch-size -b", "Batch for which bytes are shown.", min=1, max=LARGEST)] = 8,
+    batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
     timeout: Annotated[
         float,
-        option("--timeout", "Seconds that converting, with downloads, may take.", min=1, max=LONGEST_SECONDS),
+        seconds_option("--timeout", "Seconds that converting, with downloads, may take.", least=1),
     ] = 1800.0,
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that converting may take (default: all that is free).")

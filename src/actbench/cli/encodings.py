@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import LARGEST, app, argument, option
+from actbench.cli.app import app, argument, count_option, option
 from actbench.cli.flags import expanded
 from actbench.cli.outputs import ExportFlags, JsonOption
 from actbench.cli.printing import export, show
@@ -45,7 +45,7 @@ def encodings(
     encoding: EncodingOption = None,
     distribution: DistributionOption = None,
     elements: Annotated[int, option("--elements", "Numbers of each distribution.", min=64, max=2**30)] = 2**20,
-    seed: Annotated[int, option("--seed", "Seed of the numbers and of stochastic rounding.", min=0, max=LARGEST)] = 0,
+    seed: Annotated[int, count_option("--seed", "Seed of the numbers and of stochastic rounding.", least=0)] = 0,
     exports: ExportFlags,
 ) -> None:
     """Compare number formats: bits per element that are really stored, and what is kept of several distributions.

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 
-from actbench.cli.app import LARGEST, Exit, app, one_of, option
+from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
 from actbench.results.records import Optimizer
-from actbench.units import LONGEST_SECONDS, format_bytes, parse_bytes
+from actbench.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from actbench.fitting import Fit
@@ -32,9 +32,7 @@ class FitFlags(StepFlags):
         str | None,
         option("--device-profile", "The card (default cuda-16gib); actbench devices lists them.", metavar="NAME"),
     ] = None
-    batch_size: Annotated[
-        int, option("--batch-size -b", "Rows of the batch of a step.", min=1, max=LARGEST, metavar="ROWS")
-    ] = 8
+    batch_size: Annotated[int, count_option("--batch-size -b", "Rows of the batch of a step.", metavar="ROWS")] = 8
     memory_limit: Annotated[
         str | None,
         option("--memory-limit", "Memory that a step may use, such as 20GiB (default: the card's).", metavar="SIZE"),
@@ -66,15 +64,15 @@ def fit(
         bool, option("--exact", "Only what trains as the exact step does, to rounding: gradients, updates, precision.")
     ] = False,
     show_code: Annotated[
-        int, option("--code", "Print the lines of code of so many stacks.", min=0, max=LARGEST, metavar="N")
+        int, count_option("--code", "Print the lines of code of so many stacks.", least=0, metavar="N")
     ] = 1,
     jobs: Annotated[
         int | None,
-        option("--jobs -j", "Stacks that are simulated at a time (default: one a core).", min=1, max=LARGEST),
+        count_option("--jobs -j", "Stacks that are simulated at a time (default: one a core)."),
     ] = None,
     budget: Annotated[
         float,
-        option("--budget", "Seconds after which nothing new is simulated.", min=1, max=LONGEST_SECONDS),
+        seconds_option("--budget", "Seconds after which nothing new is simulated.", least=1),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     output: OutputOption = Path("results/fit"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from actbench.cli.app import LARGEST, argument, named, one_of, option, path_named
+from actbench.cli.app import argument, count_option, named, one_of, option, path_named, seconds_option
+from actbench.cli.panels import place_of
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
-from actbench.units import LONGEST_SECONDS
 
 
 def _float_type(text: str) -> str:
@@ -44,11 +44,10 @@ SchemeOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    option(
+    seconds_option(
         "--timeout",
         "Seconds after which each case, and each trial of --max-batch, is stopped.",
-        min=1,
-        max=LONGEST_SECONDS,
+        least=1,
     ),
 ]
 TrustRecipeOption = Annotated[
@@ -121,10 +120,10 @@ class StepFlags:
     ] = None
     sequence_length: Annotated[
         int | None,
-        option("--sequence-length", "Tokens per sample (default 128).", min=1, max=LARGEST, show_default=False),
+        count_option("--sequence-length", "Tokens per sample (default 128).", show_default=False),
     ] = None
     image_size: Annotated[
-        int | None, option("--image-size", "Height and width of images.", min=1, max=LARGEST, show_default=False)
+        int | None, count_option("--image-size", "Height and width of images.", show_default=False)
     ] = None
     attention: Annotated[
         Attention | None, option("--attention", "Attention implementation of Hugging Face models.")
@@ -159,7 +158,7 @@ class StepFlags:
     trust_remote_code: Annotated[
         bool, option("--trust-remote-code", "Run the Python code that comes with a hub model.")
     ] = False
-    seed: Annotated[int | None, option("--seed", "Seed of weights, data and sketches.", min=0, max=LARGEST)] = None
+    seed: Annotated[int | None, count_option("--seed", "Seed of weights, data and sketches.", least=0)] = None
 
     def given(self, names: Collection[str]) -> dict[str, Any]:
         """Return the flags among these names that were given."""
@@ -218,10 +217,10 @@ class CaseFlags(ModelFlags):
             show_default=False,
         ),
     ] = None
-    steps: Annotated[int | None, option("--steps", "Timed steps of a case, at least.", min=1, max=LARGEST)] = None
+    steps: Annotated[int | None, count_option("--steps", "Timed steps of a case, at least.")] = None
     seconds: Annotated[
         float | None,
-        option("--seconds", "Seconds of timed steps of a case, at least.", min=0, max=LONGEST_SECONDS),
+        seconds_option("--seconds", "Seconds of timed steps of a case, at least."),
     ] = None
 
     @property
@@ -256,6 +255,7 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     parameters = [
         each for parameter in inspect.signature(verb, eval_str=True).parameters.values() for each in _flags(parameter)
     ]
+    parameters.sort(key=lambda parameter: _place(parameter.annotation))
 
     @functools.wraps(verb)
     def run(**given: Any) -> None:
@@ -278,6 +278,12 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
         parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
         for field in fields(group)
     ]
+
+
+def _place(annotation: Any) -> tuple[int, int]:
+    """Return where a parameter stands in the help page: arguments first, then flags as their panels have them."""
+    name = annotation.__metadata__[0].default  # where typer puts the first name until it reads the signature
+    return place_of(name) if isinstance(name, str) else (-1, 0)
 
 
 @contextmanager

@@ -3,12 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import app, option
+from actbench.cli.app import app, option, seconds_option
 from actbench.cli.flags import OutputOption, expanded
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, remark, show
 from actbench.paths import check_makeable
-from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from actbench.results.kernels import KernelReport
@@ -33,9 +32,7 @@ TypesOption = Annotated[
 BitsOption = Annotated[
     list[str] | None, option("--bits", "1 to 8; repeat or separate by commas (default 3).", metavar="BITS")
 ]
-SpentOption = Annotated[
-    float, option("--seconds", "Seconds of interleaved runs of each row.", min=0, max=LONGEST_SECONDS)
-]
+SpentOption = Annotated[float, seconds_option("--seconds", "Seconds of interleaved runs of each row.")]
 CompileOption = Annotated[
     bool | None,
     option("--compile/--no-compile", "Also torch.compile of the exact layers (default: on CUDA).", show_default=False),

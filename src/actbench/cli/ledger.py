@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import LARGEST, option
+from actbench.cli.app import count_option, option
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import call_task, export, show
 from actbench.results.records import SCHEMA_VERSION
@@ -29,7 +29,7 @@ class LedgerFlags:
     ] = False
     top: Annotated[
         int | None,
-        option("--top", "With --ledger: the largest rows of each table (default: 20).", min=1, max=LARGEST),
+        count_option("--top", "With --ledger: the largest rows of each table (default: 20)."),
     ] = None
     everything: Annotated[
         bool, option("--all", "With --ledger: all rows in the order of the run, those of 0 B, too.")

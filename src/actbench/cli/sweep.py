@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import LARGEST, app, argument, named, option
+from actbench.cli.app import app, argument, count_option, named, option
 from actbench.cli.flags import (
     CaseFlags,
     ModelArgument,
@@ -52,7 +52,7 @@ def sweep(
     target: RecipeOrModel = None,
     flags: CaseFlags,
     jobs: Annotated[
-        int | None, option("--jobs -j", "Simulated cases that run at a time (default: one a core).", min=1, max=LARGEST)
+        int | None, count_option("--jobs -j", "Simulated cases that run at a time (default: one a core).")
     ] = None,
     timeout: TimeoutOption = 1800.0,
     force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import LARGEST, Exit, app, argument, named, option, path_named
+from actbench.cli.app import Exit, app, argument, count_option, named, option, path_named, seconds_option
 from actbench.cli.consoles import console
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, finish, progress_shown, readers
-from actbench.units import LONGEST_SECONDS
 
 if TYPE_CHECKING:
     from actbench.experiments.experiment import ExperimentResult
@@ -27,9 +26,7 @@ RecipeArgument = Annotated[
 SeedsOption = Annotated[
     str | None, option("--seeds", "One run of each scheme for each seed: 0-4, or 0,1,2.", metavar="RANGE")
 ]
-StepsOption = Annotated[
-    int | None, option("--steps", "Steps of a run, in place of the recipe's epochs.", min=1, max=LARGEST)
-]
+StepsOption = Annotated[int | None, count_option("--steps", "Steps of a run, in place of the recipe's epochs.")]
 DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GPU where there is one.")]
 CurvesOption = Annotated[
     list[Path] | None,
@@ -38,9 +35,7 @@ CurvesOption = Annotated[
 ForceOption = Annotated[
     bool, option("--force", "Train again, from the beginning, what the file of runs already holds.")
 ]
-CheckpointOption = Annotated[
-    float, option("--checkpoint-seconds", "Time between checkpoints of a run.", min=0, max=LONGEST_SECONDS)
-]
+CheckpointOption = Annotated[float, seconds_option("--checkpoint-seconds", "Time between checkpoints of a run.")]
 
 
 @app.command()

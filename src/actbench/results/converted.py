@@ -54,7 +54,7 @@ SITES: tuple[Column[Site], ...] = (
     Column("calls", "Calls", "count", lambda site: site.calls),
     Column("bytes_before", "Kept before", "bytes", lambda site: site.bytes_before),
     Column("bytes_after", "Kept after", "bytes", lambda site: site.bytes_after),
-    Column("smaller_by", "Smaller by", "ratio", lambda site: quotient(site.bytes_before, site.bytes_after)),
+    Column("smaller_by", "Smaller by", "reduction", lambda site: quotient(site.bytes_before, site.bytes_after)),
 )
 UNREACHED: tuple[Column[Unreached], ...] = (
     Column("path", "Module", "text", lambda place: place.path or "(the model)"),

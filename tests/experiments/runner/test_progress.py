@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from actbench.experiments.runner import progress
 from actbench.experiments.runner.progress import LiveTable, Progress, shown
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -31,19 +32,45 @@ def text_of(progress, height=30):
 def test_without_a_terminal_each_case_that_starts_or_ends_is_one_plain_line():
     where = console(terminal=False)
     first, second = cases(2)
-    with shown(where) as progress:
-        progress.planned([first, second], 1)
-        progress.started(first)
-        progress.memory_read(first, 3 * GIB)
-        progress.finished(first, MEASURED)
-        progress.message("a [note]")
-        progress.finished(second, FAILED)
+    with shown(where) as lines:
+        lines.planned([first, second], 1)
+        lines.started(first)
+        lines.memory_read(first, 3 * GIB)
+        lines.finished(first, MEASURED)
+        lines.message("a [note]")
+        lines.finished(second, FAILED)
     assert where.file.getvalue().splitlines() == [
         "starts: model0, fewbit:3, batch 8 (simulated)",
         "[1/2] model0, fewbit:3, batch 8 (simulated): peak 3.00 GiB",
         "a [note]",
         "[2/2] model1, fewbit:3, batch 8 (simulated): failed, crash",
     ]
+
+
+def test_long_work_tells_what_it_took_and_what_is_left(monkeypatch):
+    now = iter([0.0, 9.0, 30.0, 200.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    where, many = console(terminal=False), cases(3)
+    with shown(where) as lines:
+        lines.planned(many)
+        for case in many:
+            lines.finished(case, MEASURED)
+    assert [line.partition("3.00 GiB")[2] for line in where.file.getvalue().splitlines()] == [
+        "",
+        " (after 30 s, about 15 s left)",
+        " (after 3m 20s)",
+    ]
+
+
+def test_cases_that_are_planned_later_leave_what_is_known_of_others():
+    first, second = cases(2)
+    table = LiveTable(console(terminal=True))
+    table.planned([first])
+    table.started(first)
+    table.finished(first, MEASURED)
+    table.planned([first, second])
+    assert "measured" in text_of(table)
+    assert "waiting" in text_of(table)
 
 
 def test_the_table_follows_a_case_through_its_states():
@@ -72,9 +99,9 @@ def test_a_case_over_its_limit_is_no_failure_and_tells_by_how_much():
     table.planned([case], 1)
     table.finished(case, over)
     assert "over the limit" in text_of(table)
-    with shown(where) as progress:
-        progress.planned([case], 1)
-        progress.finished(case, over)
+    with shown(where) as lines:
+        lines.planned([case], 1)
+        lines.finished(case, over)
     assert where.file.getvalue().strip().endswith("peak 3.00 GiB, over the limit by 1.00 GiB")
 
 
@@ -107,8 +134,8 @@ def test_a_long_table_keeps_the_cases_at_work_in_sight(ended):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_all_that_is_told_can_be_shown(terminal):
     [case] = cases(1)
-    with shown(console(terminal=terminal)) as progress:
-        told: Progress = progress
+    with shown(console(terminal=terminal)) as made:
+        told: Progress = made
         told.planned([case], 2)
         told.skipped(case)
         told.started(case)

@@ -19,6 +19,8 @@ from actbench.results.tables.values import Unit, Value, write
         (1.5, "ratio", "1.50x"),
         (1000.0, "ratio", "1000.00x"),
         (2075425.0, "ratio", ">1000x"),
+        (1000.0, "reduction", "1000.00x"),
+        (2075425.0, "reduction", "all"),
         (0.15, "difference", "+0.15"),
         (-0.15, "difference", "-0.15"),
         (-0.0, "difference", "+0"),

@@ -62,6 +62,7 @@ class Progress:
 _OVER = "over the limit"
 _ROWS_KEPT_FREE = 6  # for the table's frame, its head and the bar
 _ETA_WINDOW_SECONDS = 3600.0
+_WORTH_TELLING_SECONDS = 10.0
 
 
 @contextmanager
@@ -90,6 +91,7 @@ class Lines(Progress):
         self._console = console
         self._total = 0
         self._ended = 0
+        self._began = time.monotonic()
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
         """Remember how many there are."""
@@ -102,7 +104,15 @@ class Lines(Progress):
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
         self._ended += 1
-        self.message(f"[{self._ended}/{self._total}] {case.name}: {_ending(outcome)}")
+        self.message(f"[{self._ended}/{self._total}] {case.name}: {_ending(outcome)}{self._times()}")
+
+    def _times(self) -> str:
+        """Return how long all has taken and may still take, once that is worth a word."""
+        spent = time.monotonic() - self._began
+        if spent < _WORTH_TELLING_SECONDS:
+            return ""
+        left = spent / self._ended * (self._total - self._ended)
+        return f" (after {format_seconds(spent)}" + (f", about {format_seconds(left)} left)" if left > 0 else ")")
 
     def message(self, text: str) -> None:
         """Write the message."""
@@ -174,9 +184,9 @@ class LiveTable(Progress):
         self._skipped = 0
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
-        """Show all cases as waiting."""
+        """Show the cases that have not started as waiting."""
         with self._lock:
-            self._rows = {case: _Row() for case in cases}
+            self._rows = {case: self._rows.get(case, _Row()) for case in cases}
         self._bar.update(self._task, total=len(cases))
 
     def skipped(self, case: AnyCase) -> None:

@@ -27,7 +27,8 @@ class Column(Generic[Item]):
     Attributes:
         key: Name in CSV and data frames; amounts carry their base unit in it.
         title: Name in front of people.
-        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``rate`` samples a second.
+        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` one of
+            which 1,000 is as good as all, ``rate`` samples a second.
         compute: From an item to its value.
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is.
@@ -224,8 +225,12 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("published_peak_saving", "Saved, published", "share", _published("peak_saving")),
     Column("published_peak_bytes", "Peak, published", "bytes", _published("peak_bytes")),
     Column("activation_bytes", "Activations", "bytes", _measured("activation_bytes"), "lower", detail=1),
-    Column("activation_ratio", "Smaller by", "ratio", _against_exact("activation_bytes", quotient), "higher", detail=1),
-    Column("published_activation_ratio", "Smaller by, published", "ratio", _published("activation_ratio"), detail=1),
+    Column(
+        "activation_ratio", "Smaller by", "reduction", _against_exact("activation_bytes", quotient), "higher", detail=1
+    ),
+    Column(
+        "published_activation_ratio", "Smaller by, published", "reduction", _published("activation_ratio"), detail=1
+    ),
     Column("weights_bytes", "Weights", "bytes", _measured("weights_bytes"), "lower", detail=1, quiet=True),
     Column("gradients_bytes", "Gradients", "bytes", _measured("gradients_bytes"), "lower", detail=1, quiet=True),
     OPTIMIZER_STATE,

@@ -11,7 +11,9 @@ from typing import Literal, TypeVar, overload
 from actbench.units import format_bytes, format_seconds
 
 Value = str | int | float | bool | None
-Unit = Literal["text", "bytes", "seconds", "share", "change", "ratio", "rate", "count", "number", "difference", "flag"]
+Unit = Literal[
+    "text", "bytes", "seconds", "share", "change", "ratio", "reduction", "rate", "count", "number", "difference", "flag"
+]
 
 _LARGEST_RATIO = 1000  # of what is nearly nothing the rest of a ratio is chance
 
@@ -37,6 +39,10 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}x" if value <= _LARGEST_RATIO else f">{_LARGEST_RATIO}x"
 
 
+def _reduction(value: float) -> str:
+    return _ratio(value) if value <= _LARGEST_RATIO else "all"
+
+
 def _percent(share: float) -> float:
     return round(100 * share, 1) + 0.0  # without a minus in front of zero
 
@@ -47,6 +53,7 @@ _NUMBERS: dict[Unit, Callable[[float], str]] = {
     "share": lambda value: f"{_percent(value):.1f} %",
     "change": lambda value: f"{_percent(value):+.1f} %",
     "ratio": _ratio,
+    "reduction": _reduction,
     "rate": _rate,
     "number": lambda value: f"{value:.4g}",
     "difference": lambda value: f"{value + 0.0:+.4g}",

@@ -1,0 +1,57 @@
+"""The help page of a verb: flags in panels, the common ones first."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from actbench.cli.panels import PANELS
+
+VERBS = ["measure", "sweep", "fit", "train", "convert"]
+
+
+def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Return the flags of each panel of a verb's help page, in their order."""
+    monkeypatch.setenv("COLUMNS", "160")
+    ended = cli(verb, "--help")
+    assert ended.status == 0
+    found: dict[str, list[str]] = {}
+    for line in ended.out.splitlines():
+        if title := re.match(r"╭─ ([\w ]+) ─", line):
+            found[title[1]] = []
+        elif flag := re.match(r"│[ *]+(--[a-z-]+)", line):
+            found[next(reversed(found))].append(flag[1])
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_flag_stands_in_its_panel_in_its_order(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = panels_of(cli, verb, monkeypatch)
+
+    assert found.pop("Options") == ["--help"]
+    assert found.pop("Arguments") == []
+    assert list(found) == [title for title in PANELS if title in found]
+    for title, flags in found.items():
+        assert flags == [name for name in PANELS[title].split() if name in flags]
+
+
+def test_no_panel_names_a_flag_that_no_verb_has(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {flag for verb in VERBS for flags in panels_of(cli, verb, monkeypatch).values() for flag in flags}
+
+    assert {name for text in PANELS.values() for name in text.split()} <= shown
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "naming"),
+    [
+        ("--steps", "0", "0 is not in the range from 1 to 9"),
+        ("--steps", "1.5", "'1.5' is not a whole number"),
+        ("--seed", "-1", "-1 is not in the range from 0"),
+        ("--timeout", "nan", "nan is not in the range from 1 to"),
+        ("--timeout", "soon", "'soon' is not a number"),
+    ],
+)
+def test_a_number_out_of_its_range_is_told_with_the_range(cli: Any, flag: str, value: str, naming: str) -> None:
+    cli.refused("measure", "tiny-bert", flag, value, naming=naming)
