@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from actbench.results.measured import MeasuredRecord
 
 MakeRecord = Callable[..., MeasuredRecord]
+ROOT = Path(__file__).parents[2]
 
 
 def written(file: Path, *records: MeasuredRecord) -> Path:
@@ -65,3 +67,22 @@ def test_chosen_columns_leave_json_whole(cli: Any, tmp_path: Path, make_record: 
     ended = cli("report", file, "--columns", "scheme,peak", "--export-json", "-")
 
     assert json.loads(ended.out)[0]["outcome"]["activation_bytes"] == 600
+
+
+def test_training_runs_have_a_table_and_curves(cli: Any, tmp_path: Path, make_record: MakeRecord) -> None:
+    runs = ROOT / "results" / "accuracy"
+    page, rows = tmp_path / "page.html", tmp_path / "rows.csv"
+
+    for named in (runs, next(runs.glob("*.runs.jsonl"))):
+        ended = cli("report", named, "--html", page, "--export-csv", rows)
+
+        assert ended.status == 0, ended.err
+        assert rows.read_text() == next(runs.glob("*.runs.csv")).read_text()
+        assert "Accuracy" in ended.out
+        assert '"step"' in page.read_text()
+
+    mixed = written(tmp_path / "mixed" / "box.jsonl", make_record())
+    cli.refused("report", runs, mixed, naming="holds training runs and")
+    cli.refused("report", runs, "--columns", "peak", naming="--columns chooses of measured cases")
+    shutil.copy(next(runs.glob("*.runs.jsonl")), mixed.parent)
+    assert "Accuracy" not in cli("report", mixed.parent).out

@@ -10,6 +10,7 @@ from actbench.cli.app import Exit, app, argument, option, path_named
 from actbench.cli.flags import expanded
 from actbench.cli.outputs import ExportFlags, ResultFlags
 from actbench.cli.printing import export, remark, show
+from actbench.errors import UsageError
 
 ResultsArgument = Annotated[
     list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.", path_named)
@@ -39,7 +40,8 @@ def report(
 ) -> None:
     """Print results files as one table, and export it.
 
-    Of several records of one case the last counts. Rows of different machines are told apart by a column.
+    Of several records of one case the last counts. Rows of different machines are told apart by a column. Training runs
+    have a table of their own, of a .runs.jsonl file or a folder that holds nothing else, and curves in its HTML page.
 
     A terminal shows the first 500 rows and says how many there are. A pipe gets every row, in 120 columns or COLUMNS,
     and so does every export.
@@ -55,12 +57,17 @@ def report(
     actbench report results/quickstart --html report.html
 
     actbench report results --columns scheme,peak,saved --export-markdown -
+
+    actbench report results/accuracy --html accuracy.html
     """
     from actbench.results import store, tables
     from actbench.results.render.formats import json_lines
     from actbench.results.render.page import rows
 
     columns = exports.chosen
+    if runs := store.runs_in(results):
+        _report_training(runs, title, exports)
+        return
     records, notices = store.read_all(store.files_in(results), sites=exports.export_json is not None)
     for notice in notices:
         remark(notice)
@@ -69,6 +76,22 @@ def report(
         records = []  # of many rows they take most of the memory
     show(*shown, beside=exports)
     export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+
+
+def _report_training(files: list[Path], title: str, exports: ResultFlags) -> None:
+    from actbench.results import store
+    from actbench.results.render.formats import json_lines
+    from actbench.results.render.page import rows
+    from actbench.results.tables.training import accuracy_table
+
+    if exports.columns:
+        raise UsageError(f"--columns chooses of measured cases, and {files[0]} holds training runs: leave it out")
+    records, notices = store.read_all_runs(files)
+    for notice in notices:
+        remark(notice)
+    table = accuracy_table(records, title)
+    show(table, beside=exports)
+    export(exports, [table], lambda: json_lines(records), beside=lambda: rows.beside_trained(records))
 
 
 @app.command()

@@ -10,7 +10,20 @@ from actbench.results.store.store import (
     files_in,
     read,
     read_all,
+    read_all_runs,
     results_path,
+    runs_in,
 )
 
-__all__ = ["FITS_SUFFIX", "RUNS_SUFFIX", "Results", "Store", "files_in", "read", "read_all", "results_path"]
+__all__ = [
+    "FITS_SUFFIX",
+    "RUNS_SUFFIX",
+    "Results",
+    "Store",
+    "files_in",
+    "read",
+    "read_all",
+    "read_all_runs",
+    "results_path",
+    "runs_in",
+]

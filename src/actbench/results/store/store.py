@@ -17,6 +17,7 @@ from actbench.errors import StoreError
 from actbench.paths import file_name
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Data, Failure, Machine, Record
+from actbench.results.runs import TrainingRun
 from actbench.results.store import lines
 from actbench.results.store.linefile import LineFile, locked
 from actbench.results.store.lines import RecordT
@@ -123,8 +124,17 @@ def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRe
 
     ``sites`` tells whether records keep what was converted and not reached, which tables do not show.
     """
+    return _read_all(paths, MeasuredRecord, sites)
+
+
+def read_all_runs(paths: Sequence[Path]) -> tuple[list[TrainingRun], list[str]]:
+    """Read several files of training runs as one, the later ones counting, and return their records and notices."""
+    return _read_all(paths, TrainingRun)
+
+
+def _read_all(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) -> tuple[list[RecordT], list[str]]:
     found = [lines.split(path) for path in paths]
-    records = _latest(found, MeasuredRecord, sites)
+    records = _latest(found, kind, sites)
     return list(records.values()), [file.notice for file in found if file.notice]
 
 
@@ -153,6 +163,27 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
             raise StoreError(f"{path} holds no results file (.jsonl)")
         files += found
     return list(dict.fromkeys(files))
+
+
+def runs_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the files of training runs among paths and in those folders among them that hold no sweep's; or nothing.
+
+    Raises:
+        StoreError: One path holds training runs and another one none.
+    """
+    found = [sorted(_runs_below(path)) for path in paths]
+    if any(found) and not all(found):
+        runs, other = paths[[*map(bool, found)].index(True)], paths[found.index([])]
+        raise StoreError(
+            f"{runs} holds training runs and {other} none: they have no columns in common, report one alone"
+        )
+    return list(dict.fromkeys(file for files in found for file in files))
+
+
+def _runs_below(path: Path) -> Iterator[Path]:
+    if not os.path.isdir(path):
+        return iter([path] if path.name.endswith(RUNS_SUFFIX) else [])
+    return iter(()) if any(_below(path)) else path.rglob(f"*{RUNS_SUFFIX}")
 
 
 def _below(folder: Path) -> Iterator[Path]:
