@@ -65,7 +65,7 @@ def steps(results: Path) -> list[Step]:
     card = ("--memory-limit", "14.7GiB")
     return [
         Step("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *tests), 240),
-        Step("kernels", ("-m", "actbench", "kernels", "--device", "cuda", "--output", str(results / "kernels")), 150),
+        Step("kernels", ("-m", "actbench", "kernels", "--device", "cuda", "--output", str(results)), 150),
         Step("quickstart", (*sweep, "quickstart", *few, *into), 150),
         Step("fewbit-roberta", (*sweep, "fewbit-roberta", *few, *into), 120),
         Step("resnet50", (*sweep, "resnet50", *few, *card, *into), 200),

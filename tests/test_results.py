@@ -10,15 +10,15 @@ import pytest
 from actbench.experiments import recipes, sweep
 from actbench.experiments.recipes import runs
 from actbench.results import store
-from actbench.results.kernels import KernelReport, report_table
+from actbench.results.kernels import TITLE, KernelRecord
+from actbench.results.kinds import TIMED, TRAINED
 from actbench.results.render import markdown
 from actbench.results.runs import TrainingRun
 from actbench.results.tables import report_tables
 from actbench.results.tables.selection import CHOICES
-from actbench.training.comparison import TRAINED
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(file for file in (ROOT / "results").rglob("*.jsonl") if not file.name.endswith(".runs.jsonl"))
+FILES = store.files_below(ROOT / "results")
 RUNS = sorted((ROOT / "results").rglob("*.runs.jsonl"))
 README = (ROOT / "README.md").read_text()
 SHOWN = re.findall(r"<!-- (results/[\w-]+) -->\n((?:\|.*\n)+)", README)
@@ -41,11 +41,13 @@ def test_committed_tables_of_training_runs_are_rendered_from_their_records(file:
         assert file.with_suffix(suffix).read_text() == text
 
 
-def test_the_committed_table_of_operators_is_rendered_from_its_report() -> None:
-    for file in (ROOT / "results" / "kernels").glob("*.json"):
-        report = KernelReport.model_validate_json(file.read_text())
+def test_the_committed_tables_of_operators_are_rendered_from_their_records() -> None:
+    files = sorted((ROOT / "results" / "kernels").glob("*.kernels.jsonl"))
 
-        assert file.with_suffix(".md").read_text() == markdown(report_table(report))
+    assert files
+    for file in files:
+        for suffix, text in TIMED.texts(store.read(file, KernelRecord).records, TITLE).items():
+            assert file.with_suffix(suffix).read_text() == text
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))

@@ -82,7 +82,18 @@ def test_training_runs_have_a_table_and_curves(cli: Any, tmp_path: Path, make_re
         assert '"step"' in page.read_text()
 
     mixed = written(tmp_path / "mixed" / "box.jsonl", make_record())
-    cli.refused("report", runs, mixed, naming="holds training runs and")
+    cli.refused("report", runs, mixed, naming="results of several kinds have no columns in common")
     cli.refused("report", runs, "--columns", "peak", naming="--columns chooses of measured cases")
     shutil.copy(next(runs.glob("*.runs.jsonl")), mixed.parent)
     assert "Accuracy" not in cli("report", mixed.parent).out
+
+
+def test_operators_have_a_table_from_old_files_too(cli: Any, tmp_path: Path) -> None:
+    old, exported = ROOT / "tests" / "data" / "kernels-2026-11.json", tmp_path / "records.json"
+
+    assert "sketch_gaussian" in cli("report", old, "--export-json", exported).out
+    assert [record["case"]["operator"] for record in json.loads(exported.read_text())] == [
+        "layer:gelu",
+        "sketch_gaussian",
+    ]
+    assert "layer:gelu" in cli("report", ROOT / "results" / "kernels").out

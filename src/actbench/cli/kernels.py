@@ -1,17 +1,11 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from actbench.cli.app import app, option, seconds_option
 from actbench.cli.flags import OutputOption, expanded
 from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import command_line, export, remark, show
-from actbench.paths import check_makeable
-
-if TYPE_CHECKING:
-    from actbench.results.kernels import KernelReport
-    from actbench.results.tables import Table
+from actbench.cli.printing import command_line, export, finish, progress_shown
 
 DeviceOption = Annotated[
     Literal["cpu", "cuda"] | None,
@@ -50,12 +44,14 @@ def kernels(
     bits: BitsOption = None,
     seconds: SpentOption = 1.0,
     compiled: CompileOption = None,
+    force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
     output: OutputOption = None,
     exports: ExportFlags,
 ) -> None:
     """Measure the operators: time, bytes a second, and both beside a copy and beside the exact operator.
 
-    --output writes MACHINE.json and MACHINE.md into a folder.
+    With --output each row is stored as soon as it is measured, in OUTPUT/kernels/MACHINE.kernels.jsonl, with the tables
+    beside it; the same command goes on where it was stopped. Exit status as for sweep.
 
     Examples:
 
@@ -63,7 +59,7 @@ def kernels(
 
     actbench kernels --op layer --bits 2,3,4 --size 4096x3072
 
-    actbench kernels --device cuda --dtype bfloat16 --output results/kernels
+    actbench kernels --device cuda --dtype bfloat16 --output results
     """
     from actbench.measuring.kernels import choices
     from actbench.results.machine import find_gpu
@@ -78,29 +74,13 @@ def kernels(
         seconds=seconds,
         compiled=where == "cuda" if compiled is None else compiled,
     )
-    if output is not None:
-        check_makeable(output)
-    from actbench.measuring.kernels.measure import run
-    from actbench.results.kernels import report_table
+    from actbench.experiments import kernels as experiment
+    from actbench.results.kernels import TITLE, kernel_tables
+    from actbench.results.render.formats import json_lines
 
-    report = run(plan, command_line(), remark)
-    table = report_table(report)
-    text = report.model_dump_json(indent=2) + "\n"
-    export(exports, [table], lambda: text)
-    if output is not None:
-        _write(report, table, text, output)
-    show(table, beside=exports)
-
-
-def _write(report: KernelReport, table: Table, text: str, output: Path) -> None:
-    """Write the report and its table into a folder, or to a .json file and beside it."""
-    folder, stem = (output.parent, output.stem) if output.suffix == ".json" else (output, _name(report))
-    written = ExportFlags(export_markdown=folder / f"{stem}.md", export_json=folder / f"{stem}.json")
-    export(written, [table], lambda: text)
-    remark(f"results: {folder / stem}.json (its table beside it, as .md)")
-
-
-def _name(report: KernelReport) -> str:
-    """Return the machine's name, which that of a GPU must not be for a report of its processor."""
-    on_cpu = report.machine.gpu is not None and all(result.device == "cpu" for result in report.results)
-    return f"{report.machine.name}-cpu" if on_cpu else report.machine.name
+    kept = "; what was measured is stored, and the same command goes on from there" if output else ""
+    with progress_shown(kept) as progress:
+        found = experiment.run(plan, output, command=command_line(), force=force, progress=progress)
+    tables = kernel_tables(found.records, TITLE)
+    export(exports, tables, lambda: json_lines(found.records))
+    finish(found, tables, beside=exports)

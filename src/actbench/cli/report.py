@@ -3,14 +3,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import Exit, app, argument, option, path_named
 from actbench.cli.flags import expanded
 from actbench.cli.outputs import ExportFlags, ResultFlags
 from actbench.cli.printing import export, remark, show
 from actbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from actbench.results.kinds import Kind
 
 ResultsArgument = Annotated[
     list[Path], argument("RESULTS…", "Results files (.jsonl), or folders that hold some.", path_named)
@@ -41,7 +45,8 @@ def report(
     """Print results files as one table, and export it.
 
     Of several records of one case the last counts. Rows of different machines are told apart by a column. Training runs
-    have a table of their own, of a .runs.jsonl file or a folder that holds nothing else, and curves in its HTML page.
+    (.runs.jsonl), fits (.fit.jsonl) and operators (.kernels.jsonl) have tables of their own: name such files, or a
+    folder that holds no others.
 
     A terminal shows the first 500 rows and says how many there are. A pipe gets every row, in 120 columns or COLUMNS,
     and so does every export.
@@ -60,15 +65,16 @@ def report(
 
     actbench report results/accuracy --html accuracy.html
     """
-    from actbench.results import store, tables
+    from actbench.results import kinds, store, tables
     from actbench.results.render.formats import json_lines
     from actbench.results.render.page import rows
 
     columns = exports.chosen
-    if runs := store.runs_in(results):
-        _report_training(runs, title, exports)
+    kind, files = kinds.kind_in(results)
+    if kind is not kinds.MEASURED:
+        _report_other(kind, files, title, exports)
         return
-    records, notices = store.read_all(store.files_in(results), sites=exports.export_json is not None)
+    records, notices = store.read_all(files, sites=exports.export_json is not None)
     for notice in notices:
         remark(notice)
     shown = tables.report_tables(records, title, columns)
@@ -78,20 +84,19 @@ def report(
     export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
 
 
-def _report_training(files: list[Path], title: str, exports: ResultFlags) -> None:
-    from actbench.results import store
+def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
+    """Report training runs, fits or operators."""
+    from actbench.results.kinds import read
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
-    from actbench.results.tables.training import accuracy_table
 
     if exports.columns:
-        raise UsageError(f"--columns chooses of measured cases, and {files[0]} holds training runs: leave it out")
-    records, notices = store.read_all_runs(files)
+        raise UsageError(f"--columns chooses of measured cases, and {files[0]} holds others: leave it out")
+    records, notices = read(kind, files)
     for notice in notices:
         remark(notice)
-    table = accuracy_table(records, title)
-    show(table, beside=exports)
-    export(exports, [table], lambda: json_lines(records), beside=lambda: rows.beside_trained(records))
+    shown = kind.tables(records, title)
+    show(*shown, beside=exports)
+    export(exports, shown, lambda: json_lines(records), beside=partial(kind.beside, records) if kind.beside else None)
 
 
 @app.command()

@@ -1,34 +1,30 @@
 """What experiments of every kind share: their files, what is left to do of a plan, a record of each outcome.
 
-Cases are measured by :mod:`actbench.experiments.sweep`, and models trained by :mod:`actbench.training.comparison`.
+Cases are measured by :mod:`actbench.experiments.sweep`, operators by :mod:`actbench.experiments.kernels`, and models
+trained by :mod:`actbench.training.comparison`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Generic, Protocol, TypeVar
 
-from actbench.errors import RecipeError, UsageError
+from actbench.errors import RecipeError
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
-from actbench.results import render
-from actbench.results.machine import machine, now
+from actbench.results.kernels import KernelCase
+from actbench.results.kinds import Kind
+from actbench.results.machine import now
 from actbench.results.records import Case, Data, Failure, Record
-from actbench.results.render import exports
 from actbench.results.runs import TrainingCase
-from actbench.results.store import Store, results_path
+from actbench.results.store import Store
 from actbench.results.store.lines import RecordT
-from actbench.results.tables import Table
 
-CaseT = TypeVar("CaseT", Case, TrainingCase)
+CaseT = TypeVar("CaseT", Case, TrainingCase, KernelCase)
+SchemeCaseT = TypeVar("SchemeCaseT", Case, TrainingCase)
 AnyRecord = TypeVar("AnyRecord", bound=Record[Any, Any], contravariant=True)
-
-BESIDE = (".md", ".csv")
-"""Suffixes of the tables beside a results file."""
 
 
 @dataclass(frozen=True)
@@ -66,65 +62,26 @@ class RecordSink(Protocol[AnyRecord]):
         """Store a record for good."""
 
 
-@dataclass(frozen=True)
-class Kind(Generic[RecordT]):
-    """A kind of experiment: class of its records, suffix of its files, and a function from records and title to tables.
-
-    The first table stands as CSV beside the results file, all of them as Markdown.
-    """
-
-    record: type[RecordT]
-    suffix: str
-    tables: Callable[[Sequence[RecordT], str], Sequence[Table]]
-
-    def texts(self, records: Sequence[RecordT], title: str) -> dict[str, str]:
-        """Return what stands beside a results file, by file suffix."""
-        tables = self.tables(records, title)
-        rendered = "\n".join(map(render.markdown, tables)), render.csv_text(tables[0])
-        return dict(zip(BESIDE, rendered, strict=True))
-
-    def write_beside(self, file: Path, records: Sequence[RecordT], title: str) -> None:
-        """Write the tables beside a results file."""
-        exports.export({file.with_suffix(suffix): text for suffix, text in self.texts(records, title).items()})
-
-    @contextmanager
-    def opened(self, recipe: str, output: Path | None) -> Iterator[Store[RecordT]]:
-        """Hold the results file of a recipe on this machine.
-
-        ``output`` is a folder, in which ``RECIPE/MACHINE`` with this kind's suffix is the file; a ``.jsonl`` file; or
-        None for a temporary one.
-
-        Raises:
-            UsageError: ``output`` is named like another kind of file.
-            StoreError: The file is in use or broken, or it or a table beside it cannot be written.
-        """
-        if output is not None and output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
-            raise UsageError(f"--output {output}: name a folder or a .jsonl file")
-        here = machine()
-        with TemporaryDirectory(prefix="actbench-") as folder:
-            file = Path(folder) / "kept.jsonl" if output is None else output
-            if file.suffix != ".jsonl":
-                file = results_path(file, recipe, here.name).with_suffix(self.suffix)
-            for suffix in BESIDE:
-                exports.check(file.with_suffix(suffix))
-            with Store.opened(file, self.record, here) as store:
-                yield store
-
-    def finished(
-        self, store: Store[RecordT], plan: Sequence[Planned[Any]], summary: Summary, title: str, output: Path | None
-    ) -> ExperimentResult[RecordT]:
-        """Return what came of a plan, and write the tables beside its results file unless that is temporary."""
-        cases = dict.fromkeys(entry.case for entry in plan)
-        records = tuple(record for case in cases if (record := store.find(case)) is not None)
-        if output is None:
-            return ExperimentResult(records, summary, None, store.notice)
-        self.write_beside(store.path, records, title)
-        return ExperimentResult(records, summary, store.path, store.notice)
+def finished(
+    kind: Kind[RecordT],
+    store: Store[RecordT],
+    plan: Sequence[Planned[Any]],
+    summary: Summary,
+    title: str,
+    output: Path | None,
+) -> ExperimentResult[RecordT]:
+    """Return what came of a plan, and write the tables beside its results file unless that is temporary."""
+    cases = dict.fromkeys(entry.case for entry in plan)
+    records = tuple(record for case in cases if (record := store.find(case)) is not None)
+    if output is None:
+        return ExperimentResult(records, summary, None, store.notice)
+    kind.write_beside(store.path, records, title)
+    return ExperimentResult(records, summary, store.path, store.notice)
 
 
-def check_distinct(recipe: str, written: Sequence[Planned[CaseT]], plan: Sequence[Planned[CaseT]]) -> None:
+def check_distinct(recipe: str, written: Sequence[Planned[SchemeCaseT]], plan: Sequence[Planned[SchemeCaseT]]) -> None:
     """Raise a RecipeError where two cases that an author wrote differently have one canonical form."""
-    first: dict[CaseT, str] = {}
+    first: dict[SchemeCaseT, str] = {}
     for entry, author in zip(plan, written, strict=True):
         if entry.case in first:
             schemes = f"{first[entry.case]!r} and {author.case.scheme!r}"

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from actbench import schemes, workloads
-from actbench.experiments.experiment import ExperimentResult, Kind, check_distinct
-from actbench.experiments.recipes import Recipe, load, names
+from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
+from actbench.experiments.recipes import Recipe, load, names, runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
 from actbench.results import store
-from actbench.results.fits import FitRecord
+from actbench.results.kernels import TITLE
+from actbench.results.kinds import FITTED, MEASURED, OTHERS, TIMED, TRAINED, Kind
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
-from actbench.results.tables import report_tables
-from actbench.results.tables.fits import FIT_TITLE, fit_tables
-
-FITTED = Kind(FitRecord, store.FITS_SUFFIX, fit_tables)
-MEASURED = Kind(MeasuredRecord, ".jsonl", report_tables)
+from actbench.results.tables.fits import FIT_TITLE
 
 
 def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
@@ -86,19 +84,26 @@ def run(
             retry_failed=retry_failed,
             progress=progress,
         )
-        return MEASURED.finished(opened, planned, summary, recipe.title, output)
+        return finished(MEASURED, opened, planned, summary, recipe.title, output)
 
 
 def render_again(folder: Path) -> list[Path]:
-    """Write the tables beside every results file of sweeps and fits below a folder anew, and return the files."""
-    fits = sorted(folder.rglob(f"*{store.FITS_SUFFIX}"))
-    for file in fits:
-        FITTED.write_beside(file, store.read(file, FitRecord).records, FIT_TITLE)
-    files = store.files_in([folder])
-    for file in files:
-        title = load(file.parent.name).title if file.parent.name in names() else file.parent.name
-        MEASURED.write_beside(file, store.read(file).records, title)
-    return [*files, *fits]
+    """Write the tables beside every results file below a folder anew, and return the files."""
+    done: list[Path] = []
+    for kind in (MEASURED, *OTHERS):
+        files = store.files_below(folder) if kind is MEASURED else sorted(folder.rglob(f"*{kind.suffix}"))
+        for file in files:
+            kind.write_beside(file, store.read(file, kind.record).records, _title(kind, file.parent.name))
+        done += files
+    return done
+
+
+def _title(kind: Kind[Any], recipe: str) -> str:
+    """Return the title of the tables of a recipe."""
+    if kind is FITTED or kind is TIMED:
+        return FIT_TITLE if kind is FITTED else TITLE
+    known, read = (runs.names(), runs.load) if kind is TRAINED else (names(), load)
+    return read(recipe).title if recipe in known else recipe
 
 
 def _canonical(entry: Planned[Case], spec: str) -> Planned[Case]:

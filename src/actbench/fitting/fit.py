@@ -9,13 +9,13 @@ from pathlib import Path
 from actbench import workloads
 from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.sweep import FITTED
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
 from actbench.fitting.search import EXACT, LEVELS, Search
 from actbench.fitting.simulations import Simulations, simulations
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.results.fits import Asked, FitRecord
+from actbench.results.kinds import FITTED
 from actbench.results.machine import machine, now, provenance
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Failure, Optimizer

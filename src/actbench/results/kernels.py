@@ -1,15 +1,27 @@
-"""What is written down of measured operators, and its table."""
+"""What is written down of measured operators: a record for each, and their table."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from actbench.results.records import SCHEMA_VERSION, Data, FloatName, Machine, SchemaVersion, Versions
+from actbench.errors import StoreError
+from actbench.results.records import (
+    SCHEMA_VERSION,
+    Data,
+    Failure,
+    FloatName,
+    Machine,
+    Migrations,
+    Record,
+    SchemaVersion,
+    Versions,
+)
 from actbench.results.tables import Table, fill
 from actbench.results.tables.columns import Column, value_of, with_spread
 from actbench.results.tables.values import Spread, ratio, step_time
@@ -18,19 +30,17 @@ from actbench.units import NonNegativeInt, PositiveInt
 DeviceName = Literal["cpu", "cuda"]
 ElementType = FloatName | Literal["uint8"]
 Seconds = tuple[float, ...]
+TITLE = "Operators"
 
 
-class KernelResult(Data):
-    """One operator at one type, number of bits and size; seconds are those of each run.
+class KernelCase(Data):
+    """One operator at one type, number of bits and size.
 
     Attributes:
         operator: Such as ``stepwise_encode``, or ``layer:gelu`` for forward and backward.
-        moved_bytes: What the operator reads and writes, by count.
-        floor_bytes: What it would, if each tensor were read or written once.
-        copied_bytes: What the copy reads and writes.
-        copy_seconds: Of ``copy_`` between two existing tensors of this type and size, interleaved.
-        exact: What the operator stands in for, such as ``nn.GELU``.
-        compiled_seconds: Of the exact operator under ``torch.compile``.
+        bits: Of a code; None for an operator without a choice.
+        threads: Of the processor.
+        compiled: Whether the exact operator was asked for under ``torch.compile``, too.
     """
 
     operator: str
@@ -39,6 +49,36 @@ class KernelResult(Data):
     bits: int | None = Field(default=None, ge=1, le=8)
     rows: PositiveInt
     columns: PositiveInt
+    threads: PositiveInt
+    compiled: bool = False
+
+    @property
+    def size(self) -> str:
+        """Rows and columns as they are typed."""
+        return f"{self.rows}x{self.columns}"
+
+    @property
+    def name(self) -> str:
+        """How people are shown it."""
+        return f"{self.operator} {self.dtype}{'' if self.bits is None else f' {self.bits} bits'} {self.size}"
+
+
+class KernelTimes(Data):
+    """What was measured; seconds are those of each run.
+
+    Attributes:
+        bits: Of a code; None where nothing is coded.
+        moved_bytes: What the operator reads and writes, by count.
+        floor_bytes: What it would, if each tensor were read or written once.
+        copied_bytes: What the copy reads and writes.
+        copy_seconds: Of ``copy_`` between two existing tensors of this type and size, interleaved.
+        exact: What the operator stands in for, such as ``nn.GELU``.
+        compiled_seconds: Of the exact operator under ``torch.compile``.
+        note: What could not be measured.
+    """
+
+    kind: Literal["timed"] = "timed"
+    bits: int | None = Field(default=None, ge=1, le=8)
     moved_bytes: NonNegativeInt
     floor_bytes: NonNegativeInt
     copied_bytes: NonNegativeInt
@@ -47,6 +87,7 @@ class KernelResult(Data):
     exact: str | None = None
     exact_seconds: Seconds | None = None
     compiled_seconds: Seconds | None = None
+    note: str | None = None
 
     @property
     def bytes_per_second(self) -> float:
@@ -59,13 +100,19 @@ class KernelResult(Data):
         return self.bytes_per_second * statistics.median(self.copy_seconds) / self.copied_bytes
 
 
-class KernelReport(Data):
-    """A whole run, as ``--export-json`` writes it; ``notes`` say what could not be measured."""
+class KernelRecord(Record[KernelCase, Annotated[KernelTimes | Failure, Field(discriminator="kind")]]):
+    """One line of a file of measured operators."""
+
+    migrations: ClassVar[Migrations] = {}
+
+
+class _Report(Data):
+    """A whole run, as files of before December 2026 hold it."""
 
     schema_version: SchemaVersion = SCHEMA_VERSION
     device: str
     threads: PositiveInt
-    results: tuple[KernelResult, ...]
+    results: tuple[dict[str, Any], ...]
     notes: tuple[str, ...] = ()
     machine: Machine
     versions: Versions
@@ -73,9 +120,37 @@ class KernelReport(Data):
     recorded_at: str
 
 
+def read_report(path: Path) -> list[KernelRecord]:
+    """Return the records of a file that ``actbench kernels`` wrote as one report, before December 2026.
+
+    Raises:
+        StoreError: It cannot be read, or is no such file.
+    """
+    try:
+        report = _Report.model_validate_json(path.read_bytes())
+        return [_of_report(report, result) for result in report.results]
+    except (OSError, ValidationError) as error:
+        raise StoreError(f"{path} is no report of 'actbench kernels': {str(error).splitlines()[0]}") from None
+
+
+def _of_report(report: _Report, result: dict[str, Any]) -> KernelRecord:
+    of_case = {name: value for name, value in result.items() if name in KernelCase.model_fields}
+    measured = {name: value for name, value in result.items() if name in KernelTimes.model_fields}
+    compiled = result.get("compiled_seconds") is not None
+    return KernelRecord(
+        recipe="kernels",
+        case=KernelCase(**of_case, threads=report.threads, compiled=compiled),
+        outcome=KernelTimes(**measured, note="; ".join(report.notes) or None),
+        machine=report.machine,
+        versions=report.versions,
+        command=report.command,
+        recorded_at=report.recorded_at,
+    )
+
+
 _GIGA = 1e9
 _HOW = (
-    "medians with interquartile ranges of runs that took turns with the copy and the exact operator, each after a copy "
+    "Medians with interquartile ranges of runs that took turns with the copy and the exact operator, each after a copy "
     "of other tensors."
 )
 _BYTES = (
@@ -84,39 +159,58 @@ _BYTES = (
 )
 
 
-def report_table(report: KernelReport) -> Table:
-    """Return one row for each result."""
-    return fill(f"Operators on {report.device}", COLUMNS, report.results, _notes(report))
+def kernel_tables(records: Sequence[KernelRecord], title: str = TITLE) -> tuple[Table]:
+    """Return one row for each operator."""
+    several = len({(record.machine.identity, record.case.device) for record in records}) > 1
+    columns = (_WHERE, *COLUMNS) if several else COLUMNS
+    return (fill(title, columns, records, _notes(records)),)
 
 
-def _notes(report: KernelReport) -> list[str]:
-    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
-    where = f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}"
-    return [f"{where}; {_HOW}", _BYTES, *report.notes]
+def _notes(records: Sequence[KernelRecord]) -> list[str]:
+    failed = [
+        f"{record.case.name}: {record.outcome.message}" for record in records if isinstance(record.outcome, Failure)
+    ]
+    notes = [record.outcome.note for record in records if isinstance(record.outcome, KernelTimes)]
+    return [*dict.fromkeys(map(_where, records)), _HOW, _BYTES, *dict.fromkeys(filter(None, notes)), *failed]
 
 
-def _time(of: Callable[[KernelResult], Sequence[float] | None]) -> Callable[[KernelResult], Spread | None]:
-    return lambda result: step_time(of(result))
+def _where(record: KernelRecord) -> str:
+    case, machine = record.case, record.machine
+    device = machine.gpu if case.device == "cuda" else machine.processor
+    threads = "1 thread" if case.threads == 1 else f"{case.threads} threads"
+    return f"{machine.name}: {device}, {threads} of the processor, torch {record.versions.torch}."
 
 
-def _over(of: Callable[[KernelResult], Sequence[float] | None]) -> Callable[[KernelResult], Spread | None]:
-    return lambda result: ratio(step_time(result.seconds), step_time(of(result)))
+def _of(value: Callable[[KernelTimes], Any]) -> Callable[[KernelRecord], Any]:
+    """Return what reads a value of what was measured; it is None where that failed."""
+    return lambda record: value(record.outcome) if isinstance(record.outcome, KernelTimes) else None
+
+
+def _time(of: Callable[[KernelTimes], Sequence[float] | None]) -> Callable[[KernelRecord], Spread | None]:
+    return _of(lambda found: step_time(of(found)))
+
+
+def _over(of: Callable[[KernelTimes], Sequence[float] | None]) -> Callable[[KernelRecord], Spread | None]:
+    return _of(lambda found: ratio(step_time(found.seconds), step_time(of(found))))
 
 
 _EXACT, _COMPILED = attrgetter("exact_seconds"), attrgetter("compiled_seconds")
+_WHERE: Column[KernelRecord] = Column(
+    "machine", "Machine", "text", lambda record: f"{record.machine.name}, {record.case.device}"
+)
 
-COLUMNS: tuple[Column[KernelResult], ...] = (
-    Column("operator", "Operator", "text", lambda result: result.operator),
-    Column("dtype", "Type", "text", lambda result: result.dtype),
-    Column("bits", "Bits", "count", lambda result: result.bits),
-    Column("size", "Size", "text", lambda result: f"{result.rows}x{result.columns}"),
+COLUMNS: tuple[Column[KernelRecord], ...] = (
+    Column("operator", "Operator", "text", lambda record: record.case.operator),
+    Column("dtype", "Type", "text", lambda record: record.case.dtype),
+    Column("bits", "Bits", "count", _of(lambda found: found.bits)),
+    Column("size", "Size", "text", lambda record: record.case.size),
     *with_spread(
         "seconds", "Time", "seconds", _time(attrgetter("seconds")), "lower", spread_key="seconds_iqr", sign="± IQR"
     ),
-    Column("gigabytes_per_second", "GB/s", "rate", lambda result: result.bytes_per_second / _GIGA, better="higher"),
-    Column("copy_share", "Of copy", "share", lambda result: result.copy_share, better="higher"),
-    Column("moved_over_floor", "Bytes", "ratio", lambda result: result.moved_bytes / result.floor_bytes, "lower"),
-    Column("exact", "Exact", "text", lambda result: result.exact, detail=1),
+    Column("gigabytes_per_second", "GB/s", "rate", _of(lambda found: found.bytes_per_second / _GIGA), better="higher"),
+    Column("copy_share", "Of copy", "share", _of(lambda found: found.copy_share), better="higher"),
+    Column("moved_over_floor", "Bytes", "ratio", _of(lambda found: found.moved_bytes / found.floor_bytes), "lower"),
+    Column("exact", "Exact", "text", _of(lambda found: found.exact), detail=1),
     *with_spread(
         "exact_seconds", "Exact time", "seconds", _time(_EXACT), detail=1, spread_key="exact_iqr", sign="± IQR"
     ),

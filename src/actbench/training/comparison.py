@@ -13,17 +13,16 @@ from typing import Any
 
 from actbench import schemes
 from actbench.errors import StoreError, boundary
-from actbench.experiments.experiment import ExperimentResult, Kind, Summary, check_distinct, keep, pending
+from actbench.experiments.experiment import ExperimentResult, Summary, check_distinct, finished, keep, pending
 from actbench.experiments.recipes import runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
 from actbench.measuring import bench
 from actbench.measuring.meters import cuda
+from actbench.results.kinds import TRAINED
 from actbench.results.machine import provenance
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
-from actbench.results.store import RUNS_SUFFIX
-from actbench.results.tables.training import accuracy_table
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
 from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
@@ -31,8 +30,6 @@ from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGro
 CHECKPOINT_SECONDS = 30.0
 LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, the tracebacks of runs that failed."""
-
-TRAINED = Kind(TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),))
 
 
 def plan(recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS) -> tuple[Planned[TrainingCase], ...]:
@@ -99,7 +96,7 @@ def run(
             return ExperimentResult((), Summary(), None)
         origin = provenance(command)
         summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
-        return TRAINED.finished(store, planned, summary, recipe.title, output)
+        return finished(TRAINED, store, planned, summary, recipe.title, output)
 
 
 @dataclass(frozen=True)

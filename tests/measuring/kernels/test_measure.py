@@ -6,7 +6,15 @@ from actbench.measuring.kernels import measure, subjects
 from actbench.measuring.kernels.choices import OPERATORS, Plan, Size
 from actbench.measuring.kernels.measure import LEAST_ROUNDS, interleaved
 from actbench.ops.activate import one_pass
-from actbench.results.kernels import KernelReport, report_table
+from actbench.results.kernels import KernelRecord, KernelTimes, kernel_tables
+from actbench.results.machine import now, provenance
+
+
+def results(found):
+    """Measure the cases of a plan, each of which must succeed."""
+    measured = list(measure.outcomes(measure.cases(found), found.seconds))
+    assert all(isinstance(outcome, KernelTimes) for _, outcome in measured)
+    return measured
 
 
 def plan(*operators, bits=(3,), dtypes=("float32",), device="cpu"):
@@ -15,7 +23,7 @@ def plan(*operators, bits=(3,), dtypes=("float32",), device="cpu"):
 
 @pytest.mark.slow
 def test_every_operator_is_measured_and_its_bytes_are_counted():
-    report = measure.run(plan(), "actbench kernels")
+    measured = results(plan())
     count = 16 * 129
     codes, mask, size = -(-count * 3 // 8), -(-count // 8), 4 * count
     words = 4 * -(-count // 256)
@@ -42,25 +50,21 @@ def test_every_operator_is_measured_and_its_bytes_are_counted():
     twice = [name for name in users if not one_pass(name, torch.float32, torch.device("cpu"))]
     again = set().union(*(users[name] for name in twice))  # the encoder reads the input once more
 
-    assert {result.operator: result.floor_bytes for result in report.results} == floors
-    for result in report.results:
-        assert result.moved_bytes - result.floor_bytes == (size if result.operator in again else 0)
-        assert result.copied_bytes == 2 * (count if result.dtype == "uint8" else size)
+    assert {case.operator: result.floor_bytes for case, result in measured} == floors
+    for case, result in measured:
+        assert result.moved_bytes - result.floor_bytes == (size if case.operator in again else 0)
+        assert result.copied_bytes == 2 * (count if case.dtype == "uint8" else size)
         assert len(result.seconds) == len(result.copy_seconds) == LEAST_ROUNDS
         assert min(result.seconds) > 0
-    assert KernelReport.model_validate_json(report.model_dump_json()) == report
+        assert KernelTimes.model_validate_json(result.model_dump_json()) == result
 
 
-@pytest.mark.slow
 def test_types_and_bits_multiply_only_what_has_them():
-    report = measure.run(
-        plan("relu_mask", "pack_codes", "stepwise_encode", bits=(2, 3), dtypes=("float32", "float16")), ""
-    )
-    found = [(result.operator, result.dtype, result.bits) for result in report.results]
+    many = plan("relu_mask", "pack_codes", "stepwise_encode", bits=(2, 3), dtypes=("float32", "float16"))
 
-    assert found == [
-        ("relu_mask", "float32", 1),
-        ("relu_mask", "float16", 1),
+    assert [(case.operator, case.dtype, case.bits) for case in measure.cases(many)] == [
+        ("relu_mask", "float32", None),
+        ("relu_mask", "float16", None),
         ("pack_codes", "uint8", 2),
         ("pack_codes", "uint8", 3),
         *(("stepwise_encode", dtype, bits) for dtype in ("float32", "float16") for bits in (2, 3)),
@@ -68,15 +72,17 @@ def test_types_and_bits_multiply_only_what_has_them():
 
 
 def test_the_table_divides_by_the_copy_and_by_the_exact_operator():
-    report = measure.run(plan("layer:relu"), "")
-    result = report.results[0].model_copy(
-        update={"seconds": (2.0, 4.0, 6.0), "copy_seconds": (1.0, 1.0, 1.0), "exact_seconds": (8.0, 8.0, 8.0)}
-    )
-    (row,) = report_table(report.model_copy(update={"results": (result,)})).rows
+    [(case, measured)] = results(plan("layer:relu"))
+    times = {"seconds": (2.0, 4.0, 6.0), "copy_seconds": (1.0, 1.0, 1.0), "exact_seconds": (8.0, 8.0, 8.0)}
+    outcome = measured.model_copy(update=times)
+    record = KernelRecord(recipe="kernels", case=case, outcome=outcome, recorded_at=now(), **provenance(""))
+    (table,) = kernel_tables([record])
+    (row,) = table.rows
 
+    assert row["bits"] == 1
     assert row["seconds"] == 4
-    assert row["gigabytes_per_second"] == result.moved_bytes / 4 / 1e9
-    assert row["copy_share"] == pytest.approx(result.moved_bytes / 4 / result.copied_bytes)
+    assert row["gigabytes_per_second"] == measured.moved_bytes / 4 / 1e9
+    assert row["copy_share"] == pytest.approx(measured.moved_bytes / 4 / measured.copied_bytes)
     assert row["over_exact"] == 0.5
     assert row["moved_over_floor"] == 1
 
@@ -93,7 +99,7 @@ def test_calls_take_turns_in_changing_order():
 def test_a_missing_device_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MeasurementError, match="--device cuda: torch finds no CUDA device here"):
-        measure.run(plan(device="cuda"), "")
+        measure.check_device("cuda")
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError(), RuntimeError("std::bad_alloc")])
@@ -102,8 +108,10 @@ def test_a_size_that_does_not_fit_is_named(monkeypatch, error):
         raise error
 
     monkeypatch.setitem(subjects.SUBJECTS, "relu_mask", full)
-    with pytest.raises(MeasurementError, match="relu_mask at --size 16x129 in float32 does not fit"):
-        measure.run(plan("relu_mask"), "")
+    [(case, failure)] = measure.outcomes(measure.cases(plan("relu_mask")), 0.0)
+    assert case.name == "relu_mask float32 16x129"
+    assert failure.reason == "out-of-memory"
+    assert failure.message == "16x129 does not fit in the memory of cpu; give a smaller --size"
 
 
 def test_a_compiler_that_does_not_work_is_a_note(monkeypatch):
@@ -115,7 +123,7 @@ def test_a_compiler_that_does_not_work_is_a_note(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     chosen = Plan("cpu", ("layer:relu",), (Size(2, 8),), ("float32",), (3,), 0.0, compiled=True)
-    report = measure.run(chosen, "")
+    [(_, found)] = results(chosen)
 
-    assert report.notes == ("torch.compile does not work here, so its columns are empty: no compiler",)
-    assert report.results[0].compiled_seconds is None
+    assert found.note == "torch.compile does not work here, so its columns are empty: no compiler"
+    assert found.compiled_seconds is None

@@ -15,14 +15,15 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from actbench.results.kernels import KernelCase, KernelTimes
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.plain import plain
 from actbench.results.records import Case, Failure
 from actbench.results.runs import Trained, TrainingCase
 from actbench.units import format_bytes, format_seconds
 
-AnyCase = Case | TrainingCase
-AnyOutcome = Outcome | Trained
+AnyCase = Case | TrainingCase | KernelCase
+AnyOutcome = Outcome | Trained | KernelTimes
 
 
 class Progress:
@@ -63,6 +64,7 @@ _OVER = "over the limit"
 _ROWS_KEPT_FREE = 6  # for the table's frame, its head and the bar
 _ETA_WINDOW_SECONDS = 3600.0
 _WORTH_TELLING_SECONDS = 10.0
+_NUMBERS = {"batch", "bits", "size", "peak", "time"}
 
 
 @contextmanager
@@ -217,7 +219,7 @@ class LiveTable(Progress):
         row.ended = time.monotonic()
         over = isinstance(outcome, Measurement) and not outcome.fits
         row.state = outcome.reason if isinstance(outcome, Failure) else _OVER if over else "measured"
-        if outcome.peak_bytes is not None:
+        if not isinstance(outcome, KernelTimes) and outcome.peak_bytes is not None:
             row.peak = format_bytes(outcome.peak_bytes)
         self._bar.advance(self._task)
 
@@ -227,17 +229,24 @@ class LiveTable(Progress):
 
     def __rich__(self) -> RenderableType:
         """Draw the table and the bar."""
-        table = Table(expand=True)
-        for heading in ("model", "scheme", "batch", "meter", "state", "peak", "time"):
-            table.add_column(heading, no_wrap=True, justify="right" if heading in ("batch", "peak", "time") else "left")
         with self._lock:
             rows = list(self._rows.items())
+        table = Table(expand=True)
+        for heading in (*(_cells(rows[0][0]) if rows else ()), "state", "peak", "time"):
+            table.add_column(heading, no_wrap=True, justify="right" if heading in _NUMBERS else "left")
         for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
-            device = case.meter if isinstance(case, Case) else case.device
-            cells = (case.model, case.scheme, str(case.batch_size), device, row.state, row.peak, row.elapsed)
+            cells = (*_cells(case).values(), row.state, row.peak, row.elapsed)
             table.add_row(*(Text(plain(cell)) for cell in cells), style=row.style)
         done_before = [Text(f"{self._skipped} done before")] if self._skipped else []
         return Group(table, *done_before, self._bar)
+
+
+def _cells(case: AnyCase) -> dict[str, str]:
+    """Return what tells a case from others, by heading."""
+    if isinstance(case, KernelCase):
+        return {"operator": case.operator, "type": case.dtype, "bits": str(case.bits or ""), "size": case.size}
+    device = case.meter if isinstance(case, Case) else case.device
+    return {"model": case.model, "scheme": case.scheme, "batch": str(case.batch_size), "meter": device}
 
 
 def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase, _Row]]:
@@ -256,6 +265,8 @@ def _ending(outcome: AnyOutcome) -> str:
             "" if outcome.over_limit_bytes is None else f", over the limit by {format_bytes(outcome.over_limit_bytes)}"
         )
         return f"peak {format_bytes(outcome.peak_bytes)}{over}{largest}"
+    if isinstance(outcome, KernelTimes):
+        return f"{outcome.bytes_per_second / 1e9:.3g} GB/s, {100 * outcome.copy_share:.0f} % of a copy's"
     accuracy = outcome.final.accuracy
     score = f"correlation {outcome.score:.3f}" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
     diverged = "" if outcome.diverged_at is None else f", diverged at step {outcome.diverged_at}"

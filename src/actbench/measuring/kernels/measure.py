@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from actbench.errors import MeasurementError, is_out_of_memory
-from actbench.measuring.kernels.choices import BYTES, OF_BYTES, ONE_WIDTH, Plan, Size
+from actbench.errors import MeasurementError
+from actbench.measuring.bench import failure_of
+from actbench.measuring.kernels.choices import BYTES, OF_BYTES, ONE_WIDTH, Plan
 from actbench.measuring.kernels.subjects import SUBJECTS, Call, Place, Subject
-from actbench.results.kernels import DeviceName, ElementType, KernelReport, KernelResult
-from actbench.results.machine import machine, now, provenance
+from actbench.results.kernels import DeviceName, KernelCase, KernelTimes
+from actbench.results.records import Failure
 
 LEAST_ROUNDS = 5
 _WARM_UP = 3
@@ -70,43 +71,53 @@ def _timed_cuda(call: Call) -> float:
 
 
 _LARGEST_KEPT = 31 << 20
+_ANY_BITS = 3  # of operators that do not look at them
 
 
-def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text: None) -> KernelReport:
-    """Measure every point of a plan; ``progress`` is told what is next.
+def check_device(name: DeviceName) -> None:
+    """Raise a MeasurementError where the device is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise MeasurementError(
+            "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
+            "measures the processor"
+        )
 
-    Raises:
-        MeasurementError: The device is not there, or a size does not fit in its memory.
-        KernelError: A kernel cannot be compiled or launched.
-    """
-    device = _device(plan.device)
-    if device.type == "cpu":
-        _settle_heap()
-    results, notes = [], []
-    for operator, size, dtype, bits in _points(plan):
-        width = "" if operator in ONE_WIDTH else f" {bits} bits"
-        progress(f"{operator} {dtype}{width} {size.rows}x{size.columns}")
-        place = Place(size.rows, size.columns, getattr(torch, dtype), device, bits)
-        try:
-            result, note = _result(operator, place, plan)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise MeasurementError(
-                f"{operator} at --size {size.rows}x{size.columns} in {dtype} does not fit in the memory of "
-                f"{plan.device}; give a smaller --size"
-            ) from None
-        results.append(result)
-        notes.extend([note] if note and note not in notes else [])
-        gc.collect()
-    return KernelReport(
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else machine().processor,
-        threads=torch.get_num_threads(),
-        results=tuple(results),
-        notes=tuple(notes),
-        recorded_at=now(),
-        **provenance(command),
+
+def cases(plan: Plan) -> tuple[KernelCase, ...]:
+    """Return the cases of a plan, each once; a choice of bits is that of operators that have one."""
+    found = (
+        KernelCase(
+            operator=operator,
+            device=plan.device,
+            dtype=dtype,
+            bits=bits,
+            rows=size.rows,
+            columns=size.columns,
+            threads=torch.get_num_threads(),
+            compiled=plan.compiled,
+        )
+        for operator in plan.operators
+        for size in plan.sizes
+        for dtype in (plan.dtypes if operator not in OF_BYTES else BYTES)
+        for bits in (plan.bits if operator not in ONE_WIDTH else (None,))
     )
+    return tuple(dict.fromkeys(found))
+
+
+def outcomes(todo: Iterable[KernelCase], seconds: float) -> Iterator[tuple[KernelCase, KernelTimes | Failure]]:
+    """Measure each case for so many seconds, and yield what came of it as soon as it is known."""
+    for case in todo:
+        if case.device == "cpu":
+            _settle_heap()
+        try:
+            outcome: KernelTimes | Failure = measured(case, seconds)
+        except Exception as error:  # a kernel that cannot be compiled is a row, too
+            outcome = failure_of(error)
+            if outcome.reason == "out-of-memory":
+                why = f"{case.size} does not fit in the memory of {case.device}; give a smaller --size"
+                outcome = outcome.model_copy(update={"message": why})
+        yield case, outcome
+        gc.collect()
 
 
 def _settle_heap() -> None:
@@ -118,51 +129,34 @@ def _settle_heap() -> None:
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)  # freed at once
 
 
-def _device(name: DeviceName) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise MeasurementError(
-            "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
-            "measures the processor"
-        )
-    return torch.device(name)
+def measured(case: KernelCase, seconds: float) -> KernelTimes:
+    """Measure one case.
 
-
-def _points(plan: Plan) -> Iterable[tuple[str, Size, ElementType, int]]:
-    return (
-        (operator, size, dtype, bits)
-        for operator in plan.operators
-        for size in plan.sizes
-        for dtype in (plan.dtypes if operator not in OF_BYTES else BYTES)
-        for bits in (plan.bits if operator not in ONE_WIDTH else plan.bits[:1])
-    )
-
-
-def _result(operator: str, place: Place, plan: Plan) -> tuple[KernelResult, str | None]:
-    subject = SUBJECTS[operator](place)
+    Raises:
+        KernelError: A kernel cannot be compiled or launched.
+    """
+    bits = _ANY_BITS if case.bits is None else case.bits
+    place = Place(case.rows, case.columns, getattr(torch, case.dtype), torch.device(case.device), bits)
+    subject = SUBJECTS[case.operator](place)
     source, target, other, another = torch.zeros(4, place.rows, place.columns, dtype=place.dtype, device=place.device)
-    compiled, note = _compiled(subject) if plan.compiled else (None, None)
+    compiled, note = _compiled(subject) if case.compiled else (None, None)
     calls = {"ours": subject.call, "copy": lambda: target.copy_(source)}
     calls |= {"exact": subject.exact_call} if subject.exact_call else {}
     calls |= {"compiled": compiled} if compiled else {}
-    runs = interleaved(list(calls.values()), lambda: another.copy_(other), plan.seconds, place.device)
-    seconds = dict(zip(calls, runs, strict=True))
-    result = KernelResult(
-        operator=operator,
-        device=plan.device,
-        dtype=str(place.dtype).removeprefix("torch."),
+    runs = interleaved(list(calls.values()), lambda: another.copy_(other), seconds, place.device)
+    found = dict(zip(calls, runs, strict=True))
+    return KernelTimes(
         bits=subject.bits,
-        rows=place.rows,
-        columns=place.columns,
         moved_bytes=subject.moved_bytes,
         floor_bytes=subject.floor_bytes,
         copied_bytes=2 * place.bytes,
-        seconds=seconds["ours"],
-        copy_seconds=seconds["copy"],
+        seconds=found["ours"],
+        copy_seconds=found["copy"],
         exact=subject.exact,
-        exact_seconds=seconds.get("exact"),
-        compiled_seconds=seconds.get("compiled"),
+        exact_seconds=found.get("exact"),
+        compiled_seconds=found.get("compiled"),
+        note=note,
     )
-    return result, note
 
 
 def _compiled(subject: Subject) -> tuple[Call | None, str | None]:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from actbench.results.store.store import (
     FITS_SUFFIX,
+    KERNELS_SUFFIX,
     RUNS_SUFFIX,
+    SWEEP_SUFFIX,
     Results,
     Store,
+    files_below,
     files_in,
     read,
     read_all,
-    read_all_runs,
+    read_kind,
     results_path,
-    runs_in,
 )
 
 __all__ = [
     "FITS_SUFFIX",
+    "KERNELS_SUFFIX",
     "RUNS_SUFFIX",
+    "SWEEP_SUFFIX",
     "Results",
     "Store",
+    "files_below",
     "files_in",
     "read",
     "read_all",
-    "read_all_runs",
+    "read_kind",
     "results_path",
-    "runs_in",
 ]

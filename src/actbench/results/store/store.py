@@ -17,7 +17,6 @@ from actbench.errors import StoreError
 from actbench.paths import file_name
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Data, Failure, Machine, Record
-from actbench.results.runs import TrainingRun
 from actbench.results.store import lines
 from actbench.results.store.linefile import LineFile, locked
 from actbench.results.store.lines import RecordT
@@ -25,7 +24,10 @@ from actbench.results.store.lines import RecordT
 Identity = tuple[Data, str, str | None]
 """The case, and what tells the machine from others."""
 
-RUNS_SUFFIX, FITS_SUFFIX = ".runs.jsonl", ".fit.jsonl"  # of files which may stand beside those of a sweep
+RUNS_SUFFIX, FITS_SUFFIX, KERNELS_SUFFIX = ".runs.jsonl", ".fit.jsonl", ".kernels.jsonl"
+SWEEP_SUFFIX = ".jsonl"
+OTHERS = (RUNS_SUFFIX, FITS_SUFFIX, KERNELS_SUFFIX)
+"""Suffixes of files which may stand beside those of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,11 @@ def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRe
 
     ``sites`` tells whether records keep what was converted and not reached, which tables do not show.
     """
-    return _read_all(paths, MeasuredRecord, sites)
+    return read_kind(paths, MeasuredRecord, sites)
 
 
-def read_all_runs(paths: Sequence[Path]) -> tuple[list[TrainingRun], list[str]]:
-    """Read several files of training runs as one, the later ones counting, and return their records and notices."""
-    return _read_all(paths, TrainingRun)
-
-
-def _read_all(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) -> tuple[list[RecordT], list[str]]:
+def read_kind(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) -> tuple[list[RecordT], list[str]]:
+    """Read several results files of one kind as one, as :func:`read_all` does."""
     found = [lines.split(path) for path in paths]
     records = _latest(found, kind, sites)
     return list(records.values()), [file.notice for file in found if file.notice]
@@ -158,36 +156,16 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     """
     files: list[Path] = []
     for path in paths:
-        found = sorted(_below(path)) if os.path.isdir(path) else [path]
+        found = files_below(path) if os.path.isdir(path) else [path]
         if not found:
             raise StoreError(f"{path} holds no results file (.jsonl)")
         files += found
     return list(dict.fromkeys(files))
 
 
-def runs_in(paths: Sequence[Path]) -> list[Path]:
-    """Return the files of training runs among paths and in those folders among them that hold no sweep's; or nothing.
-
-    Raises:
-        StoreError: One path holds training runs and another one none.
-    """
-    found = [sorted(_runs_below(path)) for path in paths]
-    if any(found) and not all(found):
-        runs, other = paths[[*map(bool, found)].index(True)], paths[found.index([])]
-        raise StoreError(
-            f"{runs} holds training runs and {other} none: they have no columns in common, report one alone"
-        )
-    return list(dict.fromkeys(file for files in found for file in files))
-
-
-def _runs_below(path: Path) -> Iterator[Path]:
-    if not os.path.isdir(path):
-        return iter([path] if path.name.endswith(RUNS_SUFFIX) else [])
-    return iter(()) if any(_below(path)) else path.rglob(f"*{RUNS_SUFFIX}")
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*.jsonl") if not file.name.endswith((RUNS_SUFFIX, FITS_SUFFIX)))
+def files_below(folder: Path) -> list[Path]:
+    """Return the results files of sweeps in a folder at any depth."""
+    return sorted(file for file in folder.rglob(f"*{SWEEP_SUFFIX}") if not file.name.endswith(OTHERS))
 
 
 def results_path(folder: Path, recipe: str, machine: str) -> Path:

@@ -1,0 +1,136 @@
+"""The kinds of experiments: what their results files are called, hold, and are shown as."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Generic
+
+from actbench.errors import StoreError, UsageError
+from actbench.results import render
+from actbench.results.fits import FitRecord
+from actbench.results.kernels import KernelRecord, kernel_tables, read_report
+from actbench.results.machine import machine
+from actbench.results.measured import MeasuredRecord
+from actbench.results.render import exports
+from actbench.results.render.page import rows
+from actbench.results.render.page.pictures import Beside
+from actbench.results.runs import TrainingRun
+from actbench.results.store import (
+    FITS_SUFFIX,
+    KERNELS_SUFFIX,
+    RUNS_SUFFIX,
+    SWEEP_SUFFIX,
+    Store,
+    files_below,
+    read_kind,
+    results_path,
+)
+from actbench.results.store.lines import RecordT
+from actbench.results.tables import Table, report_tables
+from actbench.results.tables.fits import fit_tables
+from actbench.results.tables.training import accuracy_table
+
+BESIDE = (".md", ".csv")
+"""Suffixes of the tables beside a results file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind(Generic[RecordT]):
+    """A kind of experiment.
+
+    Attributes:
+        record: Class of its records.
+        suffix: Of its files.
+        tables: From records and a title to tables: the first stands as CSV beside a results file, all as Markdown.
+        beside: From records to what an HTML page has beside their tables.
+        older: By suffix of a file that is no results file of today: what reads its records.
+    """
+
+    record: type[RecordT]
+    suffix: str
+    tables: Callable[[Sequence[RecordT], str], Sequence[Table]]
+    beside: Callable[[Sequence[RecordT]], Beside] | None = None
+    older: Mapping[str, Callable[[Path], list[RecordT]]] = field(default_factory=dict)
+
+    def texts(self, records: Sequence[RecordT], title: str) -> dict[str, str]:
+        """Return what stands beside a results file, by file suffix."""
+        tables = self.tables(records, title)
+        rendered = "\n".join(map(render.markdown, tables)), render.csv_text(tables[0])
+        return dict(zip(BESIDE, rendered, strict=True))
+
+    def write_beside(self, file: Path, records: Sequence[RecordT], title: str) -> None:
+        """Write the tables beside a results file."""
+        exports.export({file.with_suffix(suffix): text for suffix, text in self.texts(records, title).items()})
+
+    @contextmanager
+    def opened(self, recipe: str, output: Path | None) -> Iterator[Store[RecordT]]:
+        """Hold the results file of a recipe on this machine.
+
+        ``output`` is a folder, in which ``RECIPE/MACHINE`` with this kind's suffix is the file; a ``.jsonl`` file; or
+        None for a temporary one.
+
+        Raises:
+            UsageError: ``output`` is named like another kind of file.
+            StoreError: The file is in use or broken, or it or a table beside it cannot be written.
+        """
+        if output is not None and output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
+            raise UsageError(f"--output {output}: name a folder or a .jsonl file")
+        here = machine()
+        with TemporaryDirectory(prefix="actbench-") as folder:
+            file = Path(folder) / "kept.jsonl" if output is None else output
+            if file.suffix != ".jsonl":
+                file = results_path(file, recipe, here.name).with_suffix(self.suffix)
+            for suffix in BESIDE:
+                exports.check(file.with_suffix(suffix))
+            with Store.opened(file, self.record, here) as store:
+                yield store
+
+
+MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, rows.beside_measured)
+TRAINED: Final = Kind(TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), rows.beside_trained)
+FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables)
+TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, older={".json": read_report})
+OTHERS: Final[tuple[Kind[Any], ...]] = (TRAINED, FITTED, TIMED)
+"""Kinds of which files may stand beside those of sweeps."""
+
+
+def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
+    """Return the kind of the results files among paths and in folders among them, and the files.
+
+    Of a folder that holds files of sweeps, those count.
+
+    Raises:
+        StoreError: A folder holds no results file, or there are files of several kinds.
+    """
+    found = {path: _kinds_at(path) for path in paths}
+    for path, files in found.items():
+        if not files:
+            raise StoreError(f"{path} holds no results file (.jsonl)")
+    kinds = dict.fromkeys(kind for files in found.values() for kind in files)
+    if len(kinds) > 1:
+        text = ", ".join(f"{path}: {' and '.join(kind.suffix for kind in files)}" for path, files in found.items())
+        raise StoreError(f"results of several kinds have no columns in common, report one kind alone: {text}")
+    (kind,) = kinds
+    return kind, list(dict.fromkeys(file for files in found.values() for file in files[kind]))
+
+
+def _kinds_at(path: Path) -> dict[Kind[Any], list[Path]]:
+    """Return the files that a path stands for by their kinds."""
+    if not os.path.isdir(path):
+        return {next((kind for kind in OTHERS if path.name.endswith((kind.suffix, *kind.older))), MEASURED): [path]}
+    if measured := files_below(path):
+        return {MEASURED: measured}
+    found = {kind: sorted(path.rglob(f"*{kind.suffix}")) for kind in OTHERS}
+    return {kind: files for kind, files in found.items() if files}
+
+
+def read(kind: Kind[RecordT], files: Sequence[Path]) -> tuple[list[RecordT], list[str]]:
+    """Return the records of files of one kind, of which the later ones count, and what a user must know of them."""
+    older = [file for file in files if file.suffix in kind.older]
+    records, notices = read_kind([file for file in files if file not in older], kind.record)
+    return [record for file in older for record in kind.older[file.suffix](file)] + records, notices
