@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import app, argument, count_option, named, option
+from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import (
     CaseFlags,
     ModelArgument,
@@ -24,6 +25,7 @@ from actbench.cli.printing import command_line, export, finish, progress_shown
 from actbench.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
+    from actbench.experiments.cluster.cluster import Cluster
     from actbench.experiments.recipes import Recipe
     from actbench.results.measured import MeasuredRecord
     from actbench.results.tables import Table
@@ -57,6 +59,7 @@ def sweep(
     timeout: TimeoutOption = 1800.0,
     force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
     retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
+    nodes: ClusterFlags,
     trust_recipe: TrustRecipeOption = False,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
@@ -83,6 +86,8 @@ def sweep(
     actbench sweep llama-3.2-1b -s checkpoint -s adam8bit -s chunked_loss:8 --cumulative --columns peak,peak-vs-previous
 
     actbench sweep mine.toml --meter cuda --export-markdown table.md
+
+    actbench sweep finetune-8b --cluster ray://head:10001
     """
     recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe, cumulative)
     with _recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
@@ -95,6 +100,7 @@ def sweep(
             force=force,
             retry_failed=retry_failed,
             require_fit=require_fit,
+            cluster=nodes.chosen,
         )
 
 
@@ -160,6 +166,7 @@ def _compare(
     retry_failed: bool = False,
     require_fit: bool = False,
     by_operator: bool = False,
+    cluster: Cluster | None = None,
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
@@ -180,6 +187,7 @@ def _compare(
             force=force,
             retry_failed=retry_failed,
             progress=progress,
+            cluster=cluster,
         )
     shown = report_tables(comparison.records, recipe.title, columns)
     records = comparison.records

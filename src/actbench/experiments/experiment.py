@@ -6,7 +6,7 @@ trained by :mod:`actbench.training.comparison`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -117,9 +117,9 @@ def keep(
     progress: Progress,
     *,
     recipe: str,
-    origin: Mapping[str, Any],
+    origin: Callable[[CaseT], Mapping[str, Any]],
 ) -> Summary:
-    """Store a record of each outcome as soon as it comes; ``origin`` holds the provenance fields of records.
+    """Store a record of each outcome as soon as it comes; ``origin`` returns the provenance fields of a case's record.
 
     Raises:
         StoreError: A record cannot be stored.
@@ -129,7 +129,7 @@ def keep(
     for case, outcome in outcomes:
         entry = planned[case]
         said = {"recipe": recipe, "label": entry.label, "published": entry.published, "recorded_at": now()}
-        store.append(kind(case=case, outcome=outcome, **said, **origin))
+        store.append(kind(case=case, outcome=outcome, **said, **origin(case)))
         progress.finished(case, outcome)
         measured, failed = measured + (not isinstance(outcome, Failure)), failed + isinstance(outcome, Failure)
     return Summary(measured, failed, len(planned) - measured - failed)

@@ -30,12 +30,12 @@ def run(
         StoreError: The results file is in use, broken or cannot be written.
     """
     measure.check_device(plan.device)
-    told = progress or Progress()
+    told, origin = progress or Progress(), provenance(command)
     planned = [Planned(case) for case in measure.cases(plan)]
     with TIMED.opened(RECIPE, output) as store:
         todo = pending(planned, store, told, force=force)
         outcomes = measure.outcomes(_started(todo, told), plan.seconds)
-        summary = keep(outcomes, KernelRecord, planned, store, told, recipe=RECIPE, origin=provenance(command))
+        summary = keep(outcomes, KernelRecord, planned, store, told, recipe=RECIPE, origin=lambda case: origin)
         return finished(TIMED, store, planned, summary, TITLE, output)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actbench import schemes, workloads
+from actbench.experiments.cluster.cluster import Cluster
+from actbench.experiments.cluster.cluster import run as on_cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
 from actbench.experiments.recipes import Recipe, load, names, runs
 from actbench.experiments.recipes.sections import Planned
@@ -22,8 +25,10 @@ from actbench.results.records import Case
 from actbench.results.tables.fits import FIT_TITLE
 
 
-def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
+def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
     """Return the cases of a recipe with every scheme and model name checked and in canonical form.
+
+    Devices of meters are looked for unless other machines measure.
 
     Raises:
         SpecError: A scheme does not exist or a value of it is wrong.
@@ -33,7 +38,7 @@ def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
         MeasurementError: The device of a meter is not there.
     """
     written_cases = recipe.cases()
-    for meter in dict.fromkeys(entry.case.meter for entry in written_cases):
+    for meter in () if elsewhere else dict.fromkeys(entry.case.meter for entry in written_cases):
         meters.check(meter)
     spelled = {text: schemes.build(text).spec for text in dict.fromkeys(entry.case.scheme for entry in written_cases)}
     planned = tuple(_canonical(entry, spelled[entry.case.scheme]) for entry in written_cases)
@@ -61,24 +66,26 @@ def run(
     force: bool = False,
     retry_failed: bool = False,
     progress: Progress | None = None,
+    cluster: Cluster | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
-    or None to keep no file. The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
+    or None to keep no file. With a ``cluster`` its nodes measure, and what any machine measured is not measured again.
+    The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
         UsageError: The recipe names something that does not exist.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    planned = plan(recipe)
-    with MEASURED.opened(recipe.name, output) as opened:
-        summary = runner.run(
+    planned = plan(recipe, elsewhere=cluster is not None)
+    measure = partial(runner.run, jobs=jobs) if cluster is None else partial(on_cluster, cluster)
+    with MEASURED.opened(recipe.name, output, of_any_machine=cluster is not None) as opened:
+        summary = measure(
             planned,
             opened,
             recipe=recipe.name,
             command=command,
-            jobs=jobs,
             timeout_seconds=timeout_seconds,
             force=force,
             retry_failed=retry_failed,

@@ -68,11 +68,11 @@ class Kind(Generic[RecordT]):
         exports.export({file.with_suffix(suffix): text for suffix, text in self.texts(records, title).items()})
 
     @contextmanager
-    def opened(self, recipe: str, output: Path | None) -> Iterator[Store[RecordT]]:
+    def opened(self, recipe: str, output: Path | None, *, of_any_machine: bool = False) -> Iterator[Store[RecordT]]:
         """Hold the results file of a recipe on this machine.
 
         ``output`` is a folder, in which ``RECIPE/MACHINE`` with this kind's suffix is the file; a ``.jsonl`` file; or
-        None for a temporary one.
+        None for a temporary one. With ``of_any_machine`` what other machines measured counts, too.
 
         Raises:
             UsageError: ``output`` is named like another kind of file.
@@ -87,7 +87,7 @@ class Kind(Generic[RecordT]):
                 file = results_path(file, recipe, here.name).with_suffix(self.suffix)
             for suffix in BESIDE:
                 exports.check(file.with_suffix(suffix))
-            with Store.opened(file, self.record, here) as store:
+            with Store.opened(file, self.record, None if of_any_machine else here) as store:
                 yield store
 
 

@@ -95,7 +95,7 @@ def run(
             deque(outcomes, maxlen=0)  # the first process stores what all of them train
             return ExperimentResult((), Summary(), None)
         origin = provenance(command)
-        summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
+        summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=lambda case: origin)
         return finished(TRAINED, store, planned, summary, recipe.title, output)
 
 

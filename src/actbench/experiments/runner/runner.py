@@ -163,13 +163,15 @@ def run(
         return Summary(skipped=len({entry.case for entry in plan}))
     origin = provenance(command)
     with ForkServer(bench, preload) as server:
-        sweep = _Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress)
+        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress)
         with closing(sweep.outcomes(todo)) as outcomes:
-            return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=origin)
+            return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
 
 
 @dataclass(frozen=True)
-class _Sweep:
+class Sweep:
+    """Measures cases on this machine: simulated ones side by side, then timing groups one after the other."""
+
     server: ForkServer
     here: Machine
     done: Callable[[Case], bool]

@@ -1,0 +1,69 @@
+"""The flags that send the cases of a sweep to a cluster."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from actbench.cli.app import option
+from actbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from actbench.experiments.cluster.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class ClusterFlags:
+    """Where cases are measured."""
+
+    cluster: Annotated[
+        str | None,
+        option(
+            "--cluster",
+            "Measure on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT. Rows come "
+            "back to this machine's results file; docs/cluster.md.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    gpus_per_case: Annotated[
+        float | None,
+        option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of a case of --meter cuda.", min=0),
+    ] = None
+    resources: Annotated[
+        str | None,
+        option(
+            "--resources",
+            "With --cluster: what else each case asks for, by Ray's names: a100=1,memory=8e9.",
+            metavar="NAME=AMOUNT",
+        ),
+    ] = None
+
+    @property
+    def chosen(self) -> Cluster | None:
+        """The cluster that was asked for.
+
+        Raises:
+            UsageError: A flag of a cluster stands without one, or resources are no amounts.
+        """
+        if self.cluster is None:
+            if self.gpus_per_case is not None or self.resources is not None:
+                raise UsageError("--gpus-per-case and --resources are for --cluster: give it, or leave them out")
+            return None
+        from actbench.experiments.cluster.cluster import Cluster
+
+        gpus = 1.0 if self.gpus_per_case is None else self.gpus_per_case
+        return Cluster(self.cluster, gpus, _amounts(self.resources or ""))
+
+
+def _amounts(text: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, amount = part.partition("=")
+        try:
+            found[name.strip()] = float(amount)
+        except ValueError:
+            found[name.strip()] = math.nan
+        if not name.strip() or not 0 < found[name.strip()] < math.inf:
+            raise UsageError(f"--resources {part!r}: give a name and an amount above 0, such as a100=1")
+    return found

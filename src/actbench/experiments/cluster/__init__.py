@@ -1,0 +1,1 @@
+"""Cases of a sweep on the nodes of a Ray cluster."""

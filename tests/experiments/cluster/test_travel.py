@@ -1,0 +1,56 @@
+"""Which files travel to the nodes of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actbench.errors import UsageError
+from actbench.experiments.cluster.travel import files_of
+from actbench.results.records import Case
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, which is one for the test."""
+    here = tmp_path / "here"
+    (here / "models").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    return here
+
+
+def test_files_that_models_schemes_and_profiles_name_travel(folder: Path) -> None:
+    for name in ("models/own.py", "steps.py", "card.toml", "unused.py"):
+        (folder / name).write_text(f"# {name}")
+    case = Case(model="models/own.py:build", scheme="fewbit:3,functions=steps.py:act+checkpoint", batch_size=1)
+    profiled = Case(model="resnet50", batch_size=1, device_profile="card.toml")
+
+    assert files_of([case, profiled, case]) == {
+        "models/own.py": "# models/own.py",
+        "steps.py": "# steps.py",
+        "card.toml": "# card.toml",
+    }
+
+
+def test_presets_and_files_of_the_nodes_do_not_travel(folder: Path) -> None:
+    shared = folder.parent / "shared.py"
+    shared.write_text("")
+
+    assert files_of([Case(model=f"{shared}:build", batch_size=1), Case(model="resnet50", batch_size=1)]) == {}
+    assert files_of([Case(model="missing.py:build", batch_size=1)]) == {}  # the node says that it is missing
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "naming"),
+    [
+        ("../above.py", b"", "outside of the current folder"),
+        ("large.py", b"#" * (2**20 + 1), "1,048,577 bytes"),
+        ("broken.py", b"\xff\xfe", "is no text"),
+    ],
+)
+def test_a_file_that_cannot_travel_is_named(folder: Path, name: str, content: bytes, naming: str) -> None:
+    (folder / name).write_bytes(content)
+
+    with pytest.raises(UsageError, match=f"--cluster: {name}.*{naming}"):
+        files_of([Case(model=f"{name}:build", batch_size=1)])
