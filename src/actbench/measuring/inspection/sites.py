@@ -38,6 +38,10 @@ class Trace:
         """Bytes saved by the whole step."""
         return sum(kept.nbytes for kept in self.kept)
 
+    def bytes_at(self, path: str) -> int:
+        """Bytes that a module owns, without those of the modules inside it."""
+        return sum(kept.nbytes for kept in self.kept if kept.owner == path)
+
     def bytes_under(self, path: str) -> int:
         """Bytes that a module and the modules inside it own."""
         inside = f"{path}." if path else ""
@@ -64,16 +68,20 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     for part in setup.parts:
         refuse_idle(part, after)
     entered = {site.path for part in setup.parts if _is_heard(part, after) for site in part.sites}
+    calling = [site for part in setup.parts for site in part.sites if site.path in part.callers]
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0 and (site.path or "" not in entered)]
+    idle += [site for site in calling if site not in idle and (site.path, None) not in after.acted]
     order = {path: place for place, path in enumerate(after.calls)}
     sites = tuple(
-        _read(site, before, after)
+        _read(site, before, after, alone=site in calling)
         for site in sorted(setup.sites, key=lambda site: order.get(site.path, len(order)))
         if site not in idle
     )
     if idle and not sites:
         raise _never_runs("the scheme", [site.path for site in idle])
-    unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after)) for site in idle)
+    unreached = tuple(
+        Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after, site in calling)) for site in idle
+    )
     return sites, setup.unreached + unreached
 
 
@@ -115,16 +123,22 @@ def _is_heard(part: Part, after: Trace) -> bool:
     return part.acts is not None and any(by == part.acts for _, by in after.acted)
 
 
-def _read(site: Site, before: Trace, after: Trace) -> Site:
-    """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it."""
+def _read(site: Site, before: Trace, after: Trace, *, alone: bool) -> Site:
+    """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it.
+
+    ``alone`` leaves out what the modules inside it save.
+    """
     if site.path not in after.calls:
         return site
-    read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}
+    kept = [trace.bytes_at(site.path) if alone else trace.bytes_under(site.path) for trace in (before, after)]
+    read = {"bytes_before": kept[0], "bytes_after": kept[1]}
     calls = after.calls[site.path] or None  # of a model whose parts alone are called
     return site.model_copy(update={**read, "calls": calls})
 
 
-def _why_idle(path: str, after: Trace) -> str:
+def _why_idle(path: str, after: Trace, is_call: bool) -> str:
+    if is_call and after.calls.get(path):
+        return "its code names them, and a training step calls none on what needs a gradient"
     parent = path.rpartition(".")[0]
     if after.calls.get(parent):
         return "never called in a training step (its weight is read by its parent)"
