@@ -52,7 +52,6 @@ class Part:
         idle: Where its sites run and it changes nothing of what they keep: what the reason may be, and what to do.
         after: Called after a step was run for real: raises an IdleError where the step has shown that nothing is done,
             and returns what has to be said beside its figures.
-        callers: Paths of those sites that are modules in which functions are reached as these are called.
         sites: What it changed.
     """
 
@@ -60,7 +59,6 @@ class Part:
     acts: Hashable = None
     after: Callable[[], tuple[str, ...]] = tuple
     idle: str = "no gradient is asked of what goes into them; unfreeze what runs before them"
-    callers: frozenset[str] = frozenset()
     sites: tuple[Site, ...] = ()
 
 
@@ -122,8 +120,7 @@ class TrainingSetup:
         """
         sites = tuple(site.model_copy(update={"path": self.path_of(site.path)}) for site in sites)
         unreached = tuple(left.model_copy(update={"path": self.path_of(left.path)}) for left in unreached)
-        callers = frozenset() if by is None else frozenset(map(self.path_of, by.callers))
-        parts = self.parts if by is None else (*self.parts, replace(by, sites=sites, callers=callers))
+        parts = self.parts if by is None else (*self.parts, replace(by, sites=sites))
         return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached, parts=parts)
 
     def path_of(self, path: str) -> str:

@@ -135,13 +135,11 @@ class Replaced(NamedTuple):
         model: The model.
         sites: What was replaced, and where functions are reached as they are called.
         unreached: What looks like an activation and was left alone for a reason.
-        callers: Paths of the modules that call functions.
     """
 
     model: nn.Module
     sites: tuple[Site, ...]
     unreached: tuple[Unreached, ...]
-    callers: frozenset[str]
 
     @property
     def why_not(self) -> str:
@@ -173,11 +171,10 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
         return new
 
     model = swap(model, rule)
-    hosts = reach_calls(model, stand_in, is_activation)
-    for host in hosts:
+    for host in reach_calls(model, stand_in, is_activation):
         becomes = ", ".join(dict.fromkeys(str(layer.becomes) for layer in host.layers))
-        sites.append(Site(path=host.path, was=f"call of {', '.join(host.names)}", becomes=becomes))
-    return Replaced(model, tuple(sites), tuple(unreached), frozenset(host.path for host in hosts))
+        sites.append(Site(path=host.path, was=f"call of {', '.join(host.names)}", becomes=becomes, called=True))
+    return Replaced(model, tuple(sites), tuple(unreached))
 
 
 def is_activation(layer: nn.Module) -> bool:

@@ -132,8 +132,7 @@ class FewBit(Scheme):
         if not found.sites:
             asked = ", ".join([*sorted(wanted), *self.runs_files])
             raise NothingToConvertError(f"{self.spec}: none of {asked} to convert; {instead(found.model)}")
-        by = Part(self.spec, callers=found.callers)
-        return setup.changed(found.model, found.sites, found.unreached, by=by)
+        return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
 
     @property
     def _wanted(self) -> frozenset[str]:

@@ -67,8 +67,7 @@ class InvAct(Scheme):
             raise NothingToConvertError(
                 f"{self.spec}: none of {', '.join(GATES)} to convert; {found.why_not or instead(found.model)}"
             )
-        by = Part(self.spec, callers=found.callers)
-        return setup.changed(found.model, found.sites, found.unreached, by=by)
+        return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
 
 
 def _inverted(layer: nn.Module, like: Tensor | None) -> nn.Module | None:

@@ -65,8 +65,7 @@ class ReGELU2(Scheme):
             raise NothingToConvertError(
                 f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(found.model)}"
             )
-        by = Part(self.spec, callers=found.callers)
-        return setup.changed(found.model, found.sites, found.unreached, by=by)
+        return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
 
     def _steps_of(self, layer: nn.Module) -> tuple[Table, str] | None:
         function = function_of(layer) if why_not(layer) is None else None

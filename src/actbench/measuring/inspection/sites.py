@@ -68,20 +68,17 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     for part in setup.parts:
         refuse_idle(part, after)
     entered = {site.path for part in setup.parts if _is_heard(part, after) for site in part.sites}
-    calling = [site for part in setup.parts for site in part.sites if site.path in part.callers]
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0 and (site.path or "" not in entered)]
-    idle += [site for site in calling if site not in idle and (site.path, None) not in after.acted]
+    idle += [site for site in setup.sites if site.called and site not in idle and (site.path, None) not in after.acted]
     order = {path: place for place, path in enumerate(after.calls)}
     sites = tuple(
-        _read(site, before, after, alone=site in calling)
+        _read(site, before, after)
         for site in sorted(setup.sites, key=lambda site: order.get(site.path, len(order)))
         if site not in idle
     )
     if idle and not sites:
         raise _never_runs("the scheme", [site.path for site in idle])
-    unreached = tuple(
-        Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after, site in calling)) for site in idle
-    )
+    unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site, after)) for site in idle)
     return sites, setup.unreached + unreached
 
 
@@ -123,23 +120,20 @@ def _is_heard(part: Part, after: Trace) -> bool:
     return part.acts is not None and any(by == part.acts for _, by in after.acted)
 
 
-def _read(site: Site, before: Trace, after: Trace, *, alone: bool) -> Site:
-    """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it.
-
-    ``alone`` leaves out what the modules inside it save.
-    """
+def _read(site: Site, before: Trace, after: Trace) -> Site:
+    """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it."""
     if site.path not in after.calls:
         return site
-    kept = [trace.bytes_at(site.path) if alone else trace.bytes_under(site.path) for trace in (before, after)]
+    kept = [trace.bytes_at(site.path) if site.called else trace.bytes_under(site.path) for trace in (before, after)]
     read = {"bytes_before": kept[0], "bytes_after": kept[1]}
     calls = after.calls[site.path] or None  # of a model whose parts alone are called
     return site.model_copy(update={**read, "calls": calls})
 
 
-def _why_idle(path: str, after: Trace, is_call: bool) -> str:
-    if is_call and after.calls.get(path):
+def _why_idle(site: Site, after: Trace) -> str:
+    if after.calls.get(site.path):
         return "its code names them, and a training step calls none on what needs a gradient"
-    parent = path.rpartition(".")[0]
+    parent = site.path.rpartition(".")[0]
     if after.calls.get(parent):
         return "never called in a training step (its weight is read by its parent)"
     return "never called in a training step"

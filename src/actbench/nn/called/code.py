@@ -1,7 +1,7 @@
 """Which activation functions the code of a module calls, as far as its bytecode says.
 
 Nothing is run. A name is followed from the globals, the closure or the module itself to what it stands for: a function
-of torch, a function or method of the model's own, which is read in turn, or a table of either. Of a method whose object
+of torch, a table of these, or a function or method of the model's own, which is read in turn. Of a method whose object
 nobody knows (``x.relu()``) the name is taken for that of a tensor's. What hides behind more than that (``getattr`` of a
 name put together, a function that is given as an argument) is not found.
 """
@@ -67,22 +67,30 @@ class _Reader:
                 found = True
         return found
 
-    def _value(self, value: Any, module: nn.Module, deep: bool = True) -> None:
+    def _value(self, value: Any, module: nn.Module) -> None:
         """Take note of what a name stands for."""
         if isinstance(value, dict | list | tuple):
-            entries = list(value.values() if isinstance(value, dict) else value) if deep else []
-            for entry in entries if len(entries) <= _LONGEST else ():
-                self._value(entry, module, deep=False)
+            entries = value.values() if isinstance(value, dict) else value
+            for entry in entries if len(value) <= _LONGEST else ():
+                self._note(entry)  # and no more: of a table of losses one is called, or none
         elif isinstance(value, functools.partial):
             self._value(value.func, module)
         elif isinstance(value, MethodType):
             self._value(value.__func__, module)
-        elif callable(value):
-            found = _known(value)
-            if found is not None:
-                self.found[found] = None
-            elif isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in _LIBRARIES:
+        elif not self._note(value) and isinstance(value, FunctionType):
+            if (value.__module__ or "").partition(".")[0] not in _LIBRARIES:
                 self._function(value, module)
+
+    def _note(self, value: Any) -> bool:
+        """Note a value that is one of the functions, and say whether it is."""
+        try:
+            found = ALIASES.get(value, value)
+            if found not in FUNCTIONS:
+                return False
+        except TypeError:  # of no hash
+            return False
+        self.found[found] = None
+        return True
 
     def _function(self, function: FunctionType, module: nn.Module) -> None:
         unwrapped = inspect.unwrap(function)
@@ -142,14 +150,6 @@ class _Reader:
 
 class _Super:
     """Stands for ``super()``."""
-
-
-def _known(value: Any) -> Any:
-    try:
-        found = ALIASES.get(value, value)
-        return found if found in FUNCTIONS else None
-    except TypeError:  # of no hash
-        return None
 
 
 def _contents(function: FunctionType) -> Iterator[Any]:
