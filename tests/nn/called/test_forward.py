@@ -333,9 +333,7 @@ def test_converting_twice_is_refused():
 def test_a_compiled_part_is_refused():
     model = nn.Sequential(Block())
     model[0].compile()
-    with pytest.raises(
-        ConversionError, match="0 calls activations as functions, and torch.compile has compiled it"
-    ):
+    with pytest.raises(ConversionError, match=r"^0 calls activations as functions, and torch\.compile"):
         convert(model)
 
 

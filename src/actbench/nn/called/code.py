@@ -77,9 +77,8 @@ class _Reader:
             self._value(value.func, module)
         elif isinstance(value, MethodType):
             self._value(value.__func__, module)
-        elif not self._note(value) and isinstance(value, FunctionType):
-            if (value.__module__ or "").partition(".")[0] not in _LIBRARIES:
-                self._function(value, module)
+        elif not self._note(value) and isinstance(value, FunctionType) and not _is_of_library(value):
+            self._function(value, module)
 
     def _note(self, value: Any) -> bool:
         """Note a value that is one of the functions, and say whether it is."""
@@ -150,6 +149,10 @@ class _Reader:
 
 class _Super:
     """Stands for ``super()``."""
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    return (function.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
 def _contents(function: FunctionType) -> Iterator[Any]:

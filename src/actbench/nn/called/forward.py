@@ -70,8 +70,9 @@ class CalledForward(ReboundForward):
     def _made(self, called: Called, call: Call) -> nn.Module | None:
         if torch.compiler.is_compiling():
             raise ConversionError(
-                f"{called.name} is called with arguments of which no call was seen before, and torch.compile cannot make "
-                "the layer for it; run a training step of the converted model once, and compile it then"
+                f"{called.name} is called with arguments of which no call was seen before, and torch.compile cannot "
+                "make the layer for it; run a training step of the converted model once before it is compiled as one "
+                "graph"
             )
         exact = called.layer(call.settings)
         return None if exact is None else self.stand_in(exact, call.input)

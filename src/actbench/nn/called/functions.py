@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,10 +51,13 @@ class Called:
         x = given.pop("input", None)
         if not isinstance(x, Tensor):
             return None
+        names, defaults = (*self.parameters, *self.named), _DEFAULTS[self.kind]
         for name, value in given.items():
-            if name not in (*self.parameters, *self.named) or not isinstance(value, bool | int | float | str):
+            if name not in names or not isinstance(value, bool | int | float | str):
                 return None
-        return Call(x, (*given.items(), *self.fixed))
+        # torch hands over all arguments, and torch.compile those of the call; what is not a default is the same
+        settings = [(name, given[name]) for name in names if name in given and given[name] != defaults.get(name)]
+        return Call(x, (*settings, *self.fixed))
 
     def layer(self, settings: Settings) -> nn.Module | None:
         """Return the layer that computes the function with these settings; None where torch has no such layer."""
@@ -111,6 +115,11 @@ FUNCTIONS: dict[Any, Called] = {
     )
 }
 """``sigmoid_`` and ``tanh_`` are left out: no layer works so. ``F.sigmoid`` and ``F.tanh`` call the tensor's method."""
+
+_DEFAULTS: dict[type[nn.Module], dict[str, Any]] = {
+    kind: {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+    for kind in {called.kind for called in FUNCTIONS.values()}
+}
 
 METHODS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in FUNCTIONS if getattr(Tensor, function.__name__, None) is function
