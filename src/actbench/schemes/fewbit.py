@@ -56,6 +56,7 @@ class FewBit(Scheme):
     the gradient is multiplied with the level in place of the derivative. The functions whose derivative has but two
     values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) keep one bit whatever
     ``bits`` says, and their gradient is exact; ReLU has no levels.
+    Layers, and functions that the model's code calls, are converted alike.
     Not reproduced: the authors' CUDA kernels, which store one bit more than named.
 
     Attributes:

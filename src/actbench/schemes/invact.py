@@ -28,6 +28,7 @@ class InvAct(Scheme):
     minimum, where the output hardly tells inputs apart, and from the halves, which round it.
     A layer whose output the next one in a ``nn.Sequential`` changes in place (``nn.ReLU(inplace=True)``) stays as it
     is; what the model's own code changes in place is an error in the backward pass, as in PyTorch.
+    Functions that the model's code calls are converted like layers.
     Not reproduced: the authors' polynomial inverses (here: linear interpolation in 2,048 cells a branch).
     """
 
