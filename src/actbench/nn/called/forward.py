@@ -57,11 +57,11 @@ class CalledForward(ReboundForward):
             if key not in self._layers:
                 self._layers[key] = self._made(called, call)
             return self._layers[key]
-        key = (called.kind, call.settings, x.device, x.fake_mode)
-        if key not in self._fake:
+        in_mode = (called.kind, call.settings, x.device, x.fake_mode)
+        if in_mode not in self._fake:
             with _disable_current_modes():  # what watches operators would take its constants for the model's results
-                self._fake = {**self._of_mode(x.fake_mode), key: self._made(called, call)}
-        return self._fake[key]
+                self._fake = {**self._of_mode(x.fake_mode), in_mode: self._made(called, call)}
+        return self._fake[in_mode]
 
     def _of_mode(self, mode: Any) -> dict[Any, nn.Module | None]:
         """Return the layers of a fake tensor mode; those of others, which are over, are let go."""

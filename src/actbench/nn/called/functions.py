@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -121,10 +121,12 @@ _DEFAULTS: dict[type[nn.Module], dict[str, Any]] = {
     for kind in {called.kind for called in FUNCTIONS.values()}
 }
 
-METHODS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in FUNCTIONS if getattr(Tensor, function.__name__, None) is function
+METHODS: dict[str, Any] = {
+    called.name.removeprefix("Tensor."): function
+    for function, called in FUNCTIONS.items()
+    if called.name.startswith("Tensor.")
 }
 """Methods of tensors, by name."""
 
-ALIASES: dict[Any, Callable[..., Any]] = {F.sigmoid: Tensor.sigmoid, F.tanh: Tensor.tanh}
+ALIASES: dict[Any, Any] = {F.sigmoid: Tensor.sigmoid, F.tanh: Tensor.tanh}
 """What functions call that override nothing themselves."""
