@@ -245,7 +245,7 @@ def sketched_class(kind: type[Any]) -> type[Sketched] | None:
 def _reduced(layer: Sketched) -> tuple[Any, ...]:
     """Pickle a layer by the class that it stands in for: its own is made where that is known."""
     kind = next(base for base in type(layer).__mro__ if is_conv1d(base))
-    return _unfilled, (kind,), layer.__getstate__()
+    return _unfilled, (kind,), vars(layer)
 
 
 def _unfilled(kind: type[nn.Module]) -> Sketched:
