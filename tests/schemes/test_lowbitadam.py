@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from actbench import conversion, schemes
-from actbench.errors import ConversionError, MeasurementError
+from actbench.errors import ConversionError, MeasurementError, UsageError
 from actbench.measuring.bench import measure
 from actbench.measuring.meters import footprint
 from actbench.results.records import Case
@@ -174,3 +174,38 @@ def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(nam
     assert (cuda.peak_phase, cpu.peak_phase) == ("backward", "optimizer")
     assert cuda.optimizer_bytes == pytest.approx(cpu.optimizer_bytes, rel=1e-2)  # torch's allocator rounds on CUDA
     assert cpu.peak_bytes - cuda.peak_bytes > 4 * 65536 * 64 * 4
+
+
+def _with_state(module: nn.Module) -> torch.optim.Optimizer:
+    optimizer = adamw(module)
+    module(torch.ones(1, 64)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def _with_scheduler(module: nn.Module) -> torch.optim.Optimizer:
+    optimizer = adamw(module)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return optimizer
+
+
+def _with_hook(module: nn.Module) -> torch.optim.Optimizer:
+    optimizer = adamw(module)
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_with_state, "has state already; let make_optimizer make a fresh one"),
+        (_with_scheduler, "a scheduler holds on to the optimizer already"),
+        (_with_hook, "hooks of steps are registered already"),
+    ],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_optimizer_that_was_used_is_refused(name: str, make: MakeOptimizer, message: str) -> None:
+    found = schemes.build(name).apply(setup(make))
+
+    with pytest.raises(UsageError, match=message):
+        TrainStep(found, batch())

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from actbench.codecs.activation import ACTIVATIONS, Activation, activation
 from actbench.codecs.tables import Table
 from actbench.errors import ConversionError, UsageError
 from actbench.nn import piecewise
+from actbench.nn.called import CalledForward, StandIn, reach_calls
+from actbench.nn.called.code import functions_called
+from actbench.nn.called.functions import FUNCTIONS
 from actbench.nn.inverted import InvertedActivation
 from actbench.nn.piecewise import Piecewise
 from actbench.nn.replacement import census, swap
@@ -119,42 +122,90 @@ Stepping = Callable[[nn.Module], tuple[Table | Steps, str] | None]
 """Gives the steps of a layer and what it then is, such as ``3-bit GELU``; None for a layer that stays."""
 
 
-def swap_activations(model: nn.Module, steps_of: Stepping) -> tuple[nn.Module, tuple[Site, ...], tuple[Unreached, ...]]:
-    """Replace every layer that is given steps by one that keeps these.
+def stepwise(steps_of: Stepping, layer: nn.Module, like: Tensor | None) -> nn.Module | None:
+    """Return the layer that keeps the steps of another one, or None."""
+    found = steps_of(layer)
+    return None if found is None else StepwiseActivation(layer, found[0], found[1].partition("-bit ")[2], like)
 
-    Returns:
-        The model, what was changed, and what looks like an activation and was left alone for a reason.
+
+class Replaced(NamedTuple):
+    """What became of the activations of a model.
+
+    Attributes:
+        model: The model.
+        sites: What was replaced, and where functions are reached as they are called.
+        unreached: What looks like an activation and was left alone for a reason.
     """
-    like = next(model.parameters(), None)
+
+    model: nn.Module
+    sites: tuple[Site, ...]
+    unreached: tuple[Unreached, ...]
+
+    @property
+    def why_not(self) -> str:
+        """The reasons for what was left alone; empty where nothing was."""
+        return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in self.unreached)
+
+
+def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Module, str] | None = None) -> Replaced:
+    """Replace every activation layer that has one to stand in for it, and reach the functions that modules call.
+
+    Args:
+        model: The model.
+        stand_in: Gives the layers.
+        kept: Layers that stay for a reason of the scheme's.
+    """
+    like, kept = next(model.parameters(), None), kept or {}
     sites: list[Site] = []
     unreached: list[Unreached] = []
 
     def rule(layer: nn.Module, path: str) -> nn.Module | None:
-        found = steps_of(layer)
-        if found is None:
+        new = stand_in(layer, like)
+        if new is not None and layer in kept:
+            unreached.append(Unreached(path=path, kind=type(layer).__name__, reason=kept[layer]))
+            return None
+        if new is None:
             unreached.extend(left_alone(layer, path))
             return None
-        steps, becomes = found
-        sites.append(Site(path=path, was=called(layer), becomes=becomes))
-        return StepwiseActivation(layer, steps, becomes.partition("-bit ")[2], like)
+        sites.append(Site(path=path, was=called(layer), becomes=str(new.becomes)))
+        return new
 
-    return swap(model, rule), tuple(sites), tuple(unreached)
+    model = swap(model, rule)
+    for host in reach_calls(model, stand_in, is_activation):
+        becomes = ", ".join(dict.fromkeys(str(layer.becomes) for layer in host.layers))
+        sites.append(Site(path=host.path, was=f"call of {', '.join(host.names)}", becomes=becomes, called=True))
+    return Replaced(model, tuple(sites), tuple(unreached))
+
+
+def is_activation(layer: nn.Module) -> bool:
+    """Return whether a layer looks like an activation."""
+    reason = why_not(layer)
+    return reason is not None or function_of(layer) is not None
 
 
 def refuse_converted(spec: str, model: nn.Module) -> None:
     """Raise a ConversionError if a model holds converted activations."""
     for path, module in model.named_modules():
         if isinstance(module, StepwiseActivation | InvertedActivation):
-            raise ConversionError(
-                f"{spec}: {path!r} is a {module} already; convert the original model, with one scheme for activations"
-            )
+            found = f"is a {module}"
+        elif CalledForward.of(module) is not None:
+            found = f"has the activations that {type(module).__name__} calls converted"
+        else:
+            continue
+        raise ConversionError(
+            f"{spec}: {path!r} {found} already; convert the original model, with one scheme for activations"
+        )
 
 
 def instead(model: nn.Module) -> str:
-    """Say what activation layers a model holds."""
-    found = Counter(called(module) for module in model.modules() if type(module).__module__ in (TORCH, TRANSFORMERS))
+    """Say what activation layers a model holds, and which functions its code calls."""
+    layers = [module for module in model.modules() if type(module).__module__ in (TORCH, TRANSFORMERS)]
+    found = Counter(map(called, layers))
     held = ", ".join(f"{count} {name}" for name, count in found.most_common())
-    return f"{type(model).__name__} holds {held or f'no activation modules, only {census(model)}'}"
+    others = (module for module in model.modules() if module not in layers)
+    calls = dict.fromkeys(FUNCTIONS[function].name for module in others for function in functions_called(module))
+    calling = f", and its code calls {', '.join(calls)}" if calls else ""
+    return f"{type(model).__name__} holds {held or f'no activation modules, only {census(model)}'}{calling}"
 
 
 def left_alone(layer: nn.Module, path: str) -> list[Unreached]:

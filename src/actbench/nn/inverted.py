@@ -196,5 +196,10 @@ class InvertedActivation(nn.Module):
         self.slopes = constants((self.inversion.left, self.inversion.right), self.slopes)
         return self
 
+    @property
+    def becomes(self) -> str:
+        """What the layer is."""
+        return f"{self.label} from its output and 1 bit"
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.label} from its output and 1 bit)"
+        return f"{type(self).__name__}({self.becomes})"

@@ -82,7 +82,7 @@ def hardtanh(low: float, high: float, name: str = "hardtanh", label: str = "Hard
 
 def hardsigmoid() -> Piecewise:
     """Return the function whose derivative is 1/6 between -3 and 3."""
-    return Piecewise("hardsigmoid", "Hardsigmoid", aten.hardsigmoid_backward.default, (4.0, 0.0), gate=False)
+    return Piecewise("hardsigmoid", "Hardsigmoid", _hardsigmoid, (4.0, 0.0), gate=False)
 
 
 def hardshrink(lambd: float) -> Piecewise:
@@ -101,6 +101,11 @@ def _threshold(grad: Tensor, x: Tensor, at: float) -> Tensor:
 
 def _leaky_relu(grad: Tensor, x: Tensor, slope: float) -> Tensor:
     return aten.leaky_relu_backward(grad, x, slope, False)  # type: ignore[no-any-return]
+
+
+def _hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
+    """Return what the operator does, which by itself cannot be pickled."""
+    return aten.hardsigmoid_backward(grad, x)  # type: ignore[no-any-return]
 
 
 def _hardtanh(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:

@@ -231,5 +231,10 @@ class StepwiseActivation(nn.Module):
         self.levels = constants(self.steps.levels, self.levels)
         return self
 
+    @property
+    def becomes(self) -> str:
+        """What the layer is, such as ``3-bit GELU``."""
+        return f"{self.steps.bits}-bit {self.label}"
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.steps.bits}-bit {self.label})"
+        return f"{type(self).__name__}({self.becomes})"

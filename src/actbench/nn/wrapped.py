@@ -50,13 +50,14 @@ class Intercepted(TorchFunctionMode):
     ) -> Any:
         """Call the function, or what replaces it."""
         rule = self.rules.get(func)
-        if rule is None or (types and _has_own_functions(types)) or not (self._only_if is None or self._only_if()):
+        if rule is None or (types and has_own_functions(types)) or not (self._only_if is None or self._only_if()):
             return func(*args, **kwargs) if kwargs else func(*args)
         with _internals.DisableTorchFunction():
             return rule(*args, **kwargs) if kwargs else rule(*args)
 
 
-def _has_own_functions(types: tuple[type[Any], ...]) -> bool:
+def has_own_functions(types: tuple[type[Any], ...]) -> bool:
+    """Return whether a class among those of a function's arguments defines functions of torch anew."""
     disabled = _internals._disabled_torch_function_impl  # that of parameters and fake tensors
     return any(kind is not Tensor and kind.__torch_function__ is not disabled for kind in types)
 
@@ -117,7 +118,7 @@ class HookWrapper(Wrapper):
 
     def begins_inside(self) -> bool:
         """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
-        return super().begins_inside() and not _checkpointed()
+        return super().begins_inside() and checkpoint_hook() is None
 
 
 class WrappedForward(ReboundForward):
@@ -190,10 +191,14 @@ def unbind_entries(model: nn.Module) -> None:
             front.unbind()
 
 
-def _checkpointed() -> bool:
-    """Return whether torch's non-re-entrant checkpointing takes what is saved now; its second run saves it again."""
+def checkpoint_hook() -> Any:
+    """Return the hook by which torch's non-re-entrant checkpointing takes what is saved now, or None.
+
+    Its second run saves it again.
+    """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+    taken = hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+    return hooks[0] if taken else None
 
 
 def given_by_others(inputs: Any, *, graphless: bool) -> list[Tensor]:

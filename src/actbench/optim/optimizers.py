@@ -215,7 +215,7 @@ def packed(optimizer: torch.optim.Optimizer, encoding: str | Encoding = "smaq", 
     if kind not in _OPTIONS:
         known = ", ".join(other.__name__ for other in _OPTIONS)
         raise UsageError(f"there is no packed {kind.__module__}.{kind.__qualname__}; packed are {known} of torch.optim")
-    _check_fresh(optimizer)
+    check_fresh(optimizer, "pack a fresh one, and load this one's state_dict() into what you get")
     for group in optimizer.param_groups:
         refuse_unsupported(group)
     options = {name: optimizer.defaults[name] for name in _OPTIONS[kind]}
@@ -243,11 +243,18 @@ def is_decoupled(optimizer: torch.optim.Optimizer) -> bool:
     return decoupled.pop()
 
 
-def _check_fresh(optimizer: torch.optim.Optimizer) -> None:
+def check_fresh(optimizer: torch.optim.Optimizer, instead: str) -> None:
+    """Refuse an optimizer that knows something which another in its place would not know.
+
+    Args:
+        optimizer: Of torch.
+        instead: What to do where it has state.
+
+    Raises:
+        UsageError: It has state, a scheduler or hooks of steps.
+    """
     if optimizer.state:
-        raise UsageError(
-            "the optimizer has state already; pack a fresh one, and load this one's state_dict() into what you get"
-        )
+        raise UsageError(f"the optimizer has state already; {instead}")
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UsageError("a scheduler holds on to the optimizer already; make it afterwards, of what you get")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:

@@ -105,4 +105,4 @@ def _total(sites: Sequence[Site]) -> Site:
 
 
 def _inside(site: Site, other: Site) -> bool:
-    return site.path != other.path and (not other.path or site.path.startswith(f"{other.path}."))
+    return not other.called and site.path != other.path and (not other.path or site.path.startswith(f"{other.path}."))

@@ -191,6 +191,7 @@ class Site(Data):
         bytes_before: Bytes this place keeps for backward in the exact model at the case's batch.
         bytes_after: The same after conversion.
         calls: How often it ran in one step; 0 means that the step never reached it.
+        called: Whether it is what the module's code calls; its bytes are then without those of the modules inside.
     """
 
     path: str
@@ -199,6 +200,7 @@ class Site(Data):
     bytes_before: NonNegativeInt | None = None
     bytes_after: NonNegativeInt | None = None
     calls: NonNegativeInt | None = None
+    called: bool = False
 
 
 class Unreached(Data):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator
@@ -19,7 +20,8 @@ from actbench.nn.activations import (
     function_of,
     instead,
     refuse_converted,
-    swap_activations,
+    replace_activations,
+    stepwise,
     why_not,
 )
 from actbench.nn.stepwise import Steps
@@ -54,6 +56,7 @@ class FewBit(Scheme):
     the gradient is multiplied with the level in place of the derivative. The functions whose derivative has but two
     values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) keep one bit whatever
     ``bits`` says, and their gradient is exact; ReLU has no levels.
+    Layers, and functions that the model's code calls, are converted alike.
     Not reproduced: the authors' CUDA kernels, which store one bit more than named.
 
     Attributes:
@@ -117,32 +120,38 @@ class FewBit(Scheme):
         return tuple(function for function in self.functions if _PATH.fullmatch(function))
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every activation layer of a known or named function.
+        """Replace every activation layer of a known or named function, and reach those that modules call.
 
         Raises:
             ConversionError: There is none, or the model has been converted before.
             UsageError: A function of the user's own fails, or has no derivative that a table could stand for.
         """
         refuse_converted(self.spec, setup.module)
+        wanted = self._wanted
+        steps_of = partial(self._steps_of, wanted, [OwnFunction.load(spec) for spec in self.runs_files])
+        found = replace_activations(setup.module, partial(stepwise, steps_of))
+        if not found.sites:
+            asked = ", ".join([*sorted(wanted), *self.runs_files])
+            raise NothingToConvertError(f"{self.spec}: none of {asked} to convert; {instead(found.model)}")
+        return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
+
+    @property
+    def _wanted(self) -> frozenset[str]:
+        """Names of the functions to convert, but those of the user's own."""
         named = [name for name in self.functions if name not in self.runs_files]
         known = named or ([] if self.functions else NAMES)
-        wanted = {guise for name in known for guise in GUISES.get(name, (name,))}
-        owned = [OwnFunction.load(spec) for spec in self.runs_files]
+        return frozenset(guise for name in known for guise in GUISES.get(name, (name,)))
 
-        def steps_of(layer: nn.Module) -> tuple[Table | Steps, str] | None:
-            mine = (function for function in (one.of(layer) for one in owned) if function is not None)
-            function: Function | None = next(mine, None) or (function_of(layer) if why_not(layer) is None else None)
-            if function is None or (function.name not in wanted and function.name not in self.runs_files):
-                return None
-            if isinstance(function, Activation):
-                return table(function, self.bits, self.weight, self.scale), f"{self.bits}-bit {function.label}"
-            return function, f"1-bit {function.label}"
-
-        model, sites, unreached = swap_activations(setup.module, steps_of)
-        if not sites:
-            asked = ", ".join([*sorted(wanted), *self.runs_files])
-            raise NothingToConvertError(f"{self.spec}: none of {asked} to convert; {instead(model)}")
-        return setup.changed(model, sites, unreached, by=Part(self.spec))
+    def _steps_of(
+        self, wanted: frozenset[str], owned: list[OwnFunction], layer: nn.Module
+    ) -> tuple[Table | Steps, str] | None:
+        mine = (function for function in (one.of(layer) for one in owned) if function is not None)
+        function: Function | None = next(mine, None) or (function_of(layer) if why_not(layer) is None else None)
+        if function is None or (function.name not in wanted and function.name not in self.runs_files):
+            return None
+        if isinstance(function, Activation):
+            return table(function, self.bits, self.weight, self.scale), f"{self.bits}-bit {function.label}"
+        return function, f"1-bit {function.label}"
 
 
 def _joined(parts: Iterable[str]) -> Iterable[str]:

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from actbench.codecs.gated import GATES, inversion
 from actbench.errors import NothingToConvertError
-from actbench.nn.activations import called, function_of, instead, left_alone, refuse_converted, why_not
+from actbench.nn.activations import function_of, instead, refuse_converted, replace_activations, why_not
 from actbench.nn.inverted import InvertedActivation
-from actbench.nn.replacement import overwritten, swap
+from actbench.nn.replacement import overwritten
 from actbench.results.fits import Gradient
-from actbench.results.records import Published, Site, Unreached
+from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
 from actbench.setup import Part, TrainingSetup
 
@@ -28,6 +28,7 @@ class InvAct(Scheme):
     minimum, where the output hardly tells inputs apart, and from the halves, which round it.
     A layer whose output the next one in a ``nn.Sequential`` changes in place (``nn.ReLU(inplace=True)``) stays as it
     is; what the model's own code changes in place is an error in the backward pass, as in PyTorch.
+    Functions that the model's code calls are converted like layers.
     Not reproduced: the authors' polynomial inverses (here: linear interpolation in 2,048 cells a branch).
     """
 
@@ -51,35 +52,27 @@ class InvAct(Scheme):
         return 1
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every GELU and SiLU.
+        """Replace every GELU and SiLU, and reach the calls of them.
 
         Raises:
             ConversionError: There is none that can be, or its activations have been converted before.
         """
         refuse_converted(self.spec, setup.module)
-        like, written = next(setup.module.parameters(), None), overwritten(setup.module)
-        sites: list[Site] = []
-        unreached: list[Unreached] = []
-
-        def rule(layer: nn.Module, path: str) -> nn.Module | None:
-            unreached.extend(left_alone(layer, path))
-            function = function_of(layer) if why_not(layer) is None else None
-            if function is None or function.name not in GATES:
-                return None
-            if layer in written:
-                reason = f"its output, which would be kept, is written over by {written[layer]} after it"
-                unreached.append(Unreached(path=path, kind=type(layer).__name__, reason=reason))
-                return None
-            sites.append(Site(path=path, was=called(layer), becomes=f"{function.label} from its output and 1 bit"))
-            return InvertedActivation(layer, inversion(function.name), function.label, like)
-
-        model = swap(setup.module, rule)
-        if not sites:
+        written = overwritten(setup.module)
+        kept = {
+            layer: f"its output, which would be kept, is written over by {after} after it"
+            for layer, after in written.items()
+        }
+        found = replace_activations(setup.module, _inverted, kept)
+        if not found.sites:
             raise NothingToConvertError(
-                f"{self.spec}: none of {', '.join(GATES)} to convert; {_why(unreached) or instead(model)}"
+                f"{self.spec}: none of {', '.join(GATES)} to convert; {found.why_not or instead(found.model)}"
             )
-        return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec))
+        return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
 
 
-def _why(unreached: list[Unreached]) -> str:
-    return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in unreached)
+def _inverted(layer: nn.Module, like: Tensor | None) -> nn.Module | None:
+    function = function_of(layer) if why_not(layer) is None else None
+    if function is None or function.name not in GATES:
+        return None
+    return InvertedActivation(layer, inversion(function.name), function.label, like)

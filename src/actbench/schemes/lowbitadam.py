@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
 from actbench.optim.bnbadam import adapted, blockwise_adam
+from actbench.optim.optimizers import check_fresh
 from actbench.optim.torchaoadam import Twin, few_bits_adam
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
@@ -199,6 +200,7 @@ def _in_few_bits(scheme: str, library: str, optimizer: torch.optim.Optimizer, tw
             f"{scheme}: the optimizer is {type(optimizer).__name__}; {library} has a twin of torch.optim.Adam "
             "and AdamW only: --optimizer adamw"
         )
+    check_fresh(optimizer, "let make_optimizer make a fresh one")
     for group in optimizer.param_groups:
         for option in _REFUSED:
             if group.get(option):

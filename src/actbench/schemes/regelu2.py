@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 from torch import nn
@@ -9,7 +10,15 @@ from torch import nn
 from actbench.codecs.gated import mixture
 from actbench.codecs.tables import Table
 from actbench.errors import NothingToConvertError
-from actbench.nn.activations import GUISES, function_of, instead, refuse_converted, swap_activations, why_not
+from actbench.nn.activations import (
+    GUISES,
+    function_of,
+    instead,
+    refuse_converted,
+    replace_activations,
+    stepwise,
+    why_not,
+)
 from actbench.results.records import Published
 from actbench.schemes.base import ACTIVATIONS, Scheme
 from actbench.setup import Part, TrainingSetup
@@ -45,25 +54,24 @@ class ReGELU2(Scheme):
         return 2
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every layer of the function.
+        """Replace every layer of the function, and reach the calls of it.
 
         Raises:
             ConversionError: There is none, or its activations have been converted before.
         """
         refuse_converted(self.spec, setup.module)
-
-        def steps_of(layer: nn.Module) -> tuple[Table, str] | None:
-            function = function_of(layer) if why_not(layer) is None else None
-            if function is None or function.name not in self.functions:
-                return None
-            return mixture(function.name), f"2-bit {function.label} as three ReLUs"
-
-        model, sites, unreached = swap_activations(setup.module, steps_of)
-        if not sites:
+        found = replace_activations(setup.module, partial(stepwise, self._steps_of))
+        if not found.sites:
             raise NothingToConvertError(
-                f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(model)}"
+                f"{self.spec}: none of {', '.join(self.functions)} to convert; {instead(found.model)}"
             )
-        return setup.changed(model, sites, unreached, by=Part(self.spec))
+        return setup.changed(found.model, found.sites, found.unreached, by=Part(self.spec))
+
+    def _steps_of(self, layer: nn.Module) -> tuple[Table, str] | None:
+        function = function_of(layer) if why_not(layer) is None else None
+        if function is None or function.name not in self.functions:
+            return None
+        return mixture(function.name), f"2-bit {function.label} as three ReLUs"
 
 
 class ReSiLU2(ReGELU2):

@@ -108,8 +108,8 @@ class VeLoRA(Scheme):
     that is made anew for each batch.
 
     Attributes:
-        size: Elements of a sub-token, a divisor of each layer's input features. By default a 32nd of them, as the paper
-            recommends (PEFT takes a 64th), or the next larger divisor; 2 at least.
+        size: Elements of a sub-token, a divisor of each layer's input features. By default a 32nd of them (PEFT takes a
+            64th), or the next larger divisor; 2 at least. That the paper recommends a 32nd was not checked again.
     """
 
     name: ClassVar[str] = "velora"

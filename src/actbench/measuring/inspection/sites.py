@@ -38,6 +38,10 @@ class Trace:
         """Bytes saved by the whole step."""
         return sum(kept.nbytes for kept in self.kept)
 
+    def bytes_at(self, path: str) -> int:
+        """Bytes that a module owns, without those of the modules inside it."""
+        return sum(kept.nbytes for kept in self.kept if kept.owner == path)
+
     def bytes_under(self, path: str) -> int:
         """Bytes that a module and the modules inside it own."""
         inside = f"{path}." if path else ""
@@ -65,6 +69,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
         refuse_idle(part, after)
     entered = {site.path for part in setup.parts if _is_heard(part, after) for site in part.sites}
     idle = [site for site in setup.sites if after.calls.get(site.path) == 0 and (site.path or "" not in entered)]
+    idle += [site for site in setup.sites if site.called and site not in idle and (site.path, None) not in after.acted]
     order = {path: place for place, path in enumerate(after.calls)}
     sites = tuple(
         _read(site, before, after)
@@ -73,7 +78,7 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
     )
     if idle and not sites:
         raise _never_runs("the scheme", [site.path for site in idle])
-    unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site.path, after)) for site in idle)
+    unreached = tuple(Unreached(path=site.path, kind=site.was, reason=_why_idle(site, after)) for site in idle)
     return sites, setup.unreached + unreached
 
 
@@ -119,13 +124,16 @@ def _read(site: Site, before: Trace, after: Trace) -> Site:
     """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it."""
     if site.path not in after.calls:
         return site
-    read = {"bytes_before": before.bytes_under(site.path), "bytes_after": after.bytes_under(site.path)}
+    kept = [trace.bytes_at(site.path) if site.called else trace.bytes_under(site.path) for trace in (before, after)]
+    read = {"bytes_before": kept[0], "bytes_after": kept[1]}
     calls = after.calls[site.path] or None  # of a model whose parts alone are called
     return site.model_copy(update={**read, "calls": calls})
 
 
-def _why_idle(path: str, after: Trace) -> str:
-    parent = path.rpartition(".")[0]
+def _why_idle(site: Site, after: Trace) -> str:
+    if after.calls.get(site.path):
+        return "its code names them, and a training step calls none on what needs a gradient"
+    parent = site.path.rpartition(".")[0]
     if after.calls.get(parent):
         return "never called in a training step (its weight is read by its parent)"
     return "never called in a training step"

@@ -237,8 +237,21 @@ def is_linear(layer: nn.Module) -> bool:
 def sketched_class(kind: type[Any]) -> type[Sketched] | None:
     """Return the class that stands in for exactly ``kind``, or None."""
     if is_conv1d(kind):
-        return type("SketchedConv1D", (Sketched, kind), {"transposed": True, "__module__": __name__})
+        own = {"transposed": True, "__module__": __name__, "__reduce__": _reduced}
+        return type("SketchedConv1D", (Sketched, kind), own)
     return SketchedLinear if kind is nn.Linear else None
+
+
+def _reduced(layer: Sketched) -> tuple[Any, ...]:
+    """Pickle a layer by the class that it stands in for: its own is made where that is known."""
+    kind = next(base for base in type(layer).__mro__ if is_conv1d(base))
+    return _unfilled, (kind,), vars(layer)
+
+
+def _unfilled(kind: type[nn.Module]) -> Sketched:
+    cls = sketched_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
+    assert cls is not None
+    return cls.__new__(cls)
 
 
 def sketched(layer: nn.Module, sketching: Sketching, sharing: SharingTable[Sketch]) -> Sketched | None:

@@ -1,0 +1,203 @@
+"""Reaching activations that a model calls as functions, while the modules that call them run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from actbench.errors import ConversionError
+from actbench.nn.called.code import functions_called
+from actbench.nn.called.functions import FUNCTIONS, Call, Called
+from actbench.nn.forwardwrapper import ReboundForward
+from actbench.nn.refusals import is_compiled
+from actbench.nn.wrapped import checkpoint_hook, has_own_functions
+
+StandIn = Callable[[nn.Module, Tensor | None], nn.Module | None]
+"""From a layer of torch, and a tensor where it will run, to the layer that keeps less; None for one that stays."""
+
+_left: ContextVar[bool] = ContextVar("_left", default=False)
+
+
+class CalledForward(ReboundForward):
+    """A forward in which functions are computed by the layers that stand in for the layers of these functions.
+
+    So they keep the same bytes and have the same gradients as layers. What module a function is called in, the module
+    itself or one inside of it, makes no difference. Nothing is registered on the module: the layers here are found by
+    function, arguments and device, and made anew where they are not there.
+
+    Args:
+        module: The module whose code calls them.
+        stand_in: Gives the layers.
+    """
+
+    def __init__(self, module: nn.Module, stand_in: StandIn) -> None:
+        super().__init__(module)
+        self.stand_in = stand_in
+        self._layers: dict[Any, nn.Module | None] = {}
+        self._fake: dict[Any, nn.Module | None] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        module = self.module
+        with _Reaching(self):
+            return self.inner(module, *args, **kwargs)
+
+    def layer(self, called: Called, call: Call) -> nn.Module | None:
+        """Return the layer that computes a call, where its input is; None where the call stays as it is."""
+        x = call.input
+        if not isinstance(x, FakeTensor):
+            key = (called.kind, call.settings, x.device)
+            if key not in self._layers:
+                self._layers[key] = self._made(called, call)
+            return self._layers[key]
+        in_mode = (called.kind, call.settings, x.device, x.fake_mode)
+        if in_mode not in self._fake:
+            with _disable_current_modes():  # what watches operators would take its constants for the model's results
+                self._fake = {**self._of_mode(x.fake_mode), in_mode: self._made(called, call)}
+        return self._fake[in_mode]
+
+    def _of_mode(self, mode: Any) -> dict[Any, nn.Module | None]:
+        """Return the layers of a fake tensor mode; those of others, which are over, are let go."""
+        return {key: layer for key, layer in self._fake.items() if key[-1] is mode}
+
+    def _made(self, called: Called, call: Call) -> nn.Module | None:
+        if torch.compiler.is_compiling():
+            raise ConversionError(
+                f"{called.name} is called with arguments of which no call was seen before, and torch.compile cannot "
+                "make the layer for it; run a training step of the converted model once before it is compiled as one "
+                "graph"
+            )
+        exact = called.layer(call.settings)
+        return None if exact is None else self.stand_in(exact, call.input)
+
+    def _twin(self, module: nn.Module) -> Self:
+        twin = type(self)(module, self.stand_in)
+        twin._layers = self._layers  # of all devices: replicas live for one step
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_layers": {}, "_fake": {}}
+
+
+class _LeftForward(ReboundForward):
+    """The forward of an activation layer that was left alone for a reason, which holds for the function it calls."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer."""
+        token = _left.set(True)
+        try:
+            return self.inner(self.module, *args, **kwargs)
+        finally:
+            _left.reset(token)
+
+
+class _Reaching(TorchFunctionMode):
+    """Sees the functions that are called in a with-block, and has a forward's layers compute those it has layers for.
+
+    What a module's own code checkpoints runs again in the backward pass outside of the block, and so is left alone in
+    its first run too.
+    """
+
+    def __init__(self, forward: CalledForward) -> None:
+        super().__init__()
+        self._forward = forward
+        self._around = None if torch.compiler.is_compiling() else checkpoint_hook()
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the function, or the layer that stands in for it."""
+        kwargs = kwargs or {}
+        called = FUNCTIONS.get(func)
+        if called is None or _left.get() or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        call = called.call(args, kwargs)
+        if call is None or not self._takes(call.input, types):
+            return func(*args, **kwargs)
+        layer = self._forward.layer(called, call)
+        return func(*args, **kwargs) if layer is None else layer(call.input)
+
+    def _takes(self, x: Tensor, types: Any) -> bool:
+        if not (x.requires_grad and x.is_floating_point() and x.layout is torch.strided):
+            return False
+        if torch.compiler.is_compiling():
+            return True
+        return not has_own_functions(types) and checkpoint_hook() is self._around
+
+
+class Host(NamedTuple):
+    """A module whose code calls functions that are reached now.
+
+    Attributes:
+        path: Of the module in the model.
+        names: Of the functions.
+        layers: Those that stand in for them, with the functions' default arguments.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    layers: tuple[nn.Module, ...]
+
+
+def reach_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Module], bool]) -> list[Host]:
+    """Bind a forward on each module of a model whose code calls functions that a layer stands in for.
+
+    Args:
+        model: The model, in which layers are replaced already.
+        stand_in: Gives the layers, and by that says which functions are wanted.
+        is_left: Whether a module is an activation layer that was left alone; the function that it calls is, too.
+
+    Returns:
+        These modules, in the order of the model.
+
+    Raises:
+        ConversionError: One of them was compiled by itself.
+    """
+    like = next(model.parameters(), None)
+    place = torch.empty(0) if like is None else like
+    hosts: list[Host] = []
+    left: dict[nn.Module, None] = {}
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith(("actbench.nn.", "torch.jit.")):
+            continue
+        forward = CalledForward(module, stand_in)
+        layers = dict(_wanted(forward, functions_called(module), place))
+        if not layers:
+            continue
+        if is_left(module):
+            left[module] = None
+            continue
+        _refuse_compiled(model, path)
+        forward.bind()
+        hosts.append(Host(path, tuple(layers), tuple(dict.fromkeys(layers.values()))))
+    inside = {part for host in hosts for part in model.get_submodule(host.path).modules()}
+    for module in left:
+        if module in inside:
+            _LeftForward(module).bind()
+    return hosts
+
+
+def _wanted(forward: CalledForward, functions: tuple[Any, ...], place: Tensor) -> Iterator[tuple[str, nn.Module]]:
+    """Give the names of those functions that a layer stands in for, with the layer."""
+    for called in map(FUNCTIONS.__getitem__, functions):
+        layers = [forward.layer(called, Call(place, (*settings, *called.fixed))) for settings in called.examples]
+        found = [layer for layer in layers if layer is not None]
+        if found:
+            yield called.name, found[0]
+
+
+def _refuse_compiled(model: nn.Module, path: str) -> None:
+    names = path.split(".") if path else []
+    around = [model, *(model.get_submodule(".".join(names[: count + 1])) for count in range(len(names)))]
+    if any(map(is_compiled, around)):
+        raise ConversionError(
+            f"{path or 'the model'} calls activations as functions, and torch.compile has compiled it; convert first, "
+            "and compile then"
+        )
