@@ -101,6 +101,15 @@ class Session:
             timeline=watch and watch.timeline(),
         )
 
+    def snapshot(self) -> bytes:
+        """Run the step, and return what torch's memory visualiser shows of it.
+
+        Raises:
+            OutOfMemoryError: The step cannot be run: an allocation failed.
+        """
+        with waiting():
+            return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
+
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run a round of timed steps, the first after a warm-up; return their seconds, or None without a clock."""
         if not self.meter.materialize:
@@ -222,6 +231,17 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
             return measurement
         seconds.extend(more)
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
+
+
+def snapshot(case: Case) -> bytes:
+    """Return what torch's memory visualiser (pytorch.org/memory_viz) shows of a step of a case, as a pickle.
+
+    It is not read by actbench, which unpickles nothing.
+
+    Raises:
+        ActbenchError: The case cannot be run; see :func:`failure_of`.
+    """
+    return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
 def itemize(case: Case) -> Ledger:

@@ -82,6 +82,13 @@ class Meter(Protocol):
             OutOfMemoryError: It cannot: an allocation failed.
         """
 
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step like :meth:`memory`, and return its memory as ``torch.cuda.memory._snapshot`` does.
+
+        Raises:
+            OutOfMemoryError: It cannot: an allocation failed.
+        """
+
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock."""
 

@@ -6,10 +6,12 @@ import gc
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 from actbench.measuring.meters import footprint, tracedstep
 from actbench.measuring.meters.base import MemoryReading, allocation_failures, moved
 from actbench.measuring.meters.peak import Moments
+from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
 from actbench.measuring.meters.watch import Watch
@@ -89,6 +91,12 @@ class CpuMeter:
             peak_parts=Moments.parts(trace.events, peak_at, traced.kinds, base),
             loss=loss.item(),
         ).against(self.memory_bytes)
+
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""
+        watch = Watch(step)
+        self.memory(step, watch)
+        return snapshot_of(watch.read())
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
         """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""

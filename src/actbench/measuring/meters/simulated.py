@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from actbench.measuring.meters.expandable import reserved_bytes
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
 from actbench.ops import hostmemory
@@ -118,6 +120,12 @@ class SimulatedMeter:
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
         return replace(reading, estimated=self._time(), untimed=untimed).against(self.memory_bytes)
+
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""
+        watch = Watch(step)
+        self.memory(step, watch)
+        return snapshot_of(watch.read())
 
     def seconds(self, step: TrainStep, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""

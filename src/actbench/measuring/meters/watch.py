@@ -46,9 +46,15 @@ class Watch:
         self.events: StepEvents | None = None
         self._modules: RunningModules | None = None
 
-    def timeline(self) -> Timeline | None:
-        """Return the bytes over the step, None where the step was not read."""
-        return None if self.events is None else self.events.timeline()
+    def read(self) -> StepEvents:
+        """Return the events of the step that was read."""
+        if self.events is None:
+            raise RuntimeError("no meter has read the step")
+        return self.events
+
+    def timeline(self) -> Timeline:
+        """Return the bytes over the step that was read."""
+        return self.read().timeline()
 
     @contextmanager
     def watching(self, around: Around | None = None) -> Iterator[None]:
