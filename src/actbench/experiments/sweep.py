@@ -22,6 +22,8 @@ from actbench.results.tables.fits import FIT_TITLE, fit_tables
 
 FITTED = Kind(FitRecord, store.FITS_SUFFIX, fit_tables)
 MEASURED = Kind(MeasuredRecord, ".jsonl", report_tables)
+_WITH_TIMELINES = "actbench.measuring.timelines"
+"""The module that measures cases with timelines; :data:`actbench.experiments.runner.runner.BENCH` has none."""
 
 
 def plan(recipe: Recipe) -> tuple[Planned[Case], ...]:
@@ -62,12 +64,14 @@ def run(
     timeout_seconds: float | None,
     force: bool = False,
     retry_failed: bool = False,
+    timelines: bool = False,
     progress: Progress | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
-    or None to keep no file. The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
+    or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
+    too. The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
         UsageError: The recipe names something that does not exist.
@@ -85,6 +89,7 @@ def run(
             force=force,
             retry_failed=retry_failed,
             progress=progress,
+            bench=_WITH_TIMELINES if timelines else runner.BENCH,
         )
         return MEASURED.finished(opened, planned, summary, recipe.title, output)
 
