@@ -69,11 +69,13 @@ class CpuMeter:
             step()
             gc.collect()
             traced.begin()
+            step.around_forward = traced.turn
             loss = step.forward()
             trace.mark("forward")
             step.backward(loss)
             gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
             traced.backward()
+            step.around_forward = lambda: None
             step.update()
             traced.end()
             loss = step.loss

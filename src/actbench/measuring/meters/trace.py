@@ -18,8 +18,8 @@ _MARK = "actbench.mark."
 _MODULE = "actbench.module."
 _NODE = "autograd::engine::evaluate_function: "
 
-UNSEEN = -1
-"""The name of all that was allocated before a trace of a CUDA device."""
+UNSEEN, ON_HOST, STATE_ON_HOST = -1, -2, -3
+"""Names of what no event makes: all that was allocated before a trace of a CUDA device, what lies in host memory."""
 
 MadeNode = Callable[[int], str]
 """From the sequence number of a node of autograd's graph to the module that made it."""

@@ -11,14 +11,15 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.peak import Event, Moments
 from actbench.measuring.meters.stepevents import HostEvent, Origin, StepEvents
-from actbench.measuring.meters.trace import UNSEEN, AllocationTrace
+from actbench.measuring.meters.trace import STATE_ON_HOST, UNSEEN, AllocationTrace
 from actbench.nn import savedtensors
+from actbench.ops import hostmemory
 from actbench.results.ledger import OUTSIDE
 from actbench.results.measured import PeakParts
 from actbench.results.timeline import OPTIMIZER, OTHER, Kind
 from actbench.setup import TrainStep
 
-_FIRST_HELD = UNSEEN - 1
+_FIRST_HELD = STATE_ON_HOST - 1
 """Names of storages from before the trace count down from here."""
 
 Found = list[tuple[Origin, set[int]]]
@@ -32,11 +33,13 @@ class Held:
     kind: Kind
     origin: Origin
     amount: int
+    device: str
 
 
 def held_before(step: TrainStep) -> list[Held]:
     """Return what is alive before a step."""
-    return [Held(each.kind, each.origin, each.storage.nbytes()) for each in watching.before(step)]
+    found = watching.before(step)
+    return [Held(each.kind, each.origin, each.storage.nbytes(), each.storage.device.type) for each in found]
 
 
 def parts_of(held: Sequence[Held]) -> PeakParts:
@@ -57,29 +60,37 @@ class TracedStep:
         self._packed: list[set[int]] = []
         self._gradients: Found = []
         self._state: Found = []
+        self._host: list[tuple[str, int]] = []
 
     def begin(self) -> None:
-        """Mark the begin of the step, and of each forward pass from now on."""
-        self._trace.mark("begin")
-        self._step.around_forward = self.turn
+        """Mark the begin of the step."""
+        self._mark("begin")
 
     def turn(self) -> None:
         """Mark the begin or the end of a forward pass."""
         packed = (storage for storage in savedtensors.packed_storages() if storage.device.type != "meta")
         self._packed.append({storage.data_ptr() for storage in packed})
         self._turns.append(f"forward {len(self._turns)}")
-        self._trace.mark(self._turns[-1])
+        self._mark(self._turns[-1])
 
     def backward(self) -> None:
         """Mark the end of the backward pass; gradients are those of now."""
         self._gradients = _addresses(watching.gradients(self._step))
-        self._trace.mark("backward")
-        self._step.around_forward = lambda: None
+        self._mark("backward")
 
     def end(self) -> None:
         """Mark the end of the step; optimizer state is that of now."""
-        self._trace.mark("end")
+        self._mark("end")
         self._state = _addresses(watching.state(self._step))
+
+    def _mark(self, name: str) -> None:
+        self._host.append((name, hostmemory.marked_bytes()))
+        self._trace.mark(name)
+
+    @property
+    def host(self) -> list[tuple[int, int]]:
+        """After how many events how many bytes lay in host memory, at the begin and end of the parts of the step."""
+        return [(self._trace.events_until(mark), amount) for mark, amount in self._host]
 
     @property
     def peak_at(self) -> int:
