@@ -61,8 +61,7 @@ class RunningModules:
         self.calls[path] += 1
 
     def _leave(self, *_: Any) -> None:
-        _, leave = self._active.pop()
-        leave()
+        self._active.pop()[1]()
         self._note_turn()
 
     def _note_turn(self) -> None:

@@ -65,7 +65,8 @@ def whole_step(tracker: StorageTracker, parts: Parts, seen: Watch) -> StepEvents
     events, moments = tracker.events, parts.moments
     at_end, at_update = alive(events[: moments.updating]), alive(events[: parts.repeating])
     state = {name: amount for name, amount in at_update.items() if name not in at_end}
-    kinds, origins = {**parts.kinds, **dict.fromkeys(state, "optimizer")}, dict(seen.origins)
+    origins, kinds = dict(seen.origins), dict(parts.kinds)
+    kinds.update((name, "optimizer") for name in state)
     if sum(state.values()) != parts.made:
         state, kinds[_STATE] = {_STATE: parts.made} if parts.made else {}, "optimizer"
         origins[_STATE] = Origin(OPTIMIZER, f"{seen.step.optimizer_class} state")

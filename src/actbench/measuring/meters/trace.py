@@ -71,7 +71,7 @@ class AllocationTrace:
     @staticmethod
     def around_module(path: str) -> Callable[[], object]:
         """Note that a module runs, until what is returned is called."""
-        running = torch.profiler.record_function(_MODULE + path)
+        running: Any = torch.profiler.record_function(_MODULE + path)
         running.__enter__()
         return lambda: running.__exit__(None, None, None)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_flatten_with_path
 
 from actbench.measuring.meters import footprint
@@ -80,7 +81,7 @@ class Watch:
         running = OUTSIDE if self._modules is None else self._modules.running
         if running != OUTSIDE:
             return running
-        node = torch._C._current_autograd_node()
+        node: Node | None = torch._C._current_autograd_node()
         if node is not None:
             return self.made_node(node._sequence_nr())
         return OPTIMIZER if self.step.phase == "optimizer" else OUTSIDE
