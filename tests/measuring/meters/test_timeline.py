@@ -203,7 +203,7 @@ def test_a_peak_inside_an_operator_is_held_by_the_operator(meter: str, step_of: 
     assert reading.peak_phase == "forward"
     held = held_bytes(timeline, kind="temporary", operator="aten::sum")
     assert 2 * FLOAT * 4096 * 64 <= held <= 2 * FLOAT * 4096 * 64 + 2 * BLOCK
-    assert sum(each.held_bytes for each in timeline.holders) == reading.peak_bytes
+    assert sum(each.held_bytes for each in timeline.holders if each.kind != "host") == reading.peak_bytes
 
 
 @METERS
