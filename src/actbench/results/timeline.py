@@ -34,12 +34,13 @@ BATCH, OPTIMIZER, OTHER = "<batch>", "<optimizer>", "<other>"
 
 
 class Holder(Data):
-    """What one module holds at the peak, of one kind and made by one operator.
+    """What one module, or the same one of several blocks, holds at the peak, of one kind and made by one operator.
 
     Attributes:
-        module: Path of the module: of the parameter that it is, or that it belongs to; or of the module that ran when
-            it was made, in the backward pass the one whose operator is differentiated. :data:`BATCH`,
-            :data:`OPTIMIZER`, :data:`OTHER` and ``results.ledger.OUTSIDE`` stand for what no module holds.
+        module: Path of the module, ``encoder.layer.*.output`` where several blocks hold something: of the parameter
+            that it is, or that it belongs to; or of the module that ran when it was made, in the backward pass the one
+            whose operator is differentiated. :data:`BATCH`, :data:`OPTIMIZER`, :data:`OTHER` and
+            ``results.ledger.OUTSIDE`` stand for what no module holds.
         operator: What made it, such as ``aten::addmm``; of what was there before the step what it is: ``parameter``.
         tensors: Storages.
         held_bytes: Their bytes, in blocks of the allocator where the meter counts those.

@@ -233,6 +233,16 @@ def test_every_micro_batch_has_parts_of_its_own() -> None:
     assert [span.start for span in timeline.spans] == sorted(span.start for span in timeline.spans)
 
 
+def test_the_same_module_of_several_blocks_is_one_holder() -> None:
+    modules = ["layers.0.mlp", "layers.1.mlp", "layers.1.norm", "head"]
+    origins = {name: Origin(module, "aten::mm") for name, module in enumerate(modules)}
+
+    timeline = StepEvents([(name, 10) for name in range(4)], 4, 4, [("forward", 4)], {}, origins).timeline()
+
+    found = {each.module: (each.tensors, each.held_bytes) for each in timeline.holders}
+    assert found == {"layers.*.mlp": (2, 20), "layers.1.norm": (1, 10), "head": (1, 10)}
+
+
 @pytest.mark.parametrize("count", [0, 1, POINTS - 1, POINTS, POINTS + 1, 5 * POINTS])
 def test_a_record_holds_the_peak_of_any_number_of_events(count: int) -> None:
     draw = random.Random(count)

@@ -6,9 +6,10 @@ import bisect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actbench.measuring.meters.peak import Event, alive
+from actbench.results.ledger import of_blocks
 from actbench.results.records import Phase
 from actbench.results.timeline import HOLDERS, KINDS, OTHER, POINTS, Holder, Kind, Span, Timeline
 
@@ -117,25 +118,30 @@ class StepEvents:
         return rows
 
     def _holders(self) -> Iterator[Holder]:
-        """Yield who holds what at the peak: at most as many as a record names, then the rest of each kind."""
+        """Yield who holds what at the peak: at most as many as a record names, then the rest of each kind.
+
+        The same module of several blocks is one.
+        """
         found = [(self.kind_of(name), name, amount) for name, amount in alive(self.events[: self.peak_at]).items()]
         on_host = alive((event.name, event.amount) for event in self.host if event.at <= self.peak_at)
         found += [("host", name, amount) for name, amount in on_host.items()]
-        sums: dict[tuple[Kind, Origin], list[int]] = defaultdict(list)
+        sums: dict[tuple[Kind, Origin], list[tuple[str, int]]] = defaultdict(list)
         for kind, name, amount in found:
-            sums[kind, self.origin_of(name)].append(amount)
-        ranked = sorted(sums.items(), key=lambda held: -sum(held[1]))
-        rest: dict[Kind, list[int]] = defaultdict(list)
-        for (kind, _), amounts in ranked[HOLDERS:]:
-            rest[kind] += amounts
+            origin = self.origin_of(name)
+            sums[kind, replace(origin, module=of_blocks(origin.module))].append((origin.module, amount))
+        ranked = sorted(sums.items(), key=lambda held: -sum(amount for _, amount in held[1]))
+        rest: dict[Kind, list[tuple[str, int]]] = defaultdict(list)
+        for (kind, _), parts in ranked[HOLDERS:]:
+            rest[kind] += ((OTHER, amount) for _, amount in parts)
         others = [((kind, Origin(OTHER, "")), rest[kind]) for kind in KINDS if rest[kind]]
-        for (kind, origin), amounts in [*ranked[:HOLDERS], *others]:
+        for (kind, origin), parts in [*ranked[:HOLDERS], *others]:
+            modules = {module for module, _ in parts}
             yield Holder(
-                module=origin.module,
+                module=modules.pop() if len(modules) == 1 else origin.module,
                 kind=kind,
                 operator=origin.operator,
-                tensors=len(amounts),
-                held_bytes=sum(amounts),
+                tensors=len(parts),
+                held_bytes=sum(amount for _, amount in parts),
             )
 
 
