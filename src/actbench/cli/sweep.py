@@ -205,10 +205,10 @@ def _compare(
         shown = (*shown, *_operator_tables(records))
     written = (*shown[:1], *tables_of(records))
     export(exports, written, lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
-    export_timelines(records, timeline)
-    export_snapshots(records, timeline, timeout=timeout)
     show(*shown, beside=exports)
     show_timelines(records, exports)
+    export_timelines(records, timeline)
+    export_snapshots(records, timeline, timeout=timeout)
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
 

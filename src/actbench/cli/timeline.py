@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
-from actbench.cli.app import STDOUT, file_option, option
+from actbench.cli.app import STDOUT, option, path_named
 from actbench.cli.consoles import console
 from actbench.cli.outputs import ResultFlags
-from actbench.cli.printing import call_task, html_page, readers, show, write_files
+from actbench.cli.printing import call_task, html_page, readers, remark, show, write_files
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,16 +44,21 @@ class TimelineFlags:
     ] = False
     export_timeline: Annotated[
         Path | None,
-        file_option(
-            "--export-timeline", "Write the timelines as .png, .svg (both need actbench[html]), .html or .json."
+        option(
+            "--export-timeline",
+            "Write the timelines as .png or .svg (by actbench[html]), .html or .json.",
+            metavar="FILE",
+            parser=path_named,
         ),
     ] = None
     export_snapshot: Annotated[
         Path | None,
-        file_option(
+        option(
             "--export-snapshot",
             "Run the step once more and write what PyTorch's memory visualiser (pytorch.org/memory_viz) reads, such as "
             "FILE.pickle; of several cases each gets a file of its own, FILE-SCHEME.pickle.",
+            metavar="FILE",
+            parser=path_named,
         ),
     ] = None
 
@@ -72,18 +77,21 @@ class TimelineFlags:
 
         Raises:
             UsageError: A file has another suffix, needs what is not installed, or is standard output.
+            StoreError: A file cannot be written.
         """
+        from actbench.results.render import exports
         from actbench.results.render.page import images
 
-        if self.export_timeline is not None:
-            if self.export_timeline.suffix not in EXPORTS:
-                raise UsageError(
-                    f"--export-timeline {self.export_timeline}: name a file that ends in {', '.join(EXPORTS)}"
-                )
-            if self.export_timeline.suffix in PICTURES:
-                images.check()
-        if self.export_snapshot == STDOUT:
+        picture, snapshot = self.export_timeline, self.export_snapshot
+        if picture is not None and picture.suffix not in EXPORTS:
+            raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
+        if picture is not None and picture.suffix in PICTURES:
+            images.check()
+        if snapshot == STDOUT:
             raise UsageError("--export-snapshot -: a pickle is no text; name a file")
+        for file in (picture, snapshot):
+            if file is not None:
+                exports.check(file)
 
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
@@ -100,12 +108,12 @@ def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> N
     for record, timeline in with_timelines(records):
         show(holders_table(record, timeline), beside=exports)
         printed = console(readers(exports))
-        for line in _line(timeline, printed):
+        for line in line_of(timeline, printed):
             printed.print(line, markup=False, soft_wrap=True)
         printed.print()
 
 
-def _line(timeline: Timeline, printed: Console) -> list[str]:
+def line_of(timeline: Timeline, printed: Console) -> list[str]:
     """Return the line of a timeline, in plain letters for pipes and terminals without blocks."""
     from actbench.results.render.sparkline import sparkline
 
@@ -114,19 +122,14 @@ def _line(timeline: Timeline, printed: Console) -> list[str]:
 
 
 def export_timelines(records: Sequence[MeasuredRecord], flags: TimelineFlags) -> None:
-    """Write the timelines, if that was asked for.
-
-    Raises:
-        UsageError: No case has one.
-    """
+    """Write the timelines, if that was asked for, of the cases that were measured."""
     from actbench.results.tables.timeline import with_timelines
 
     if flags.export_timeline is None:
         return
     if not list(with_timelines(records)):
-        raise UsageError(
-            f"--export-timeline {flags.export_timeline}: no case was measured, so there is nothing to write"
-        )
+        remark(f"{flags.export_timeline} is not written: no case was measured")
+        return
     write_files((flags.export_timeline, _writer(records, flags.export_timeline.suffix)))
 
 
@@ -159,7 +162,6 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
     """Run each measured case once more, in a process of its own, and write its snapshot, if that was asked for.
 
     Raises:
-        UsageError: No case was measured.
         ActbenchError: A case fails this time.
     """
     from actbench.experiments.runner.isolated import Tasks
@@ -171,17 +173,18 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
         return
     measured = [record for record in records if isinstance(record.outcome, Measurement)]
     if not measured:
-        raise UsageError(f"--export-snapshot {flags.export_snapshot}: no case was measured; nothing is written")
+        remark(f"{flags.export_snapshot} is not written: no case was measured")
+        return
     with TemporaryDirectory(prefix="actbench-") as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
         made = Path(folder) / "snapshot.pickle"
-        for record, file in zip(measured, _files(flags.export_snapshot, measured), strict=True):
+        for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
             request = SnapshotRequest(case=record.case, path=made).model_dump_json()
             doing = f"recording the allocations of {record.case.name}"
             call_task(tasks, "write_snapshot", request, doing=doing, timeout_seconds=timeout)
             write_files((file, made.read_bytes))
 
 
-def _files(file: Path, records: Sequence[MeasuredRecord]) -> list[Path]:
+def files_of(file: Path, records: Sequence[MeasuredRecord]) -> list[Path]:
     """Return the file of each case: that which was named where there is one case."""
     if len(records) == 1:
         return [file]
