@@ -21,9 +21,10 @@ from actbench.measuring.meters.peak import alive
 from actbench.measuring.meters.simulated import SimulatedMeter
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.nn.saved.bitallocation import waiting
+from actbench.results.ledger import OUTSIDE
 from actbench.results.measured import PeakParts
 from actbench.results.records import Case
-from actbench.results.timeline import HOLDERS, POINTS, Timeline
+from actbench.results.timeline import HOLDERS, OPTIMIZER, POINTS, Timeline
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
 FLOAT, BLOCK = 4, 512
@@ -185,6 +186,13 @@ def test_the_backward_pass_runs_in_the_module_that_is_differentiated(meter: str)
     assert found == {"first.act", "second.act"}
     assert {origin.module for origin in origins if origin.operator == "aten::native_layer_norm_backward"} == {"norm"}
     assert {origin.module for origin in origins if origin.operator == "aten::convolution"} == {"stem.0"}
+
+
+def test_the_loss_is_not_the_optimizers() -> None:
+    origins = watched("cpu").read().origins.values()
+
+    assert {origin.module for origin in origins if origin.operator == "aten::_log_softmax"} == {OUTSIDE}
+    assert OPTIMIZER in {origin.module for origin in origins if origin.operator == "aten::sqrt"}
 
 
 def copied(module: nn.Module, batch: Batch) -> Tensor:

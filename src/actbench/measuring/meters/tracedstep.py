@@ -10,7 +10,7 @@ from functools import cached_property
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.peak import Event, Moments
-from actbench.measuring.meters.stepevents import HostEvent, Origin, StepEvents
+from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.measuring.meters.trace import STATE_ON_HOST, UNSEEN, AllocationTrace
 from actbench.nn import savedtensors
 from actbench.ops import hostmemory
@@ -119,7 +119,7 @@ class TracedStep:
             packed=set().union(*packed),
         )
 
-    def events(self, held: Sequence[Held], host: Sequence[HostEvent] = (), unseen_bytes: int = 0) -> StepEvents:
+    def events(self, held: Sequence[Held], unseen_bytes: int = 0) -> StepEvents:
         """Return the events with what was there before, of which ``unseen_bytes`` are nobody's that is known."""
         first = [(_FIRST_HELD - place, each.amount) for place, each in enumerate(held)]
         names = [name for name, _ in first]
@@ -144,13 +144,13 @@ class TracedStep:
                 UNSEEN: Origin(OTHER, "allocated before the step"),
                 **{name: each.origin for name, each in zip(names, held, strict=True)},
             },
-            host=host,
         )
 
     def _origins(self, events: Sequence[Event]) -> Mapping[int, Origin]:
         """Return who made storages: the optimizer what nobody else did after the backward pass."""
         origins = dict(self._trace.origins)
-        for name, _ in events[self.moments.updating :]:
+        updating = self.moments.updating
+        for name in {name for name, _ in events[updating:]} - {name for name, _ in events[:updating]}:
             if name in origins and origins[name].module == OUTSIDE:
                 origins[name] = replace(origins[name], module=OPTIMIZER)
         for mark, found in (("backward", self._gradients), ("begin", self._state), ("end", self._state)):
