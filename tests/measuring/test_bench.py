@@ -270,3 +270,14 @@ def test_weights_in_a_format_are_judged_as_a_step_leaves_them(scheme: str) -> No
     assert found.gradient_error is not None
     assert found.gradient_error > 0.001
     assert (found.gradient_error, found.gradient_cosine) == expected
+
+
+def test_a_timeline_is_there_where_it_is_asked_for() -> None:
+    tiny = case("checkpoint", model="tiny-gpt2", sequence_length=16)
+
+    plain, told = bench.measure(tiny), bench.measure(tiny, timeline=True)
+
+    assert plain.timeline is None
+    assert told.timeline is not None
+    assert told.timeline.peak_bytes == told.peak_bytes == plain.peak_bytes
+    assert bench.snapshot(tiny).startswith(b"\x80\x04")  # a pickle of protocol 4

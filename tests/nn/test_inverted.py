@@ -7,7 +7,7 @@ from torch import nn
 
 from actbench import schemes
 from actbench.errors import ConversionError
-from actbench.measuring.meters.cpu import AllocationTrace
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.nn.inverted import InvertedActivation
 from actbench.setup import TrainingSetup
 

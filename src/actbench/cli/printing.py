@@ -214,11 +214,11 @@ def export(
         (flags.export_markdown, markdown),
         (flags.export_csv, lambda: formats.csv_lines(csv() if csv else tables[0])),
         (getattr(flags, "export_json", None), json or str),
-        (flags.export_html, lambda: _page(tables, title or tables[0].title, beside)),
+        (flags.export_html, lambda: html_page(tables, title or tables[0].title, beside)),
     )
 
 
-def _page(tables: Sequence[Table], title: str, beside: Callable[[], Beside] | None) -> Text:
+def html_page(tables: Sequence[Table], title: str, beside: Callable[[], Beside] | None) -> Text:
     """Return an HTML page, and remark what to install where it could have charts."""
     from actbench.results.render import page
     from actbench.results.render.page import library

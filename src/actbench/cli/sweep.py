@@ -21,7 +21,8 @@ from actbench.cli.flags import (
 )
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.outputs import ResultFlags
-from actbench.cli.printing import command_line, export, finish, progress_shown
+from actbench.cli.printing import command_line, export, finish, progress_shown, show
+from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
 from actbench.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def measure(
     flags: CaseFlags,
     timeout: TimeoutOption = 1800.0,
     ledger: LedgerFlags,
+    timeline: TimelineFlags,
     time_by: TimeByOption = None,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
@@ -137,6 +139,8 @@ def measure(
     actbench measure roberta-base -s fewbit:3 --ledger --top 50 --export-csv ledger.csv
 
     actbench measure resnet50 -s checkpoint -b 64 --meter simulated --device-profile rtx-4090 --time-by operator
+
+    actbench measure roberta-base -s checkpoint --timeline --export-timeline memory.png --export-snapshot memory.pickle
     """
     recipe = _recipe_of(model, flags, cumulative)
     if not ledger.ledger and (ledger.top is not None or ledger.everything):
@@ -146,12 +150,24 @@ def measure(
             "--ledger measures nothing: leave out --output, --max-batch, --columns, --time-by and --require-fit; "
             "--export-csv and the like do"
         )
+    if ledger.ledger and timeline.given:
+        raise UsageError(
+            "--ledger runs no step: leave out --timeline, --export-timeline and --export-snapshot, or --ledger"
+        )
+    timeline.check()
     with schemes_from(flags.scheme_flags):
         if ledger.ledger:
             list_saved(recipe, exports, ledger, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
         else:
             _compare(
-                recipe, output, exports, timeout=timeout, force=True, require_fit=require_fit, by_operator=bool(time_by)
+                recipe,
+                output,
+                exports,
+                timeout=timeout,
+                force=True,
+                require_fit=require_fit,
+                by_operator=bool(time_by),
+                timeline=timeline,
             )
 
 
@@ -167,6 +183,7 @@ def _compare(
     require_fit: bool = False,
     by_operator: bool = False,
     cluster: Cluster | None = None,
+    timeline: TimelineFlags = TimelineFlags(),  # noqa: B008  (frozen)
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
@@ -186,6 +203,7 @@ def _compare(
             timeout_seconds=timeout,
             force=force,
             retry_failed=retry_failed,
+            timelines=timeline.wanted,
             progress=progress,
             cluster=cluster,
         )
@@ -193,8 +211,13 @@ def _compare(
     records = comparison.records
     if by_operator:
         shown = (*shown, *_operator_tables(records))
-    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
-    finish(comparison, shown, beside=exports, require_fit=require_fit)
+    written = (*shown[:1], *tables_of(records))
+    export(exports, written, lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+    show(*shown, beside=exports)
+    show_timelines(records, exports)
+    export_timelines(records, timeline)
+    export_snapshots(records, timeline, timeout=timeout)
+    finish(comparison, (), beside=exports, require_fit=require_fit)
 
 
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:

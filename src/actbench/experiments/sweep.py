@@ -24,6 +24,9 @@ from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
 from actbench.results.tables.fits import FIT_TITLE
 
+_WITH_TIMELINES = "actbench.measuring.timelines"
+"""The module that measures cases with timelines; :data:`actbench.experiments.runner.runner.BENCH` has none."""
+
 
 def plan(recipe: Recipe, *, elsewhere: bool = False) -> tuple[Planned[Case], ...]:
     """Return the cases of a recipe with every scheme and model name checked and in canonical form.
@@ -65,21 +68,24 @@ def run(
     timeout_seconds: float | None,
     force: bool = False,
     retry_failed: bool = False,
+    timelines: bool = False,
     progress: Progress | None = None,
     cluster: Cluster | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
-    or None to keep no file. With a ``cluster`` its nodes measure, and what any machine measured is not measured again.
-    The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
+    or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
+    too. With a ``cluster`` its nodes measure, and what any machine measured is not measured again. The other arguments
+    are those of :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
         UsageError: The recipe names something that does not exist.
         StoreError: The results file is in use, broken or cannot be written.
     """
     planned = plan(recipe, elsewhere=cluster is not None)
-    measure = partial(runner.run, jobs=jobs) if cluster is None else partial(on_cluster, cluster)
+    bench = _WITH_TIMELINES if timelines else runner.BENCH
+    measure = partial(runner.run, jobs=jobs, bench=bench) if cluster is None else partial(on_cluster, cluster)
     with MEASURED.opened(recipe.name, output, of_any_machine=cluster is not None) as opened:
         summary = measure(
             planned,

@@ -38,14 +38,15 @@ schemes.names()  # imports all of them before processes are forked that need one
 
 
 class Session:
-    """One case being measured, in this process.
+    """One case being measured, in this process; with ``timeline`` its memory over the step, too.
 
     Raises:
         ActbenchError: The case cannot be built here; :func:`failure_of` says what that means for its record.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, timeline: bool = False) -> None:
         self.case = case
+        self._wants_timeline = timeline
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
         if self.scheme.untraceable and not self.meter.materialize:
@@ -82,7 +83,8 @@ class Session:
         quality, warnings = self._gradient_quality()
         searched = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         step = self._new_step(self.case.batch_size)
-        reading = self.meter.memory(step)
+        watch = meters.Watch(step) if self._wants_timeline else None
+        reading = self.meter.memory(step, watch)
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),
@@ -96,7 +98,17 @@ class Session:
             sites=self.sites,
             unreached=self.unreached,
             warnings=self.workload.warnings + self.setup.warnings + self._warnings + warnings + step.warnings + shown,
+            timeline=watch and watch.timeline(),
         )
+
+    def snapshot(self) -> bytes:
+        """Run the step, and return what torch's memory visualiser shows of it.
+
+        Raises:
+            OutOfMemoryError: The step cannot be run: an allocation failed.
+        """
+        with waiting():
+            return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run a round of timed steps, the first after a warm-up; return their seconds, or None without a clock."""
@@ -198,8 +210,11 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         return None
 
 
-def measure(case: Case) -> Measurement:
+def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: bytes first, then time in a pass of its own.
+
+    With ``timeline`` the measurement says where the memory is over the step
+    (:class:`actbench.results.timeline.Timeline`).
 
     Raises:
         ActbenchError: The case cannot be measured; see :func:`failure_of`.
@@ -207,7 +222,7 @@ def measure(case: Case) -> Measurement:
     """
     if case.find_largest_batch and case.meter != "simulated":
         raise UsageError("measure cannot search for the largest batch on a device: use 'actbench sweep --max-batch'")
-    session = Session(case)
+    session = Session(case, timeline=timeline)
     measurement = session.memory()
     seconds: list[float] = []
     while len(seconds) < case.min_steps or sum(seconds) < case.min_seconds:
@@ -216,6 +231,17 @@ def measure(case: Case) -> Measurement:
             return measurement
         seconds.extend(more)
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
+
+
+def snapshot(case: Case) -> bytes:
+    """Return what torch's memory visualiser (pytorch.org/memory_viz) shows of a step of a case, as a pickle.
+
+    It is not read by actbench, which unpickles nothing.
+
+    Raises:
+        ActbenchError: The case cannot be run; see :func:`failure_of`.
+    """
+    return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
 def itemize(case: Case) -> Ledger:

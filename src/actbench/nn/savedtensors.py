@@ -84,6 +84,11 @@ def source_of(storage: UntypedStorage) -> Source | None:
     return _sources.get(storage)
 
 
+def packed_storages() -> list[UntypedStorage]:
+    """Return the storages that are alive and hold what somebody packed."""
+    return list(_sources)
+
+
 def reason_for(storage: UntypedStorage) -> str | None:
     """Return why what lies in a storage was left alone, or None where nobody said."""
     return _reasons.get(storage)

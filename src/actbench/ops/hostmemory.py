@@ -29,6 +29,11 @@ def mark(storage: torch.UntypedStorage) -> None:
     _marked.add(storage)
 
 
+def marked_bytes() -> int:
+    """Return the bytes of all real storages that are marked."""
+    return sum(storage.nbytes() for storage in list(_marked) if storage.device.type != "meta")
+
+
 def is_host(storage: torch.UntypedStorage) -> bool:
     """Return whether ``storage`` was marked as lying in host memory."""
     return storage in _marked

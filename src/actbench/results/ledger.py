@@ -110,7 +110,7 @@ def total_tables(ledger: Ledger, top: int | None = TOP) -> tuple[Table, ...]:
     is one, too.
     """
     return (
-        _totals(ledger, "Kept by module", "Module", lambda saved: _of_blocks(display_path(saved.module)), top),
+        _totals(ledger, "Kept by module", "Module", lambda saved: of_blocks(display_path(saved.module)), top),
         _totals(ledger, "Kept by operator", "Operator", lambda saved: saved.operator, top),
         _totals(ledger, "Kept by reason", "Reason", _why, top),
     )
@@ -152,7 +152,7 @@ def _totals(ledger: Ledger, title: str, heading: str, of: Callable[[SavedTensor]
     return fill(title, columns, [*shown, _sum(f"total of {len(sums)}", ledger.entries, whole)])
 
 
-def _of_blocks(path: str) -> str:
+def of_blocks(path: str) -> str:
     """Return the path that the same module of all blocks has: ``encoder.layer.*.output``; numbers at the end stay."""
     *blocks, last = path.split(".")
     return ".".join([*("*" if part.isdecimal() else part for part in blocks), last])

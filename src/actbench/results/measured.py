@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from actbench.results.records import Built, Case, Data, Failure, Migrations, Phase, Record, Site, Unreached
+from actbench.results.timeline import Timeline
 from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, SignedInt
 
 
@@ -152,6 +153,7 @@ class Measurement(Data):
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
+        timeline: The memory over the step, where it was asked for.
     """
 
     model_config = ConfigDict(extra="allow")  # for _diagnosed, which refuses all but the fields of older records
@@ -187,6 +189,7 @@ class Measurement(Data):
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
+    timeline: Timeline | None = None
 
     @model_validator(mode="after")  # one before costs a third of the time of reading
     def _diagnosed(self) -> Self:

@@ -15,7 +15,7 @@ from actbench.conversion import conversion_of, convert
 from actbench.conversion.trainers.session import ConvertedRun, SchemeCallback
 from actbench.errors import ConversionError
 from actbench.measuring.inspection import trace
-from actbench.measuring.meters.cpu import AllocationTrace
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
 from actbench.setup import TrainingSetup

@@ -1,19 +1,29 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from actbench.errors import MeasurementError, OutOfMemoryError
-from actbench.measuring.meters import cuda, profiles
+from actbench.measuring.meters import cuda, cudatrace, profiles, tracedstep
+from actbench.measuring.meters.base import MemoryReading
+from actbench.measuring.meters.cpu import CpuMeter
 from actbench.measuring.meters.cuda import CudaMeter, _set_allocator
 from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.measuring.meters.trace import UNSEEN, AllocationTrace
+from actbench.measuring.meters.watch import Watch
+from actbench.ops import hostmemory
+from actbench.results.timeline import Timeline
 from actbench.setup import TrainingSetup, TrainStep
 from actbench.units import GIB, MIB
 
+FLOAT = 4
 ROWS, WIDTH, HIDDEN = 64, 128, 512  # of the fixtures ``mlp`` and ``rows``
 
 
@@ -163,3 +173,125 @@ def test_gradients_that_never_are_there_together_leave_it_unknown(monkeypatch: p
     Counters(monkeypatch, [200, 350], [100, 150, 210], [1, 1, 1])
 
     assert cuda._read(on_the_cpu()).peak_parts is None
+
+
+class OfTheCpu(AllocationTrace):
+    """Stands for a trace of a CUDA device's allocator: that of the CPU."""
+
+    def __init__(self, device: str, made_node: Callable[[int], str]) -> None:
+        assert device == "cuda"
+        super().__init__("cpu", made_node)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, before_bytes: int, peak_bytes: int) -> tuple[MemoryReading, Timeline]:
+    """Read a step whose allocator is the CPU's, by counters that say this."""
+    Counters(monkeypatch, [before_bytes, before_bytes, before_bytes], [0, 0, peak_bytes], [1, 1, 1])
+    monkeypatch.setattr(cudatrace, "AllocationTrace", OfTheCpu)
+    step = on_the_cpu()
+    held = [replace(each, device="cuda") for each in tracedstep.held_before(step)]
+    monkeypatch.setattr(tracedstep, "held_before", lambda step: held)
+    watch = Watch(step)
+    return cudatrace.watched(step, watch, TrainStep.__call__, cuda._read), watch.timeline()
+
+
+OTHERS = 1000  # bytes of something that was allocated before
+WEIGHTS, BATCH = 8 * 4 * FLOAT, 2 * 8 * FLOAT  # of ``on_the_cpu``
+
+
+def peak_on_the_cpu() -> int:
+    return CpuMeter().memory(on_the_cpu()).peak_bytes
+
+
+def test_who_holds_what_adds_up_to_the_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = peak_on_the_cpu() + OTHERS
+
+    reading, timeline = watched(monkeypatch, WEIGHTS + BATCH + OTHERS, peak)
+    held = {(each.module, each.kind, each.operator): each.held_bytes for each in timeline.holders}
+
+    assert sum(held.values()) == timeline.peak_bytes == reading.peak_bytes == peak
+    assert held["", "weights", "parameter"] == WEIGHTS
+    assert held["<batch>", "batch", "x"] == BATCH
+    assert held["<other>", "batch", "allocated before the step"] == OTHERS
+
+
+def test_sums_that_differ_from_the_counters_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = peak_on_the_cpu() + OTHERS
+
+    with pytest.raises(MeasurementError, match=rf"{peak + 1:,} bytes.*adds up to {peak:,}.*without --timeline"):
+        watched(monkeypatch, WEIGHTS + BATCH + OTHERS, peak + 1)
+
+
+def test_what_schemes_move_to_the_host_is_known_between_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    peak = peak_on_the_cpu()
+    monkeypatch.setattr(hostmemory, "marked_bytes", iter([0, 0, 64, 0, 0]).__next__)
+
+    _, timeline = watched(monkeypatch, WEIGHTS + BATCH, peak)
+
+    assert max(timeline.held_bytes["host"]) == 64
+    assert timeline.held_bytes["host"][0] == timeline.held_bytes["host"][-1] == 0
+
+
+def told(name: str, device: str = "cuda", size: int = 0, address: int = 0, at: int = 0) -> SimpleNamespace:
+    """Return an event as torch's profiler has it."""
+    fields = SimpleNamespace(device=torch.device(device), alloc_size=size, ptr=address)
+    return SimpleNamespace(name=name, extra_fields=fields, start_time_ns=at, parent=None)
+
+
+def test_a_free_of_what_was_there_before_shrinks_what_was_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = AllocationTrace("cuda")
+    events = [
+        told("actbench.mark.begin"),
+        told("[memory]", size=512, address=1, at=1),
+        told("[memory]", "cpu", size=64, address=7, at=2),
+        told("[memory]", size=-2048, address=2, at=3),
+        told("[memory]", size=-512, address=1, at=4),
+        told("actbench.mark.end", at=5),
+    ]
+    monkeypatch.setattr(trace, "_events", lambda: events)
+
+    trace._draw_curve()
+
+    assert trace.events == [(0, 512), (UNSEEN, -2048), (0, 0)]
+    assert trace.live_bytes("end") == -2048
+    assert trace.peak_bytes("begin", "end") == 512
+
+
+def test_a_snapshot_is_torchs_own_of_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *on, **how: said.append((on, how)))
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"steps": steps, "recorded": len(said)})
+    steps = 0
+
+    def count(step: TrainStep) -> None:
+        nonlocal steps
+        steps += 1
+
+    monkeypatch.setattr(TrainStep, "__call__", count)
+    meter = object.__new__(CudaMeter)
+    monkeypatch.setattr(CudaMeter, "active", lambda self, step=None: nullcontext())
+
+    assert meter.snapshot(on_the_cpu()) == {"steps": 2, "recorded": 1}
+    assert said == [((), {"stacks": "python", "clear_history": True}), ((None,), {})]
+
+
+@pytest.mark.gpu
+def test_who_holds_what_adds_up_on_a_device(mlp, rows, step_of) -> None:
+    meter = CudaMeter()
+    step = step_of(meter, mlp, rows)
+    watch = Watch(step)
+
+    reading = meter.memory(step, watch)
+    held = [each.held_bytes for each in watch.timeline().holders if each.kind != "host"]
+
+    assert sum(held) == reading.peak_bytes == meter.memory(step_of(meter, mlp, rows)).peak_bytes
+
+
+@pytest.mark.gpu
+def test_a_snapshot_of_a_device_has_a_trace(mlp, rows, step_of) -> None:
+    meter = CudaMeter()
+
+    found = meter.snapshot(step_of(meter, mlp, rows))
+
+    assert any(entry["action"] == "alloc" for trace in found["device_traces"] for entry in trace)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actbench.measuring.meters.cpu import AllocationTrace
+from actbench.measuring.meters.trace import AllocationTrace
 from actbench.nn.compressed import compressed
 from actbench.nn.compressed.geometry import Geometry
 from actbench.nn.saved import GroupQuantization, Identity, SavedTensors, SiteState

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
+from actbench.measuring.modules import RunningModules
 from actbench.nn import savedtensors
 from actbench.ops.hostmemory import is_host
-from actbench.results.ledger import OUTSIDE
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import fake
 from actbench.workloads.recalled import asks_device, layout_of, tensors_of
@@ -58,15 +56,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, module: nn.Module, known: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls = {path: 0 for path, _ in module.named_modules()}
+        self._modules = RunningModules(module)
+        self.calls = self._modules.calls
         self.acted: set[tuple[str, Hashable]] = set()
-        self._active: list[str] = []
         self._old: WeakKeyDictionary[UntypedStorage, str] = WeakKeyDictionary()
         for kind, tensors in known.items():
             for storage in _storages(tensors):
                 self._old.setdefault(storage, kind)
         self._made: WeakKeyDictionary[UntypedStorage, StorageOrigin] = WeakKeyDictionary()
-        self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -97,16 +94,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that somebody acts in the module that runs."""
         self.acted.add((self._running, by))
 
-    @contextmanager
-    def watching(self, module: nn.Module) -> Iterator[None]:
-        """Follow which module runs, by hooks on all of them that are removed at the end."""
-        with ExitStack() as handles:
-            for path, child in module.named_modules():
-                enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
-                handles.callback(enter.remove)
-                leave = child.register_forward_hook(self._leave, always_call=True)
-                handles.callback(leave.remove)
-            yield
+    def watching(self) -> AbstractContextManager[None]:
+        """Follow which module runs inside the block."""
+        return self._modules.watching()
 
     def kept(self) -> tuple[SavedStorage, ...]:
         """Return the storages that are alive now, except those in host memory."""
@@ -132,23 +122,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def maker_of(self, node: Node) -> str:
         """Return the path of the module in which a node of autograd's graph was made, in this thread."""
-        return self._turns[bisect_right(self._turns, node._sequence_nr(), key=lambda turn: turn[0]) - 1][1]
-
-    def _enter(self, path: str, *_: Any) -> None:
-        self._active.append(path)
-        self._note_turn()
-        self.calls[path] += 1
-
-    def _leave(self, *_: Any) -> None:
-        self._active.pop()
-        self._note_turn()
-
-    def _note_turn(self) -> None:
-        self._turns.append((torch._C._autograd._get_sequence_nr(), self._running))
+        return self._modules.made_node(node._sequence_nr())
 
     @property
     def _running(self) -> str:
-        return self._active[-1] if self._active else OUTSIDE
+        return self._modules.running
 
 
 def _storages(tree: Any) -> list[UntypedStorage]:
@@ -194,7 +172,7 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
 def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
     listening = savedtensors.listening(recorder.heard)
-    with fake.shapes_only(), recorder.watching(setup.module), torch.enable_grad(), recorder, hooks, listening:
+    with fake.shapes_only(), recorder.watching(), torch.enable_grad(), recorder, hooks, listening:
         return setup.forward(batch)
 
 

@@ -8,9 +8,11 @@ from actbench.measuring.meters.cpu import CpuMeter
 from actbench.measuring.meters.cuda import CudaMeter
 from actbench.measuring.meters.footprint import types
 from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.measuring.meters.snapshot import pickled
+from actbench.measuring.meters.watch import Watch
 from actbench.results.records import Case, MeterName
 
-__all__ = ["MemoryReading", "Meter", "check", "open_meter", "types"]
+__all__ = ["MemoryReading", "Meter", "Watch", "check", "open_meter", "pickled", "types"]
 
 
 def check(name: MeterName) -> None:

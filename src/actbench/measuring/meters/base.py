@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from actbench import schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
 from actbench.measuring.meters import footprint
+from actbench.measuring.meters.watch import Watch
 from actbench.results.advice import PHASES, advice
 from actbench.results.measured import EstimatedTime, PeakParts, PhasePeaks
 from actbench.results.records import MeterName, Phase
@@ -71,10 +72,18 @@ class Meter(Protocol):
     def place(self, batch: Batch) -> Mapping[str, Any]:
         """Bring a batch to this meter's device."""
 
-    def memory(self, step: TrainStep) -> MemoryReading:
+    def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
         """Run the step twice, first to reach the steady state, and read the bytes of the second run.
 
-        A step that needs more than ``memory_bytes`` is read, too, where it can be run.
+        A step that needs more than ``memory_bytes`` is read, too, where it can be run. ``watch`` is told of all that
+        the second run allocates and frees.
+
+        Raises:
+            OutOfMemoryError: It cannot: an allocation failed.
+        """
+
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step like :meth:`memory`, and return its memory as ``torch.cuda.memory._snapshot`` does.
 
         Raises:
             OutOfMemoryError: It cannot: an allocation failed.

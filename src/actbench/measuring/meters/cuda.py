@@ -8,14 +8,17 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pynvml
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measuring.meters import footprint, profiles
+from actbench.measuring.meters import cudatrace, footprint, profiles
 from actbench.measuring.meters.base import MemoryReading, allocation_failures, moved
 from actbench.measuring.meters.operators import device_operators
+from actbench.measuring.meters.tracedstep import TracedStep
+from actbench.measuring.meters.watch import Watch
 from actbench.results.measured import PeakParts
 from actbench.results.records import MeterName, Phase
 from actbench.setup import Batch, TrainingSetup, TrainStep
@@ -81,20 +84,37 @@ class CudaMeter:
         with self.active():
             return moved(batch, "cuda")
 
-    def memory(self, step: TrainStep) -> MemoryReading:
+    def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
         """Run the step twice and read the allocator's counters of the second run.
+
+        Raises:
+            OutOfMemoryError: An allocation failed.
+            MeasurementError: What ``watch`` is told does not add up to the counters.
+        """
+        _set_allocator(step.setup)
+        with self.active(step):
+            if watch is not None:
+                return cudatrace.watched(step, watch, _settle, _read).against(self.memory_bytes)
+            _settle(step)
+            return _read(step).against(self.memory_bytes)
+
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step twice and return torch's own snapshot of the second run; its bytes are those asked for.
 
         Raises:
             OutOfMemoryError: An allocation failed.
         """
         _set_allocator(step.setup)
         with self.active(step):
-            step()
-            gc.collect()
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            return _read(step).against(self.memory_bytes)
+            _settle(step)
+            torch.cuda.memory._record_memory_history(stacks="python", clear_history=True)
+            try:
+                step()
+                torch.cuda.synchronize()
+                found: dict[str, Any] = torch.cuda.memory._snapshot()
+            finally:
+                torch.cuda.memory._record_memory_history(None)
+        return found
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
         """Run steps and return the time of each on the device's clock; an OutOfMemoryError if an allocation failed."""
@@ -116,7 +136,17 @@ def _set_allocator(setup: TrainingSetup) -> None:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
 
-def _read(step: TrainStep) -> MemoryReading:
+def _settle(step: TrainStep) -> None:
+    """Bring the step into the steady state, and begin a new peak."""
+    step()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
+    """Return what the counters say of one step, whose moments are marked in a trace, if there is one."""
     before = torch.cuda.memory_allocated()
     peaks: dict[Phase, int] = {}
     reserved = []
@@ -132,15 +162,23 @@ def _read(step: TrainStep) -> MemoryReading:
         """End the part before or after the forward pass of a micro-batch; before the first there is none."""
         if ended := next(turns):
             end(ended)
+        if traced:
+            traced.turn()
 
+    if traced:
+        traced.begin()
     step.around_forward = turn
     loss = step.forward()
     after = torch.cuda.memory_allocated()
     step.backward(loss)
+    if traced:
+        traced.backward()
     gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
     end("backward")
     step.around_forward = lambda: None
     step.update()
+    if traced:
+        traced.end()
     torch.cuda.synchronize()
     end("optimizer")
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if tensor.is_cuda]

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from actbench.results.measured import PeakParts, PhasePeaks
 from actbench.results.records import Phase
+from actbench.results.timeline import Kind
 
 _PASSES = ("forward", "backward")
 """What begins at the two moments of a forward pass."""
+
+_PARTS: Mapping[Kind, str] = {
+    "weights": "weights_bytes",
+    "gradients": "gradients_bytes",
+    "optimizer": "optimizer_bytes",
+    "saved": "activation_bytes",
+    "packed": "activation_bytes",
+    "batch": "batch_bytes",
+    "temporary": "temporary_bytes",
+}
 
 Event = tuple[int, int]
 """The name of a storage and its bytes from now on, 0 when it is freed; names are never used again."""
@@ -73,35 +84,46 @@ class Moments:
             optimizer_bytes=found["optimizer"] if repeating < len(events) else live,
         )
 
-    def parts(
+    def kinds(
         self,
         events: Sequence[Event],
-        peak_at: int,
         *,
-        weights: set[int],
-        state: set[int],
-        gradients: set[int],
-        untracked: PeakParts | None = None,
-    ) -> PeakParts:
-        """Return what is alive after ``peak_at`` events.
+        weights: Set[int],
+        state: Set[int],
+        gradients: Set[int],
+        packed: Set[int] = frozenset(),
+    ) -> dict[int, Kind]:
+        """Return what each storage is; those that are not named are temporaries.
 
         Args:
             events: Of the whole step and what was before it.
-            peak_at: How many of them there were at the peak.
             weights: Names of the storages of weights.
             state: Names of those of optimizer state.
             gradients: Names of those of gradients.
-            untracked: What is alive beside that which the events tell of.
+            packed: Names of those that hold what a scheme packed.
         """
         held = set(alive(events[: self.begun]))
-        owners = {
-            "weights_bytes": weights,
-            "optimizer_bytes": state,
-            "gradients_bytes": gradients,
-            "batch_bytes": held,
-            "activation_bytes": set(alive(events[: self._forwarded(peak_at)])) - held,
-        }
+        live, saved, played = dict(events[: self.begun]), set[int](), self.begun
+        for _, end in self.forwards:
+            live.update(events[played:end])
+            played = end
+            saved.update(name for name, amount in live.items() if amount)
+        groups: tuple[tuple[Kind, Set[int]], ...] = (
+            ("saved", saved),
+            ("packed", saved & packed),
+            ("batch", held),
+            ("gradients", gradients),
+            ("optimizer", state),
+            ("weights", weights),
+        )
+        return {name: kind for kind, names in groups for name in names}
+
+    @staticmethod
+    def parts(
+        events: Sequence[Event], peak_at: int, kinds: Mapping[int, Kind], untracked: PeakParts | None = None
+    ) -> PeakParts:
+        """Return what is alive after ``peak_at`` events, and beside that which the events tell of."""
         found = Counter({} if untracked is None else untracked.model_dump())
         for name, amount in alive(events[:peak_at]).items():
-            found[next((part for part, names in owners.items() if name in names), "temporary_bytes")] += amount
+            found[_PARTS[kinds.get(name, "temporary")]] += amount
         return PeakParts(**found)

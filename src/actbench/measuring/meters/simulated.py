@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,16 @@ from torch.utils._pytree import tree_map
 from actbench.errors import UntraceableError
 from actbench.measuring.cost.clock import estimate
 from actbench.measuring.cost.recorder import Done, Recorder
-from actbench.measuring.meters import footprint, temporaries
+from actbench.measuring.meters import footprint, simulatedstep, temporaries
+from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.expandable import reserved_bytes
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
+from actbench.measuring.meters.watch import Watch
 from actbench.ops import hostmemory
 from actbench.results.measured import EstimatedTime, PeakParts
 from actbench.results.records import MeterName
@@ -91,7 +95,7 @@ class SimulatedMeter:
         """Return the batch with its real tensors made fake."""
         return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
-    def memory(self, step: TrainStep) -> MemoryReading:
+    def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
         """Run the step on fake tensors and read the tracker; a step that does not fit is read all the same.
 
         Raises:
@@ -103,11 +107,12 @@ class SimulatedMeter:
             host_is_free=self.profile.is_cuda,
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
             observe=recorder.note if self.profile.rates is not None else None,
+            made=watch.made if watch else lambda name, func: None,
         )
-        with self.active(), shapes_only(), tracker:
+        with self.active(), shapes_only(), tracker, watch.watching() if watch else nullcontext():
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
-            reading, run = _read(step, tracker, recorder)
+            reading, run = _read(step, tracker, recorder, watch)
         if self.profile.is_cuda:
             grows = step.setup.expandable_segments
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows)
@@ -115,6 +120,12 @@ class SimulatedMeter:
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
         return replace(reading, estimated=self._time(), untimed=untimed).against(self.memory_bytes)
+
+    def snapshot(self, step: TrainStep) -> dict[str, Any]:
+        """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""
+        watch = Watch(step)
+        self.memory(step, watch)
+        return snapshot_of(watch.read())
 
     def seconds(self, step: TrainStep, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
@@ -130,7 +141,9 @@ class SimulatedMeter:
         return self._mode.from_tensor(value) if isinstance(value, Tensor) else value
 
 
-def _read(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple[MemoryReading, list[list[Event]]]:
+def _read(
+    step: TrainStep, tracker: StorageTracker, recorder: Recorder, watch: Watch | None
+) -> tuple[MemoryReading, list[list[Event]]]:
     """Return the reading of one step in the steady state, and what two steps in a row allocate and free.
 
     Forward and backward do not depend on optimizer state, so they run once without it and its bytes are added; the
@@ -143,7 +156,16 @@ def _read(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
     ends: list[int] = []
-    step.around_forward = lambda: ends.append(len(tracker.events))
+    packed: set[int] = set()
+
+    def turn() -> None:
+        ends.append(len(tracker.events))
+        if watch:
+            packed.update(simulatedstep.packed_names(tracker))
+
+    if watch:
+        simulatedstep.own_before(watch, tracker)
+    step.around_forward = turn
     loss, before, begun = _forward(step, tracker, recorder)
     after = tracker.live_bytes
     step.backward(loss)
@@ -151,11 +173,16 @@ def _read(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple
     recorder.is_on = False
     gradients = footprint.gradients(step)
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
+    if watch:
+        simulatedstep.own(watch, tracker, watching.gradients(step))
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
+    host_updating = len(tracker.host)
     made = at_first = _make_optimizer_state(step, tracker)
     state_named = tracker.names(footprint.optimizer_state(step.optimizer))
-    repeating = len(tracker.events)
+    if watch:
+        simulatedstep.own(watch, tracker, watching.state(step))
+    repeating, host_repeating = len(tracker.events), len(tracker.host)
     recorder.is_on = True
     step.update()
     events = tracker.events
@@ -165,6 +192,16 @@ def _read(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple
     forwards = [pass_ for pass_ in zip(ends[::2], ends[1::2], strict=True) if pass_[0] >= begun]
     moments = Moments(begun, forwards, updating)
     phase_peaks = moments.peaks(events, repeating, at_first)
+    kinds = moments.kinds(
+        events,
+        weights=weights_named,
+        state=state_named | tracker.names(state),
+        gradients=gradients_named,
+        packed=packed,
+    )
+    if watch:
+        parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))
+        watch.events = simulatedstep.whole_step(tracker, parts, watch)
     reading = MemoryReading(
         weights_bytes=footprint.stored_bytes(weights),
         gradients_bytes=gradients_bytes,
@@ -173,14 +210,7 @@ def _read(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple
         peak_bytes=peak_bytes + made,
         peak_phase=moments.phase(peak_at),
         phase_peaks=phase_peaks,
-        peak_parts=moments.parts(
-            events,
-            peak_at,
-            weights=weights_named,
-            state=state_named | tracker.names(state),
-            gradients=gradients_named,
-            untracked=PeakParts(optimizer_bytes=max(made, 0)),
-        ),
+        peak_parts=moments.parts(events, peak_at, kinds, PeakParts(optimizer_bytes=max(made, 0))),
     )
     step_taken, update = events[begun:updating], events[repeating:]
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]

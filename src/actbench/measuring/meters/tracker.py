@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters.footprint import plain_tensors
 from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
 from actbench.workloads.recalled import asks_device, tensors_of
@@ -24,7 +25,8 @@ Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
 
 Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
-_TEMPORARY = -1
+Made = Callable[[int, Any], None]
+"""Told the name of a storage that is new, and the operator that makes it; None for what was made before."""
 
 
 def round_up(amount: int, block: int) -> int:
@@ -44,11 +46,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
         temporaries: Bytes that an operator needs while it runs; None counts results only.
         observe: Called with each operator that has run, its arguments and its result.
+        made: Called with each storage that is new, temporaries included.
 
     Attributes:
         events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
             part of the events can be played again.
         peak_at: How many events there were when the peak was reached.
+        host: The same of storages in host memory that are left out.
     """
 
     def __init__(
@@ -58,19 +62,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         host_is_free: bool = False,
         temporaries: Temporaries | None = None,
         observe: Observe | None = None,
+        made: Made = lambda name, func: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._live_bytes = 0
         self._peak_bytes = 0
         self.peak_at = 0
         self.events: list[Event] = []
+        self.host: list[HostEvent] = []
         self._sum: weakref.ref[torch.UntypedStorage] | None = None
         self._rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
         self._observe = observe
+        self._made = made
         self._known: dict[int, Event] = {}
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._on_host: set[int] = set()
         self._names = itertools.count()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,9 +98,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         on_host = self.host_is_free and hostmemory.is_running()
         if on_host:
             self._mark_new(found)
-        self.add(found)
+        self.add(found, func)
         if self._temporaries is not None and not on_host:
-            self._enter_temporaries(self._temporaries(func, args, result))
+            self._enter_temporaries(self._temporaries(func, args, result), func)
         return result
 
     def _mark_new(self, tensors: Iterable[Tensor]) -> None:
@@ -111,20 +119,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = None if self._sum is None else self._sum()
         self._sum = None
         if storage is not None:
-            self._enter(storage)
+            self._enter(storage, torch.ops.aten.add.Tensor)
             self._raise_peak()
 
-    def add(self, tensors: Iterable[Tensor]) -> None:
-        """Count the storages of tensors that were made before, or whose place has changed."""
+    def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
+        """Count the storages of tensors that ``func`` made, that were made before, or whose place has changed."""
         for tensor in tensors:
             for plain in plain_tensors(tensor):
-                self._enter(plain.untyped_storage())
+                self._enter(plain.untyped_storage(), func)
         self._raise_peak()
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return what the storages of tensors are called in ``events``, of those that are known."""
+        return self.names_of(plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+
+    def names_of(self, storages: Iterable[torch.UntypedStorage]) -> set[int]:
+        """Return what storages are called in ``events``, of those that are known."""
         self._settle()
-        storages = (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
         return {self._known[key][0] for key in map(id, storages) if key in self._known}
 
     @property
@@ -148,24 +159,31 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether a tensor lies in host memory that is not counted."""
         return self.host_is_free and is_host(tensor.untyped_storage())
 
-    def _enter_temporaries(self, amount: int) -> None:
+    def _enter_temporaries(self, amount: int, func: Any) -> None:
         if amount:
-            self.events.append((_TEMPORARY, amount))
+            name = next(self._names)
+            self._made(name, func)
+            self.events.append((name, amount))
             self._raise_peak(amount)
-            self.events.append((_TEMPORARY, 0))
+            self.events.append((name, 0))
 
     def _raise_peak(self, temporary_bytes: int = 0) -> None:
         if self._live_bytes + temporary_bytes > self._peak_bytes:
             self._peak_bytes, self.peak_at = self._live_bytes + temporary_bytes, len(self.events)
 
-    def _enter(self, storage: torch.UntypedStorage) -> None:
+    def _enter(self, storage: torch.UntypedStorage, func: Any) -> None:
         key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
         if key not in self._known:
             self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
+            self._known[key] = (next(self._names), 0)
+            self._made(self._known[key][0], func)
         free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self._rounding)
-        name, before = self._known.get(key) or (next(self._names), 0)
+        name, before = self._known[key]
         self._known[key] = (name, amount)
+        if free and name not in self._on_host:
+            self._on_host.add(name)
+            self.host.append(HostEvent(len(self.events), name, storage.nbytes()))
         if amount != before:
             self._live_bytes += amount - before
             self.events.append((name, amount))
@@ -176,6 +194,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_bytes -= amount
         if amount:
             self.events.append((name, 0))
+        if name in self._on_host:
+            self._on_host.remove(name)
+            self.host.append(HostEvent(len(self.events), name, 0))
 
 
 def _can_be_added_to(gradient: Any) -> bool:

@@ -11,9 +11,11 @@ from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.plain import plain
 from actbench.results.render.page import frontier, marks
 from actbench.results.render.page.pictures import Group, Picture, Values
+from actbench.results.render.page.timeline import memory_over_step
 from actbench.results.tables.computed import step_time_of
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.groups import group_of, unbeaten, what_is_measured
+from actbench.results.tables.timeline import with_timelines
 from actbench.results.tables.values import write
 from actbench.units import format_bytes, format_seconds
 
@@ -28,6 +30,7 @@ KINDS = {
 """What the page calls the fields of :class:`PeakParts`, with colours, in the order in which they are stacked."""
 
 MOST_BARS = 60
+MOST_TIMELINES = 12
 
 
 def groups_of(entries: Sequence[Entry]) -> list[Group]:
@@ -90,13 +93,20 @@ def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
         frontier.error_beside_memory(wrong, scale) if len(wrong) > 1 else None,
         marks.stacked_bars(parts, dict(KINDS.values()), scale, limit) if parts else None,
     ]
-    return tuple(picture for picture in found if picture is not None)
+    over_steps = [
+        memory_over_step(name, timeline)
+        for record, name in zip(records, _bar_names(records), strict=True)
+        for _, timeline in with_timelines([record])
+    ]
+    return *(picture for picture in found if picture is not None), *over_steps[:MOST_TIMELINES]
 
 
 def _remarks(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
     lines = []
     if len(records) > MOST_BARS:
         lines.append(f"The bars are those of the first {MOST_BARS} of {len(records)} rows.")
+    if (timelines := len(list(with_timelines(records)))) > MOST_TIMELINES:
+        lines.append(f"The memory over a step is that of the first {MOST_TIMELINES} of {timelines} rows that tell it.")
     if not any(step_time_of(record) for record in records):
         lines.append("No step was timed here, so there is no frontier of memory against time.")
     if not any(isinstance(record.outcome, Measurement) and record.outcome.peak_parts for record in records):

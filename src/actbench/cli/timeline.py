@@ -1,0 +1,203 @@
+"""``measure --timeline``: where the memory is over a step, and files that show it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+from actbench.cli.app import STDOUT, option, path_named
+from actbench.cli.consoles import console
+from actbench.cli.outputs import ResultFlags
+from actbench.cli.printing import call_task, html_page, readers, remark, show, write_files
+from actbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from actbench.results.measured import MeasuredRecord
+    from actbench.results.render.exports import Text
+    from actbench.results.render.page.pictures import Picture
+    from actbench.results.tables import Table
+    from actbench.results.timeline import Timeline
+
+_TITLE = "Memory over a step"
+PICTURES = (".png", ".svg")
+EXPORTS = (*PICTURES, ".html", ".json")
+
+
+@dataclass(frozen=True)
+class TimelineFlags:
+    """Whether it is shown where the memory is over the step, and files that show it."""
+
+    timeline: Annotated[
+        bool,
+        option(
+            "--timeline",
+            "Show the memory over the step too, and the ten largest holders at its peak by module, kind and operator; "
+            "records, --export-json and --html have it then.",
+        ),
+    ] = False
+    export_timeline: Annotated[
+        Path | None,
+        option(
+            "--export-timeline",
+            "Write the timelines as .png or .svg (by actbench[html]), .html or .json.",
+            metavar="FILE",
+            parser=path_named,
+        ),
+    ] = None
+    export_snapshot: Annotated[
+        Path | None,
+        option(
+            "--export-snapshot",
+            "Run the step once more and write what PyTorch's memory visualiser (pytorch.org/memory_viz) reads, such as "
+            "FILE.pickle; of several cases each gets a file of its own, FILE-SCHEME.pickle.",
+            metavar="FILE",
+            parser=path_named,
+        ),
+    ] = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether timelines are to be recorded."""
+        return self.timeline or self.export_timeline is not None
+
+    @property
+    def given(self) -> bool:
+        """Whether any of the flags is given."""
+        return self.wanted or self.export_snapshot is not None
+
+    def check(self) -> None:
+        """Check what can be known before anything runs.
+
+        Raises:
+            UsageError: A file has another suffix, needs what is not installed, or is standard output.
+            StoreError: A file cannot be written.
+        """
+        from actbench.results.render import exports
+        from actbench.results.render.page import images
+
+        picture, snapshot = self.export_timeline, self.export_snapshot
+        if picture is not None and picture.suffix not in EXPORTS:
+            raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
+        if picture is not None and picture.suffix in PICTURES:
+            images.check()
+        if snapshot == STDOUT:
+            raise UsageError("--export-snapshot -: a pickle is no text; name a file")
+        for file in (picture, snapshot):
+            if file is not None:
+                exports.check(file)
+
+
+def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
+    """Return who holds the peak of each case."""
+    from actbench.results.tables.timeline import holders_table, with_timelines
+
+    return [holders_table(record, timeline) for record, timeline in with_timelines(records)]
+
+
+def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> None:
+    """Print who holds the peak of each case, and its memory over the step as a line."""
+    from actbench.results.tables.timeline import holders_table, with_timelines
+
+    for record, timeline in with_timelines(records):
+        show(holders_table(record, timeline), beside=exports)
+        printed = console(readers(exports))
+        for line in line_of(timeline, printed):
+            printed.print(line, markup=False, soft_wrap=True)
+        printed.print()
+
+
+def line_of(timeline: Timeline, printed: Console) -> list[str]:
+    """Return the line of a timeline, in plain letters for pipes and terminals without blocks."""
+    from actbench.results.render.sparkline import sparkline
+
+    has_blocks = printed.is_terminal and not printed.is_dumb_terminal and not printed.options.ascii_only
+    return sparkline(timeline, printed.width, ascii_only=not has_blocks)
+
+
+def export_timelines(records: Sequence[MeasuredRecord], flags: TimelineFlags) -> None:
+    """Write the timelines, if that was asked for, of the cases that were measured."""
+    from actbench.results.tables.timeline import with_timelines
+
+    if flags.export_timeline is None:
+        return
+    if not list(with_timelines(records)):
+        remark(f"{flags.export_timeline} is not written: no case was measured")
+        return
+    write_files((flags.export_timeline, _writer(records, flags.export_timeline.suffix)))
+
+
+def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text]:
+    from actbench.results.render.page import images
+    from actbench.results.render.page.pictures import Beside, Group
+    from actbench.results.render.page.timeline import memory_over_step
+    from actbench.results.tables.timeline import title_of, with_timelines
+
+    def pictures() -> tuple[Picture, ...]:
+        return tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(records))
+
+    def picture() -> Text:
+        return images.image(pictures(), "png" if suffix == ".png" else "svg")
+
+    def html() -> Text:
+        return html_page(tables_of(records), _TITLE, lambda: Beside((Group(_TITLE, pictures()),)))
+
+    def as_json() -> Text:
+        found = [
+            {"case": record.case.model_dump(mode="json"), "timeline": timeline.model_dump(mode="json")}
+            for record, timeline in with_timelines(records)
+        ]
+        return json.dumps(found, indent=2) + "\n"
+
+    return {".html": html, ".json": as_json}.get(suffix, picture)
+
+
+def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
+    """Run each measured case once more, in a process of its own, and write its snapshot, if that was asked for.
+
+    Raises:
+        ActbenchError: A case fails this time.
+    """
+    from actbench.experiments.runner.isolated import Tasks
+    from actbench.experiments.runner.runner import PRELOAD
+    from actbench.measuring.timelines import SnapshotRequest
+    from actbench.results.measured import Measurement
+
+    if flags.export_snapshot is None:
+        return
+    measured = [record for record in records if isinstance(record.outcome, Measurement)]
+    if not measured:
+        remark(f"{flags.export_snapshot} is not written: no case was measured")
+        return
+    with TemporaryDirectory(prefix="actbench-") as folder, Tasks("actbench.measuring.timelines", PRELOAD) as tasks:
+        made = Path(folder) / "snapshot.pickle"
+        for record, file in zip(measured, files_of(flags.export_snapshot, measured), strict=True):
+            request = SnapshotRequest(case=record.case, path=made).model_dump_json()
+            doing = f"recording the allocations of {record.case.name}"
+            call_task(tasks, "write_snapshot", request, doing=doing, timeout_seconds=timeout)
+            write_files((file, made.read_bytes))
+
+
+def files_of(file: Path, records: Sequence[MeasuredRecord]) -> list[Path]:
+    """Return the file of each case: that which was named where there is one case."""
+    if len(records) == 1:
+        return [file]
+    files: list[Path] = []
+    for record in records:
+        case = record.case
+        for words in ((case.scheme,), (case.scheme, case.meter, case.batch_size), (case.scheme, len(files))):
+            place = file.with_stem("-".join([file.stem, *map(_slug, words)]))
+            if place not in files:
+                files.append(place)
+                break
+    return files
+
+
+def _slug(word: Any) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", str(word)).strip("-")

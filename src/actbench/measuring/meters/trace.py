@@ -1,0 +1,183 @@
+"""What torch's allocator says to torch's profiler of all that it hands out and takes back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.stepevents import Origin
+from actbench.results.ledger import OUTSIDE
+
+_MARK = "actbench.mark."
+_MODULE = "actbench.module."
+_NODE = "autograd::engine::evaluate_function: "
+
+UNSEEN, ON_HOST, STATE_ON_HOST = -1, -2, -3
+"""Names of what no event makes: all that was allocated before a trace of a CUDA device, what lies in host memory."""
+
+MadeNode = Callable[[int], str]
+"""From the sequence number of a node of autograd's graph to the module that made it."""
+
+
+class AllocationTrace:
+    """Records the allocations and frees of one of torch's allocators inside the block, by torch's profiler.
+
+    Bytes are those that the allocator counts: on the CPU those asked for, on CUDA those of its blocks, relative to
+    what was alive on entering. Not seen are, on the CPU, frees of what was alive before, and allocations in threads
+    that torch's operators start for themselves; on CUDA such a free shrinks :data:`UNSEEN`.
+
+    ``events`` are those that were seen, known after leaving, as is in ``origins`` who made what each of them names.
+
+    Args:
+        device: Whose allocator.
+        made_node: Tells in which module a node of autograd's graph was made; None knows of no modules.
+    """
+
+    def __init__(self, device: Literal["cpu", "cuda"] = "cpu", made_node: MadeNode | None = None) -> None:
+        # The profiler's own log lines would stand between ours on stderr; it reads this when it first starts.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+        self._profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
+        self._device = device
+        self._made_node = made_node
+        self._marks: dict[str, int] = {}
+        self._names: dict[str, dict[int, int]] = {}
+        self._curve: list[int] = []
+        self._composite: dict[str, bool] = {}
+        self.events: list[Event] = []
+        self.origins: dict[int, Origin] = {}
+
+    def __enter__(self) -> AllocationTrace:
+        self._profile.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._profile.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        if kind is None:
+            self._draw_curve()
+
+    def mark(self, name: str) -> None:
+        """Give this moment a name, once."""
+        with torch.profiler.record_function(_MARK + name):
+            pass
+
+    @staticmethod
+    def around_module(path: str) -> Callable[[], object]:
+        """Note that a module runs, until what is returned is called."""
+        running: Any = torch.profiler.record_function(_MODULE + path)
+        running.__enter__()
+        return lambda: running.__exit__(None, None, None)
+
+    def live_bytes(self, mark: str) -> int:
+        """Return the bytes alive at a mark; known after leaving."""
+        return self._curve[self._marks[mark]]
+
+    def events_until(self, mark: str) -> int:
+        """Return how many events there were at a mark; known after leaving."""
+        return self._marks[mark]
+
+    def peak_at(self, first: str, last: str) -> int:
+        """Return after how many events the most bytes between two marks are alive; known after leaving."""
+        return max(range(self._marks[first], self._marks[last] + 1), key=self._curve.__getitem__)
+
+    def peak_bytes(self, first: str, last: str) -> int:
+        """Return the most bytes alive between two marks; known after leaving."""
+        return self._curve[self.peak_at(first, last)]
+
+    def named(self, mark: str, address: int) -> int | None:
+        """Return what the storage at an address is called in ``events`` that was there at a mark; after leaving."""
+        return self._names[mark].get(address)
+
+    def names(self, mark: str, addresses: Iterable[int]) -> set[int]:
+        """Return what the storages are called in ``events`` that have these addresses at a mark; after leaving."""
+        return {self._names[mark][address] for address in addresses if address in self._names[mark]}
+
+    def _draw_curve(self) -> None:
+        """Add up the events by time; ``_curve[i]`` is what is alive after ``i`` of them.
+
+        On the CPU a free counts only if its allocation was seen. The profiler remembers the address of whatever
+        outlived an earlier trace, and takes the free of a later tensor at that address for its free.
+        """
+        alive: dict[int, Event] = {}
+        names = itertools.count()
+        unseen = 0
+        self._curve.append(0)
+        for event in sorted(self._events(), key=lambda event: event.start_time_ns):
+            if event.name == "[memory]":
+                change = event.extra_fields
+                if change.device.type != self._device:
+                    continue
+                if change.alloc_size > 0:
+                    alive[change.ptr] = (next(names), change.alloc_size)
+                    self._enter(alive[change.ptr], change.alloc_size)
+                    if self._made_node is not None:
+                        self.origins[alive[change.ptr][0]] = self._origin(event, self._made_node)
+                elif change.ptr in alive:
+                    name, amount = alive.pop(change.ptr)
+                    self._enter((name, 0), -amount)
+                elif self._device == "cuda":
+                    unseen += change.alloc_size
+                    self._enter((UNSEEN, unseen), change.alloc_size)
+            elif event.name.startswith(_MARK):
+                mark = event.name.removeprefix(_MARK)
+                self._marks[mark] = len(self.events)
+                self._names[mark] = {address: name for address, (name, _) in alive.items()}
+
+    def _enter(self, event: Event, change: int) -> None:
+        self.events.append(event)
+        self._curve.append(self._curve[-1] + change)
+
+    def _events(self) -> Iterator[Any]:
+        """Yield the profiler's events, outer ones before what they hold."""
+        assert self._profile.kineto_results is not None
+        waiting: list[Any] = list(reversed(self._profile.kineto_results.experimental_event_tree()))
+        while waiting:
+            event = waiting.pop()
+            waiting += reversed(event.children)
+            yield event
+
+    def _origin(self, event: Any, made_node: MadeNode) -> Origin:
+        """Return the innermost module around an event, and the outermost operator in it that a backend runs."""
+        operator = inner = node = ""
+        around = event.parent
+        while around is not None:
+            name = around.name
+            if name.startswith(_MODULE):
+                return Origin(name.removeprefix(_MODULE), operator or inner or _PYTHON)
+            if name.startswith(_NODE):
+                node = name.removeprefix(_NODE)
+                module = made_node(around.extra_fields.sequence_number)
+                return Origin(module, operator or inner or node)
+            if _is_operator(name):
+                inner = inner or name
+                operator = operator if self._is_composite(name) else name
+            around = around.parent
+        return Origin(OUTSIDE, operator or inner or _PYTHON)
+
+    def _is_composite(self, name: str) -> bool:
+        """Return whether an operator is nothing but others, so that simulated steps do not see it."""
+        if name not in self._composite:
+            namespace, _, base = name.partition("::")
+            packet = getattr(getattr(torch.ops, namespace), base, None)
+            overloads = [] if packet is None else packet.overloads()
+            self._composite[name] = any(_is_composite(f"{name}.{each}".removesuffix(".default")) for each in overloads)
+        return self._composite[name]
+
+
+def _is_composite(overload: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return torch._C._dispatch_has_kernel(overload) and has(overload, "CompositeImplicitAutograd")
+
+
+_PYTHON = "a number of Python's"
+
+
+def _is_operator(name: str) -> bool:
+    return "::" in name and not name.startswith(("autograd::", "torch::"))

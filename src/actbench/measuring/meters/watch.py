@@ -1,0 +1,145 @@
+"""Who makes what in a step that a meter reads: module and operator of each storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+from torch.autograd.graph import Node
+from torch.utils._pytree import tree_flatten_with_path
+
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.stepevents import Origin, StepEvents
+from actbench.measuring.modules import Around, RunningModules
+from actbench.nn import savedtensors
+from actbench.results.ledger import OUTSIDE
+from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
+from actbench.setup import TrainStep
+
+
+@dataclass(frozen=True)
+class HeldStorage:
+    """A storage that is there before a step, or between its parts."""
+
+    kind: Kind
+    origin: Origin
+    storage: UntypedStorage
+
+
+class Watch:
+    """Follows a step for a meter: :meth:`Meter.memory` fills it, and :meth:`timeline` tells what was seen.
+
+    Of a model whose modules do not run one by one, such as a compiled one, no module is known.
+
+    Attributes:
+        step: The step.
+        origins: Who made each storage, by the name that it has in the meter's events.
+        events: What was allocated and freed; None until the step was read.
+    """
+
+    def __init__(self, step: TrainStep) -> None:
+        self.step = step
+        self.origins: dict[int, Origin] = {}
+        self.events: StepEvents | None = None
+        self._modules: RunningModules | None = None
+
+    def read(self) -> StepEvents:
+        """Return the events of the step that was read."""
+        if self.events is None:
+            raise RuntimeError("no meter has read the step")
+        return self.events
+
+    def timeline(self) -> Timeline:
+        """Return the bytes over the step that was read."""
+        return self.read().timeline()
+
+    @contextmanager
+    def watching(self, around: Around | None = None) -> Iterator[None]:
+        """Follow modules, and what is packed, inside the block; ``around`` is told of each module that runs."""
+        with savedtensors.listening():
+            if self.step.setup.untraceable:
+                yield
+                return
+            module = self.step.setup.module
+            self._modules = RunningModules(module) if around is None else RunningModules(module, around)
+            with self._modules.watching():
+                yield
+
+    def made(self, name: int, func: Any) -> None:
+        """Note that an operator of torch makes a storage now."""
+        self.origins[name] = Origin(self._running(), "unknown" if func is None else func._schema.name)
+
+    def made_node(self, sequence_number: int) -> str:
+        """Return the path of the module that made a node of autograd's graph."""
+        return OUTSIDE if self._modules is None else self._modules.made_node(sequence_number)
+
+    def _running(self) -> str:
+        running = OUTSIDE if self._modules is None else self._modules.running
+        if running != OUTSIDE:
+            return running
+        node: Node | None = torch._C._current_autograd_node()
+        if node is not None:
+            return self.made_node(node._sequence_nr())
+        return OPTIMIZER if self.step.phase == "optimizer" else OUTSIDE
+
+
+def before(step: TrainStep) -> list[HeldStorage]:
+    """Return what is alive before a step, each storage once: weights, optimizer state and the batch."""
+    found: dict[int, HeldStorage] = {}
+    batch, _ = tree_flatten_with_path(dict(step.batch))
+    inputs = [
+        (Origin(BATCH, ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)), [leaf])
+        for path, leaf in batch
+        if isinstance(leaf, Tensor)
+    ]
+    for kind, held in (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs)):
+        for origin, tensors in held:
+            for storage in storages(tensors):
+                found.setdefault(id(storage), HeldStorage(kind, origin, storage))  # type: ignore[arg-type]
+    return list(found.values())
+
+
+Owned = list[tuple[Origin, list[Tensor]]]
+"""Tensors with what people are told of them."""
+
+
+def weights(step: TrainStep) -> Owned:
+    """Return parameters and buffers with the modules that hold them."""
+    module = step.setup.module
+    named = (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+    return [(Origin(name.rpartition(".")[0], what), [tensor]) for what, found in named for name, tensor in found]
+
+
+def state(step: TrainStep) -> Owned:
+    """Return what the optimizer keeps for each parameter, with the module of the parameter."""
+    what = f"{step.optimizer_class} state"
+    paths = _paths(step)
+    return [
+        (Origin(paths.get(id(parameter), OPTIMIZER), what), footprint.tensors_in(kept))
+        for parameter, kept in step.optimizer.state.items()
+    ]
+
+
+def gradients(step: TrainStep) -> Owned:
+    """Return the gradients with the modules of their parameters, and those that the optimizer holds."""
+    owned = [
+        (Origin(name.rpartition(".")[0], "gradient"), [parameter.grad])
+        for name, parameter in step.setup.module.named_parameters()
+        if parameter.grad is not None
+    ]
+    return [*owned, (Origin(OPTIMIZER, "gradient"), footprint.gradients(step))]
+
+
+def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
+    """Yield the storages behind tensors."""
+    for tensor in tensors:
+        for plain in footprint.plain_tensors(tensor):
+            yield plain.untyped_storage()
+
+
+def _paths(step: TrainStep) -> Mapping[int, str]:
+    return {id(parameter): name.rpartition(".")[0] for name, parameter in step.setup.module.named_parameters()}

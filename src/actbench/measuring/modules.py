@@ -1,0 +1,68 @@
+"""Which module of a model runs, in its forward pass and in the backward pass of what it has made."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from actbench.results.ledger import OUTSIDE
+
+Around = Callable[[str], Callable[[], object]]
+"""Called with the path of a module that begins to run; returns what is called when it ends."""
+
+
+def _nothing(path: str) -> Callable[[], None]:
+    return lambda: None
+
+
+class RunningModules:
+    """Follows which module runs, by hooks on all of them.
+
+    Attributes:
+        calls: How often each module ran so far, by path.
+    """
+
+    def __init__(self, module: nn.Module, around: Around = _nothing) -> None:
+        self.calls = {path: 0 for path, _ in module.named_modules()}
+        self._module = module
+        self._around = around
+        self._active: list[tuple[str, Callable[[], object]]] = []
+        self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the modules inside the block; the hooks are removed at the end."""
+        with ExitStack() as handles:
+            for path, child in self._module.named_modules():
+                enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
+                handles.callback(enter.remove)
+                leave = child.register_forward_hook(self._leave, always_call=True)
+                handles.callback(leave.remove)
+            yield
+
+    @property
+    def running(self) -> str:
+        """The path of the module whose forward pass runs, :data:`~actbench.results.ledger.OUTSIDE` for none."""
+        return self._active[-1][0] if self._active else OUTSIDE
+
+    def made_node(self, sequence_number: int) -> str:
+        """Return the path of the module in which a node of autograd's graph was made, in this thread."""
+        return self._turns[bisect_right(self._turns, sequence_number, key=lambda turn: turn[0]) - 1][1]
+
+    def _enter(self, path: str, *_: Any) -> None:
+        self._active.append((path, self._around(path)))
+        self._note_turn()
+        self.calls[path] += 1
+
+    def _leave(self, *_: Any) -> None:
+        self._active.pop()[1]()
+        self._note_turn()
+
+    def _note_turn(self) -> None:
+        self._turns.append((torch._C._autograd._get_sequence_nr(), self.running))

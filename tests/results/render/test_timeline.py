@@ -1,0 +1,168 @@
+"""The memory over a step as a table, a line of text, a chart and a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actbench.errors import UsageError
+from actbench.results.measured import MeasuredRecord
+from actbench.results.render.page import html_page, images, library, memory, rows
+from actbench.results.render.page.timeline import memory_over_step
+from actbench.results.render.sparkline import NARROWEST, WIDEST, sparkline
+from actbench.results.tables import report_tables
+from actbench.results.tables.entries import join
+from actbench.results.tables.timeline import LARGEST, holders_table
+from actbench.results.timeline import OTHER, Holder, Span, Timeline
+from actbench.units import MIB
+
+MakeRecord = Callable[..., MeasuredRecord]
+WITH_CHARTS = pytest.mark.skipif(importlib.util.find_spec("vl_convert") is None, reason="no vl-convert-python")
+SAVED = tuple(MIB * amount for amount in (0, 10, 20, 30, 20, 10, 0, 0))
+
+
+def made(*, peak: int = 34 * MIB, others: int = 0, module: str = "layer.0", host: bool = False) -> Timeline:
+    """Eight moments; the peak is the fourth, of weights (4 MiB), what two operators save, and ``others`` of 1 MiB."""
+    holders = [
+        Holder(module=module, kind="saved", operator="aten::mm", tensors=2, held_bytes=20 * MIB - others * MIB),
+        Holder(module="layer.1", kind="saved", operator="aten::gelu", tensors=1, held_bytes=10 * MIB),
+        Holder(module="", kind="weights", operator="parameter", tensors=1, held_bytes=4 * MIB),
+        *(
+            Holder(module=f"tail.{n}", kind="saved", operator="aten::add", tensors=1, held_bytes=MIB)
+            for n in range(others)
+        ),
+    ]
+    return Timeline(
+        peak_bytes=peak,
+        peak_event=30,
+        events=70,
+        moments=tuple(range(0, 80, 10)),
+        held_bytes={"weights": (4 * MIB,) * 8, "saved": SAVED, **({"host": (0, MIB) * 4} if host else {})},
+        spans=(Span(phase="forward", start=0), Span(phase="backward", start=35), Span(phase="optimizer", start=60)),
+        holders=tuple(holders),
+    )
+
+
+@pytest.fixture
+def record(make_record: MakeRecord) -> Callable[..., MeasuredRecord]:
+    return lambda timeline, **fields: make_record(timeline=timeline, peak_bytes=timeline.peak_bytes, **fields)
+
+
+def test_a_record_keeps_its_timeline(record: Callable[..., MeasuredRecord]) -> None:
+    kept = record(made(host=True))
+
+    assert MeasuredRecord.model_validate_json(kept.model_dump_json()) == kept
+
+
+def test_records_without_one_are_read(make_record: MakeRecord) -> None:
+    line = json.loads(make_record().model_dump_json())
+    del line["outcome"]["timeline"]
+
+    assert MeasuredRecord.model_validate(line).outcome == make_record().outcome
+
+
+@pytest.mark.parametrize("others", [0, LARGEST - 3, LARGEST - 2, 15])
+def test_the_rows_of_the_table_add_up_to_the_peak(record: Callable[..., MeasuredRecord], others: int) -> None:
+    timeline = made(others=others)
+    table = holders_table(record(timeline), timeline)
+    held = [row["held_bytes"] for row in table.rows]
+
+    assert held[-1] == timeline.peak_bytes == sum(held[:-1])
+    assert len(held) == min(3 + others, LARGEST + 1) + 1
+    assert [row["module"] for row in table.rows][-2:] == (
+        ["all others", "peak"] if 3 + others > LARGEST else [table.rows[-2]["module"], "peak"]
+    )
+    assert "in the forward pass" in table.notes[0]
+
+
+def test_what_a_record_does_not_name_is_in_the_last_row(record: Callable[..., MeasuredRecord]) -> None:
+    whole = made()
+    rest = Holder(module=OTHER, kind="temporary", operator="", tensors=9, held_bytes=5 * MIB)
+    timeline = whole.model_copy(update={"holders": (*whole.holders, rest), "peak_bytes": 39 * MIB})
+
+    last = holders_table(record(timeline), timeline).rows[-2:]
+
+    assert [(row["module"], row["tensors"], row["held_bytes"]) for row in last] == [
+        ("all others", 9, 5 * MIB),
+        ("peak", 13, 39 * MIB),
+    ]
+
+
+def test_a_line_has_its_highest_block_at_the_peak() -> None:
+    parts, drawn, pointer, scale = sparkline(made(), 200)
+
+    assert (len(drawn), drawn.index("█"), pointer.index("^")) == (71, 30, 30)
+    assert [parts.index(name) for name in ("|forward", "|backward", "|optimizer")] == [0, 35, 60]
+    assert "34.00 MiB in the forward pass" in pointer
+    assert scale == "▁ 4.00 MiB   █ 34.00 MiB"
+
+
+@pytest.mark.parametrize("width", [1, NARROWEST, 40, 80, 10_000])
+def test_a_line_is_as_wide_as_there_is_room(width: int) -> None:
+    lines = sparkline(made(), width, ascii_only=True)
+
+    assert "".join(lines).isascii()
+    assert len(lines[1]) == max(NARROWEST, min(width, WIDEST, 71))
+    assert len(lines[0]) <= len(lines[1])
+
+
+def test_many_parts_are_letters() -> None:
+    spans = [Span(phase=phase, start=start) for start, phase in enumerate(["forward", "backward"] * 4)]
+    timeline = made().model_copy(update={"spans": tuple(spans)})
+
+    assert sparkline(timeline, 71)[0] == "|" * 8 + "b"
+
+
+def values_of(spec: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = spec["data"]["values"]
+    return found
+
+
+def test_the_chart_draws_the_bytes_of_the_record() -> None:
+    timeline = made(host=True)
+    values = values_of(memory_over_step("exact", timeline).spec)
+
+    assert [row["at"] for row in values] == list(timeline.moments)
+    assert [row["saved tensors"] * MIB for row in values] == list(SAVED)
+    assert [row["total"] * MIB for row in values] == list(timeline.totals)
+    assert [row["host memory"] * MIB for row in values] == [0, MIB] * 4
+
+
+def test_a_report_draws_the_rows_that_have_one(record: Callable[..., MeasuredRecord], make_record: MakeRecord) -> None:
+    records = [record(made()), make_record("checkpoint"), record(made(), scheme="fewbit:3")]
+    (group,) = memory.groups_of(join(records))
+
+    titles = [picture.title for picture in group.pictures if picture.title.startswith("Memory over a step")]
+    assert titles == ["Memory over a step: exact", "Memory over a step: fewbit:3"]
+
+
+def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> None:
+    evil = "</script><script>alert(1)</script>\x1b"
+    records = [record(made(module=evil))]
+
+    page = html_page(report_tables(records, "Results"), "Results", rows.beside_measured(records))
+
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+
+
+@WITH_CHARTS
+def test_pictures_are_drawn_without_a_network() -> None:
+    pictures = [memory_over_step("exact", made()), memory_over_step("<b>&", made(host=True))]
+    drawn = images.image(pictures, "svg").decode()
+
+    texts = " ".join(ElementTree.fromstring(drawn).itertext())
+    assert all(text in texts for text in ("saved tensors", "forward", "Memory over a step: <b>&", "alive (MiB)"))
+    assert images.image(pictures[:1], "png").startswith(b"\x89PNG")
+
+
+def test_without_the_library_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "is_installed", lambda: False)
+
+    with pytest.raises(UsageError, match=r"actbench\[html\]"):
+        images.image([memory_over_step("exact", made())], "png")
