@@ -16,7 +16,7 @@ from actbench.results.records import Phase
 RATES = Rates({"fp32": 1e12, "half": 4e12}, bandwidth=1e11, link=1e10, launch=0.0, source="")
 WHOLE = Efficiency({"fp32": 1.0, "half": 0.5}, memory=1.0, ramp=0.0)
 KINDS = dict.fromkeys(("matmul", "elementwise", "packing", "host copy"), WHOLE)
-SHARES = Efficiencies(KINDS, Host(1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10), overlap=20.0)
+SHARES = Efficiencies(KINDS, Host(1e-6, 1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10), overlap=20.0)
 
 
 def work(seconds: float, kind: str = "elementwise") -> Work:

@@ -56,9 +56,9 @@ class _Clock:
     def _issue(self, done: Done) -> None:
         work = done.work
         self.host += issuing(work, done.phase, self.efficiencies)
-        if done.on_host:
+        if done.on_host and self.asynchronous:
             self._compute_on_host(work)
-        elif work.kind == "host copy":
+        elif work.kind == "host copy" and self.asynchronous:
             self._copy(work)
         elif work.kind is not None:
             self._compute(work)
@@ -107,13 +107,18 @@ def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
         return host.view + host.listed * work.listed
     if work.kind in ("packing", "host copy"):
         return host.packing
-    return (host.backward if phase == "backward" else host.forward) + host.listed * work.listed
+    seconds: float = getattr(host, phase)
+    return seconds + host.listed * work.listed
 
 
 def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     """Return the seconds that the device needs for an operator: its operations and its bytes, which overlap."""
     if work.kind is None:
         return 0.0
+    measured = efficiencies.operators.get((work.label, work.precision))
+    if measured is not None:
+        least = work.moved / rates.bandwidth if work.flops else 0.0
+        return max(measured.at(work.flops or work.moved), least)
     share = efficiencies.kinds[work.kind]
     seconds = work.moved / (rates.bandwidth * share.memory)
     if work.flops:

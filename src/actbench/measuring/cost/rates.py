@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
@@ -48,11 +50,35 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """What one operator took when it was measured, by its size.
+
+    Attributes:
+        sizes: Floating-point operations of operators that have some, bytes moved of others; they grow.
+        seconds: Of each size.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Return the seconds of any size: on a line between logarithms, at the last rate above what was measured."""
+        place = bisect(self.sizes, size)
+        if place == 0:
+            return self.seconds[0]
+        if place == len(self.sizes):
+            return self.seconds[-1] * size / self.sizes[-1]
+        (low, high), (fast, slow) = self.sizes[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
+        return float(fast * (slow / fast) ** (math.log(size / low) / math.log(high / low)))
+
+
+@dataclass(frozen=True)
 class Host:
     """Seconds of the host for an operator in eager mode, and bytes a second of its memory."""
 
     forward: float
     backward: float
+    optimizer: float
     view: float
     packing: float
     listed: float
@@ -65,11 +91,13 @@ class Efficiencies:
 
     Attributes:
         overlap: By which power operations and bytes of an operator add up; the larger, the better they overlap.
+        operators: What single operators took on the device itself, by label and precision: it goes before their kind.
     """
 
     kinds: Mapping[str, Efficiency]
     host: Host
     overlap: float
+    operators: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
 
 
 def rates(table: Mapping[str, Any]) -> Rates:
@@ -86,16 +114,28 @@ def efficiencies(
     overlap: float,
     *,
     beside: Mapping[str, Efficiency] | None = None,
+    operators: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]] | None = None,
 ) -> Efficiencies:
-    """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out."""
+    """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out.
+
+    ``operators`` are pairs of size and microseconds of single ones, by precision.
+    """
     found = {
         kind: Efficiency(
             {name: table[name] for name in PRECISIONS if table.get(name)}, table["memory"], table["ramp"] * _MICRO
         )
         for kind, table in kinds.items()
     }
-    seconds = {name: value * _MICRO for name, value in host.items() if name != "bandwidth"}
-    return Efficiencies({**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap)
+    given = {**host, "optimizer": host.get("optimizer") or host["forward"]}
+    seconds = {name: value * _MICRO for name, value in given.items() if name != "bandwidth"}
+    curves = {
+        (name, precision): Curve(tuple(size for size, _ in points), tuple(_MICRO * taken for _, taken in points))
+        for name, table in (operators or {}).items()
+        for precision, points in table.items()
+    }
+    return Efficiencies(
+        {**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap, curves
+    )
 
 
 @functools.cache

@@ -79,9 +79,9 @@ def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text:
         MeasurementError: The device is not there, or a size does not fit in its memory.
         KernelError: A kernel cannot be compiled or launched.
     """
-    device = _device(plan.device)
+    device = device_named(plan.device)
     if device.type == "cpu":
-        _settle_heap()
+        settle_heap()
     results, notes = [], []
     for operator, size, dtype, bits in _points(plan):
         width = "" if operator in ONE_WIDTH else f" {bits} bits"
@@ -109,7 +109,7 @@ def run(plan: Plan, command: str, progress: Callable[[str], None] = lambda text:
     )
 
 
-def _settle_heap() -> None:
+def settle_heap() -> None:
     """Bring the C library to where it is in a process that has trained for a while.
 
     It maps tensors larger than any that was freed before, and each mapping costs page faults: 3 ms on 6 MiB, more than
@@ -118,7 +118,7 @@ def _settle_heap() -> None:
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)  # freed at once
 
 
-def _device(name: DeviceName) -> torch.device:
+def device_named(name: DeviceName) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise MeasurementError(
             "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.errors import UsageError
 from actbench.measuring.cost.rates import published
@@ -29,11 +30,30 @@ class KindTable(Data):
     ramp: Annotated[float, Field(ge=0)]
 
 
+def _growing(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    if any(after[0] <= before[0] for before, after in pairwise(points)):
+        raise ValueError("the sizes of an operator grow from pair to pair")
+    return points
+
+
+Points = Annotated[list[tuple[Positive, Positive]], Field(min_length=1), AfterValidator(_growing)]
+
+
+class OperatorTable(Data):
+    """What one operator took: pairs of its size (operations, or bytes where it has none) and microseconds."""
+
+    fp32: Points | None = None
+    tf32: Points | None = None
+    half: Points | None = None
+    fp8: Points | None = None
+
+
 class HostTable(Data):
     """What the host needs, in microseconds, and its memory in GB/s."""
 
     forward: Positive
     backward: Positive
+    optimizer: Positive | None = None  # that of forward
     view: Positive
     packing: Positive
     listed: Positive
@@ -56,6 +76,7 @@ class DeviceTable(Data):
     source: str = ""
     host: HostTable | None = None
     efficiencies: dict[str, KindTable] | None = None
+    operators: dict[str, OperatorTable] | None = None
 
     @property
     def has_rates(self) -> bool:
@@ -83,7 +104,9 @@ def read(path: Path) -> DeviceTable:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--device-profile {str(path)!r} is no TOML: {error}") from None
     except ValidationError as error:
-        lines = explain(error, found, {"": DeviceTable, "host": HostTable, "efficiencies": KindTable})
+        lines = explain(
+            error, found, {"": DeviceTable, "host": HostTable, "efficiencies": KindTable, "operators": OperatorTable}
+        )
         raise UsageError(f"--device-profile {str(path)!r}: {'; '.join(lines)}") from None
     unknown = set(table.efficiencies or {}) - published().kinds.keys()
     if unknown:
@@ -91,8 +114,10 @@ def read(path: Path) -> DeviceTable:
             f"--device-profile {str(path)!r}: there is no kind of operator {', '.join(sorted(unknown))}; known: "
             f"{', '.join(published().kinds)}"
         )
-    if table.efficiencies and table.host is None:
-        raise UsageError(f"--device-profile {str(path)!r}: efficiencies need the table [host] beside them")
+    if (table.efficiencies or table.operators) and table.host is None:
+        raise UsageError(
+            f"--device-profile {str(path)!r}: efficiencies and operators need the table [host] beside them"
+        )
     some = [name for name in ("fp32", "bandwidth", "link", "launch") if getattr(table, name) is not None]
     if some and not table.has_rates:
         raise UsageError(

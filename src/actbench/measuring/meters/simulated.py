@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +115,9 @@ class SimulatedMeter:
             reading = replace(reading, reserved_bytes=reserved)
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
-        return replace(reading, estimated=self._time(), untimed=untimed).against(self.memory_bytes)
+        kind: Literal["cpu", "cuda"] = "cuda" if self.profile.is_cuda else "cpu"
+        timed = replace(reading, estimated=self._time(), untimed=untimed, simulated=kind)
+        return timed.against(self.memory_bytes)
 
     def seconds(self, step: TrainStep, steps: int) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
