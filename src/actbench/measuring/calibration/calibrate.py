@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 
@@ -96,14 +97,14 @@ class _Bench:
         call()
         watch = Stopwatch(self.device, self.clock)
         found: list[Sample] = []
-        begin, calls = time.monotonic(), 0
-        while calls < _LEAST_CALLS or (calls < _MOST_CALLS and time.monotonic() - begin < _SPENT):
+        begin, calls, spent = time.monotonic(), 0, 0.0
+        while calls < 1 or (spent < _SPENT and calls < _MOST_CALLS) or (spent < _LONGEST_CALL and calls < _LEAST_CALLS):
             with watch:
                 call()
             found += watch.samples
-            calls += 1
+            calls, spent = calls + 1, time.monotonic() - begin
         gc.collect()
-        return found, (time.monotonic() - begin) / calls
+        return found, spent / calls
 
 
 def calibrate(
@@ -140,7 +141,7 @@ def calibrate(
     _check(found, budget_seconds)
     progress("the host")
     host = host_of(where, found, clock)
-    flops, copied = peaks(found), found["copy_", "fp32"].best_rate
+    flops, copied = peaks(found), max(found["copy_", "fp32"].rates)
     to_host = found.get(("to_host", "fp32"))
     facts = machine()
     report = CalibrationReport(
@@ -149,8 +150,8 @@ def calibrate(
         flops_per_second={**flops},
         bandwidth=copied,
         # what is copied is read once and written once, and counted as both
-        link=(to_host.best_rate if to_host else copied) / 2,
-        launch_seconds=min(each.curve.seconds[0] for each in found.values()),
+        link=(max(to_host.rates) if to_host else copied) / 2,
+        launch_seconds=median(each.points[0][2] for each in found.values() if each.kind == "elementwise"),
         host=host,
         kinds=by_kind(found, flops, copied),
         timed=len(bench.samples),

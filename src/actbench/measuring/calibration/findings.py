@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
 from actbench.measuring.calibration.stopwatch import Sample
-from actbench.measuring.cost.rates import PRECISIONS, Curve, Precision
+from actbench.measuring.cost.rates import PRECISIONS, Curve, Precision, Surface
 from actbench.results.calibration import KindFound
 
 Key = tuple[str, Precision]
@@ -22,22 +21,31 @@ _SUSTAINED = 2**18
 """Bytes from which on an operator says something of the bandwidth."""
 
 
+Point = tuple[float, float, float]
+"""Operations, bytes and seconds."""
+
+
 class Found(NamedTuple):
-    """An operator that was measured."""
+    """An operator that was measured, at points whose bytes grow."""
 
     kind: str
-    has_flops: bool
-    curve: Curve
+    points: tuple[Point, ...]
 
     @property
-    def rate(self) -> float:
-        """Operations or bytes a second at the largest size."""
-        return self.curve.sizes[-1] / self.curve.seconds[-1]
+    def has_flops(self) -> bool:
+        """Whether operations are counted of it."""
+        return self.points[0][0] > 0
 
     @property
-    def best_rate(self) -> float:
-        """The highest of all sizes."""
-        return max(size / seconds for size, seconds in zip(self.curve.sizes, self.curve.seconds, strict=True))
+    def measured(self) -> Curve | Surface:
+        """What it takes at any size."""
+        flops, sizes, seconds = zip(*self.points, strict=True)
+        return Surface(tuple(zip(flops, sizes, strict=True)), seconds) if self.has_flops else Curve(sizes, seconds)
+
+    @property
+    def rates(self) -> list[float]:
+        """Operations a second at each point, or bytes."""
+        return [(flops or size) / seconds for flops, size, seconds in self.points]
 
 
 def found_in(samples: Iterable[Sample]) -> dict[Key, Found]:
@@ -49,19 +57,25 @@ def found_in(samples: Iterable[Sample]) -> dict[Key, Found]:
 
 
 def _found(samples: Sequence[Sample]) -> Found:
-    binned: dict[int, list[Sample]] = defaultdict(list)
+    shapes: dict[tuple[int, int], list[float]] = defaultdict(list)
     for sample in samples:
-        binned[math.floor(math.log2(sample.size) / _WIDTH)].append(sample)
-    points = [_point(binned[place]) for place in sorted(binned)]
-    growing = points[:1] + [after for before, after in pairwise(points) if after[0] > before[0]]
-    seconds = [max(taken for _, taken in growing[: place + 1]) for place in range(len(growing))]
-    work = samples[0].work
-    return Found(work.kind or "", work.flops > 0, Curve(tuple(size for size, _ in growing), tuple(seconds)))
+        shapes[sample.work.flops, max(sample.work.moved, 1)].append(sample.seconds)
+    points = sorted(((flops, size, median(taken)) for (flops, size), taken in shapes.items()), key=lambda each: each[1])
+    has_flops = any(flops for flops, *_ in points)
+    return Found(samples[0].work.kind or "", tuple(each for each in points if each[0]) if has_flops else _curve(points))
 
 
-def _point(samples: Sequence[Sample]) -> tuple[float, float]:
-    size = geometric_mean(sample.size for sample in samples)
-    return size, median(sample.seconds / sample.size for sample in samples) * size
+def _curve(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return one point for sizes that are about the same, at their median rate; what is larger takes no less time."""
+    binned: dict[int, list[Point]] = defaultdict(list)
+    for point in points:
+        binned[math.floor(math.log2(point[1]) / _WIDTH)].append(point)
+    found: list[Point] = []
+    for place in sorted(binned):
+        size = geometric_mean(size for _, size, _ in binned[place])
+        seconds = median(taken / size for _, size, taken in binned[place]) * size
+        found.append((0.0, size, max([seconds, *(each[2] for each in found)])))
+    return tuple(found)
 
 
 def peaks(found: Mapping[Key, Found]) -> dict[Precision, float]:
@@ -90,9 +104,9 @@ def by_kind(found: Mapping[Key, Found], flops: Mapping[Precision, float], bandwi
 def _kind(
     kind: str, precision: Precision, found: Sequence[Found], flops: Mapping[Precision, float], bandwidth: float
 ) -> KindFound:
-    computing = max((each.best_rate for each in found if each.has_flops), default=None)
-    large = [each.rate for each in found if not each.has_flops and each.curve.sizes[-1] >= _SUSTAINED]
-    moving = median(large or [each.rate for each in found if not each.has_flops] or [bandwidth])
+    computing = max((max(each.rates) for each in found if each.has_flops), default=None)
+    large = [each.rates[-1] for each in found if not each.has_flops and each.points[-1][1] >= _SUSTAINED]
+    moving = median(large or [each.rates[-1] for each in found if not each.has_flops] or [bandwidth])
     peak = flops.get(precision, flops["fp32"])
     return KindFound(
         kind=kind,
@@ -101,5 +115,5 @@ def _kind(
         flops_per_second=computing,
         bytes_per_second=None if computing else moving,
         share=computing / peak if computing else moving / bandwidth,
-        least_seconds=median(each.curve.seconds[0] for each in found),
+        least_seconds=median(each.points[0][2] for each in found),
     )

@@ -83,7 +83,7 @@ def _parts(step: TrainStep, device: torch.device, found: Mapping[Key, Found], cl
             run()
         works = Counter(sample.work for sample in watch.samples)
         known = [(found[work.label, work.precision], work, count) for work, count in works.items()]
-        seconds = sum(one.curve.at(work.flops or max(work.moved, 1)) * count for one, work, count in known)
+        seconds = sum(one.measured.at(work.flops, max(work.moved, 1)) * count for one, work, count in known)
         packing = sum(count for work, count in works.items() if work.kind == "packing")
         # the host runs ahead of a CUDA device
         return 0.0 if device.type == "cuda" else seconds, works.total(), packing, watch.views

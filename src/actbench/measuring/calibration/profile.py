@@ -23,8 +23,10 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
     is_cuda = device.type == "cuda"
     operators: dict[str, dict[str, Any]] = {}
     for (label, precision), each in sorted(found.items()):
-        points = zip(each.curve.sizes, each.curve.seconds, strict=True)
-        operators.setdefault(label, {})[precision] = [(round(size), _rounded(taken / _MICRO)) for size, taken in points]
+        operators.setdefault(label, {})[precision] = [
+            (*([round(flops)] if flops else []), round(size), _rounded(seconds / _MICRO))
+            for flops, size, seconds in each.points
+        ]
     versions = report.versions
     return DeviceTable.model_validate(
         {
@@ -81,7 +83,7 @@ def _lines(profile: DeviceTable) -> Iterator[str]:
     for name, table in kinds.items():
         yield f'\n[efficiencies."{name}"]'
         yield from _entries(table)
-    yield "\n# Pairs of an operator's size (operations, or bytes moved where it has none) and its microseconds."
+    yield "\n# What operators took: bytes moved and microseconds; operations, bytes and microseconds where there are operations."
     for name, table in operators.items():
         yield f'\n[operators."{name}"]'
         yield from _entries(table)

@@ -57,6 +57,9 @@ CONVOLUTIONS = (
 )
 """Samples, channels, side in pixels, channels that come out, kernel, stride, groups."""
 
+_CACHES = 2**26
+"""Bytes, more than the caches of most processors and cards."""
+
 _WIDE = "num_hidden_layers=1,hidden_size=192,num_attention_heads=3,intermediate_size=768"
 STEPS: tuple[tuple[dict[str, Any], Sequence[int]], ...] = (
     ({"model": f"tiny-roberta@{_WIDE}", "sequence_length": 96}, (1, 20)),
@@ -77,6 +80,8 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     on_cuda = device.type == "cuda"
     make = partial(torch.randn, device=device, dtype=dtype)
     elements = ELEMENTS_CUDA if on_cuda else ELEMENTS
+    if not on_cuda and dtype != torch.float32:
+        elements = elements[:-1]
     yield Subject("products of matrices", partial(_product, make), PRODUCTS_CUDA if on_cuda else PRODUCTS)
     yield Subject("products of batches", partial(_batched, make), BATCHES)
     yield Subject("attention", partial(_attention, make), ATTENTIONS)
@@ -128,9 +133,16 @@ def _both_ways(compute: Callable[[], Tensor], *leaves: Tensor) -> Call:
     def run() -> None:
         for leaf in leaves:
             leaf.grad = None
-        compute().backward(gradient)  # type: ignore[no-untyped-call]
+        output = compute()
+        _leave_caches(gradient.device)
+        output.backward(gradient)  # type: ignore[no-untyped-call]
 
     return run
+
+
+def _leave_caches(device: torch.device) -> None:
+    """Write so many bytes that what was written before is in no cache: between passes of a model that is so."""
+    torch.zeros(_CACHES, dtype=torch.uint8, device=device)
 
 
 def _product(make: Callable[..., Tensor], size: tuple[int, int, int]) -> Call:
@@ -197,7 +209,13 @@ def _optimizers(make: Callable[..., Tensor], elements: int) -> Call:
     weight = make(elements, requires_grad=True)
     weight.grad = make(elements)
     each = [torch.optim.AdamW([weight]), torch.optim.SGD([weight], lr=1e-6, momentum=0.9, weight_decay=1e-6)]
-    return lambda: [optimizer.step() for optimizer in each]
+
+    def run() -> None:
+        for optimizer in each:
+            _leave_caches(weight.device)
+            optimizer.step()
+
+    return run
 
 
 def _copies(make: Callable[..., Tensor], elements: int) -> Call:

@@ -117,8 +117,7 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
         return 0.0
     measured = efficiencies.operators.get((work.label, work.precision))
     if measured is not None:
-        least = work.moved / rates.bandwidth if work.flops else 0.0
-        return max(measured.at(work.flops or work.moved), least)
+        return measured.at(work.flops, max(work.moved, 1))
     share = efficiencies.kinds[work.kind]
     seconds = work.moved / (rates.bandwidth * share.memory)
     if work.flops:

@@ -51,17 +51,17 @@ class Efficiency:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one operator took when it was measured, by its size.
+    """What an operator that moves bytes took when it was measured.
 
     Attributes:
-        sizes: Floating-point operations of operators that have some, bytes moved of others; they grow.
+        sizes: Bytes moved; they grow.
         seconds: Of each size.
     """
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
-    def at(self, size: float) -> float:
+    def at(self, flops: float, size: float) -> float:
         """Return the seconds of any size: on a line between logarithms, at the last rate above what was measured."""
         place = bisect(self.sizes, size)
         if place == 0:
@@ -70,6 +70,35 @@ class Curve:
             return self.seconds[-1] * size / self.sizes[-1]
         (low, high), (fast, slow) = self.sizes[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
         return float(fast * (slow / fast) ** (math.log(size / low) / math.log(high / low)))
+
+
+@dataclass(frozen=True)
+class Surface:
+    """What an operator with floating-point operations took when it was measured, in several shapes.
+
+    Attributes:
+        shapes: Operations and bytes moved.
+        seconds: Of each shape.
+    """
+
+    shapes: tuple[tuple[float, float], ...]
+    seconds: tuple[float, ...]
+
+    def at(self, flops: float, size: float) -> float:
+        """Return the seconds of any shape, at the rate of those that are like it: the nearer, the more they count."""
+        weights = [self._nearness(flops, size, *shape) for shape in self.shapes]
+        rates = [math.log(shape[0] / taken) for shape, taken in zip(self.shapes, self.seconds, strict=True)]
+        mean = sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
+        return flops / math.exp(mean)
+
+    @staticmethod
+    def _nearness(flops: float, size: float, known_flops: float, known_size: float) -> float:
+        distance = math.log(flops / known_flops) ** 2 + math.log(size / known_size) ** 2
+        return 1 / (distance + _NEAREST) ** 2
+
+
+_NEAREST = 1e-3
+"""Below this squared distance of logarithms shapes are the same."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +126,7 @@ class Efficiencies:
     kinds: Mapping[str, Efficiency]
     host: Host
     overlap: float
-    operators: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
+    operators: Mapping[tuple[str, str], Curve | Surface] = field(default_factory=dict)
 
 
 def rates(table: Mapping[str, Any]) -> Rates:
@@ -114,11 +143,11 @@ def efficiencies(
     overlap: float,
     *,
     beside: Mapping[str, Efficiency] | None = None,
-    operators: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]] | None = None,
+    operators: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] | None = None,
 ) -> Efficiencies:
     """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out.
 
-    ``operators`` are pairs of size and microseconds of single ones, by precision.
+    ``operators`` are points of single ones, by precision: bytes and microseconds, or operations, bytes and microseconds.
     """
     found = {
         kind: Efficiency(
@@ -129,13 +158,20 @@ def efficiencies(
     given = {**host, "optimizer": host.get("optimizer") or host["forward"]}
     seconds = {name: value * _MICRO for name, value in given.items() if name != "bandwidth"}
     curves = {
-        (name, precision): Curve(tuple(size for size, _ in points), tuple(_MICRO * taken for _, taken in points))
+        (name, precision): _measured(points)
         for name, table in (operators or {}).items()
         for precision, points in table.items()
     }
     return Efficiencies(
         {**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap, curves
     )
+
+
+def _measured(points: Sequence[Sequence[float]]) -> Curve | Surface:
+    seconds = tuple(_MICRO * point[-1] for point in points)
+    if len(points[0]) == 2:
+        return Curve(tuple(point[0] for point in points), seconds)
+    return Surface(tuple((point[0], point[1]) for point in points), seconds)
 
 
 @functools.cache

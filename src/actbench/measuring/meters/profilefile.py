@@ -30,17 +30,22 @@ class KindTable(Data):
     ramp: Annotated[float, Field(ge=0)]
 
 
-def _growing(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    if any(after[0] <= before[0] for before, after in pairwise(points)):
-        raise ValueError("the sizes of an operator grow from pair to pair")
+Point = tuple[Positive, Positive] | tuple[Positive, Positive, Positive]
+
+
+def _alike(points: list[Point]) -> list[Point]:
+    if len({len(point) for point in points}) > 1:
+        raise ValueError("points of an operator are all pairs or all triples")
+    if len(points[0]) == 2 and any(after[0] <= before[0] for before, after in pairwise(points)):
+        raise ValueError("the bytes of an operator grow from pair to pair")
     return points
 
 
-Points = Annotated[list[tuple[Positive, Positive]], Field(min_length=1), AfterValidator(_growing)]
+Points = Annotated[list[Point], Field(min_length=1), AfterValidator(_alike)]
 
 
 class OperatorTable(Data):
-    """What one operator took: pairs of its size (operations, or bytes where it has none) and microseconds."""
+    """What one operator took: pairs of bytes and microseconds, or triples of operations, bytes and microseconds."""
 
     fp32: Points | None = None
     tf32: Points | None = None
