@@ -36,7 +36,7 @@ from actbench.results.records import Case
 from actbench.results.tables.values import write
 from actbench.setup import TrainStep
 
-RECIPES = ("quickstart", "resnet50", "agreement")
+RECIPES = ("agreement", "quickstart", "resnet50")
 SMALLER = {"roberta-base": 4, "resnet50": 4}
 """Batches of the rows that their recipes only simulate; the recipes' own would take minutes a step."""
 

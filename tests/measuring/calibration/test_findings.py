@@ -36,18 +36,29 @@ class Ticks:
 def test_an_operator_is_as_fast_as_it_was_at_the_size_that_is_nearest() -> None:
     found = found_in([move(2**10, 1e6), move(2**20, 1e9), move(2**20, 1e9), move(2**20, 1e3)])
 
-    curve = found["relu", "fp32"].curve
+    curve = found["relu", "fp32"].measured
 
-    assert curve.at(2**10) == pytest.approx(2**10 / 1e6)
-    assert curve.at(2**20) == pytest.approx(2**20 / 1e9)  # one that was disturbed does not count
-    assert curve.at(2**22) == pytest.approx(2**22 / 1e9)  # at the last rate
-    assert curve.at(1) == curve.at(2**10)
+    assert curve.at(0, 2**10) == pytest.approx(2**10 / 1e6)
+    assert curve.at(0, 2**20) == pytest.approx(2**20 / 1e9)  # one that was disturbed does not count
+    assert curve.at(0, 2**22) == pytest.approx(2**22 / 1e9)  # at the last rate
+    assert curve.at(0, 1) == curve.at(0, 2**10)
 
 
 def test_a_larger_size_takes_no_less_time() -> None:
-    curve = found_in([move(2**10, 1e3), move(2**16, 1e9)])["relu", "fp32"].curve
+    curve = found_in([move(2**10, 1e3), move(2**16, 1e9)])["relu", "fp32"].measured
 
-    assert curve.at(2**16) == pytest.approx(curve.at(2**10))
+    assert curve.at(0, 2**16) == pytest.approx(curve.at(0, 2**10))
+
+
+def test_a_product_is_as_fast_as_those_of_its_shape() -> None:
+    wide, narrow = (Work("mm", "matmul", flops=10**9, moved=moved) for moved in (10**6, 10**8))
+    surface = found_in([Sample(wide, 0.1), Sample(wide, 0.1), Sample(wide, 9.0), Sample(narrow, 0.4)])[
+        "mm", "fp32"
+    ].measured
+
+    assert surface.at(10**9, 10**6) == pytest.approx(0.1, rel=0.01)
+    assert surface.at(10**9, 10**8) == pytest.approx(0.4, rel=0.01)
+    assert surface.at(10**9, 10**7) == pytest.approx(0.2)  # in the middle of both
 
 
 def test_types_are_apart_and_the_peak_is_that_of_the_best_product() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate
-from actbench.measuring.cost.rates import Efficiencies, Efficiency, Host, Rates
+from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
 from actbench.results.measured import EstimatedTime
@@ -88,3 +88,23 @@ def test_operations_and_bytes_that_do_not_overlap_add_up() -> None:
 
     assert computing(product, RATES, serial) == pytest.approx(1e-3 + 1e-3)
     assert computing(product, RATES, SHARES) == pytest.approx(1e-3, rel=0.05)
+
+
+def test_on_a_cpu_a_copy_to_the_host_and_what_the_host_computes_are_as_any_other() -> None:
+    done = [Done("forward", copy(1e-3), False), Done("optimizer", work(1e-3), True)]
+
+    found = estimate(done, RATES, SHARES, asynchronous=False)
+
+    copied = copy(1e-3).moved / RATES.bandwidth
+    assert found.step_seconds == pytest.approx(copied + 1e-3, rel=0.01)
+    assert found.forward_seconds == pytest.approx(copied, rel=0.05)
+
+
+def test_what_was_measured_of_an_operator_goes_before_the_shares_of_its_kind() -> None:
+    relu = Work("relu", "elementwise", moved=10**6, launches=1)
+    measured = replace(SHARES, operators={("relu", "fp32"): Curve((10**5, 10**6), (1e-3, 7e-3))})
+
+    assert computing(relu, RATES, measured) == pytest.approx(7e-3)
+    assert computing(replace(relu, moved=10**7), RATES, measured) == pytest.approx(70e-3)
+    assert computing(replace(relu, precision="half"), RATES, measured) == computing(relu, RATES, SHARES)
+    assert computing(replace(relu, name="gelu"), RATES, measured) == computing(relu, RATES, SHARES)

@@ -82,7 +82,7 @@ def peaks(found: Mapping[Key, Found]) -> dict[Precision, float]:
     """Return the operations a second of the best product of matrices, by precision."""
     rates = {
         name: max(
-            (each.best_rate for (_, which), each in found.items() if which == name and _is_product(each)), default=0
+            (max(each.rates) for (_, which), each in found.items() if which == name and _is_product(each)), default=0
         )
         for name in PRECISIONS
     }

@@ -27,7 +27,6 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
             (*([round(flops)] if flops else []), round(size), _rounded(seconds / _MICRO))
             for flops, size, seconds in each.points
         ]
-    versions = report.versions
     return DeviceTable.model_validate(
         {
             "gib": _rounded((torch.cuda.mem_get_info(device)[1] if is_cuda else memory_bytes()) / GIB, 6),
@@ -36,8 +35,7 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
             "bandwidth": _rounded(report.bandwidth / _GIGA),
             "link": _rounded(report.link / _GIGA),
             "launch": _rounded(report.launch_seconds / _MICRO),
-            "source": f"actbench calibrate: {report.device}, {report.threads} threads, {report.machine.system}, actbench "
-            f"{versions.actbench}, torch {versions.torch}, Python {versions.python}, {report.recorded_at}",
+            "source": _source(report),
             "host": {
                 **{name: _rounded(seconds / _MICRO) for name, seconds in report.host.model_dump().items()},
                 "bandwidth": _rounded(report.bandwidth / _GIGA),
@@ -45,6 +43,15 @@ def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: to
             "efficiencies": _kinds(report),
             "operators": operators,
         }
+    )
+
+
+def _source(report: CalibrationReport) -> str:
+    versions = report.versions
+    return (
+        f"actbench calibrate: {report.device}, {report.threads} threads of {report.machine.name}, "
+        f"{report.machine.system}, actbench {versions.actbench}, torch {versions.torch}, Python {versions.python}, "
+        f"{report.recorded_at}"
     )
 
 
@@ -83,7 +90,7 @@ def _lines(profile: DeviceTable) -> Iterator[str]:
     for name, table in kinds.items():
         yield f'\n[efficiencies."{name}"]'
         yield from _entries(table)
-    yield "\n# What operators took: bytes moved and microseconds; operations, bytes and microseconds where there are operations."
+    yield "\n# What operators took: bytes moved and microseconds, with the operations in front where there are some."
     for name, table in operators.items():
         yield f'\n[operators."{name}"]'
         yield from _entries(table)

@@ -1,4 +1,4 @@
-"""What is run to find what a machine reaches: operators of several sizes, and steps of small models with every scheme."""
+"""What is run to find what a machine reaches: operators of several sizes, and small models under every scheme."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from importlib import resources
 from itertools import pairwise
@@ -89,6 +90,7 @@ class DeviceTable(Data):
         return None not in (self.fp32, self.bandwidth, self.link, self.launch)
 
 
+@functools.cache
 def shipped() -> dict[str, DeviceTable]:
     """Return the devices that come along, by name."""
     text = resources.files("actbench.measuring.meters").joinpath("devices.toml").read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
 
 _UNTIMED = (
     "No step time is estimated: nobody says what {} can do in a second; name a card by --device-profile ('actbench "
-    "devices' marks them est.)."
+    "devices' marks them est.), or measure this machine by 'actbench calibrate'."
 )
 
 
