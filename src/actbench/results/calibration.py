@@ -5,7 +5,7 @@ from __future__ import annotations
 from actbench.results.records import SCHEMA_VERSION, Data, Machine, SchemaVersion, Versions
 from actbench.results.tables import Table, fill
 from actbench.results.tables.columns import Column
-from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt
+from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, format_seconds
 
 
 class KindFound(Data):
@@ -83,18 +83,31 @@ def calibration_table(report: CalibrationReport) -> Table:
 def _notes(report: CalibrationReport) -> list[str]:
     peaks = ", ".join(f"{name} {rate / _TERA:.3g} TFLOP/s" for name, rate in report.flops_per_second.items())
     threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
-    host = report.host
     return [
-        f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}: {report.timed} operators "
-        f"timed in {report.seconds:.0f} s.",
-        f"Peak rates: {peaks}; memory {report.bandwidth / _GIGA:.3g} GB/s, link to host memory "
-        f"{report.link / _GIGA:.3g} GB/s, the smallest operator {1e6 * report.launch_seconds:.3g} us.",
-        f"The host needs {1e6 * host.forward:.3g} us for an operator of the forward pass, {1e6 * host.backward:.3g} us "
-        f"for one of the backward pass, {1e6 * host.optimizer:.3g} us for one of the optimizer, "
-        f"{1e6 * host.view:.3g} us for a view and {1e6 * host.packing:.3g} us more for one that packs.",
+        f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}.",
+        f"{report.timed} operators were timed in {report.seconds:.0f} s.",
+        f"Peak rates: {peaks}; {_links(report)}.",
+        f"The host needs, beside what operators take: {_of_host(report.host)}.",
         "Share: of the peak rate of the type, or of the bandwidth; more than 100 % where caches help.",
         *report.notes,
     ]
+
+
+def _links(report: CalibrationReport) -> str:
+    memory, link = report.bandwidth / _GIGA, report.link / _GIGA
+    smallest = format_seconds(report.launch_seconds)
+    return f"memory {memory:.3g} GB/s, link to host memory {link:.3g} GB/s, the smallest operators {smallest}"
+
+
+def _of_host(host: HostFound) -> str:
+    what = {
+        "an operator of the forward pass": host.forward,
+        "one of the backward pass": host.backward,
+        "one of the optimizer": host.optimizer,
+        "one that packs": host.packing,
+        "a view": host.view,
+    }
+    return ", ".join(f"{format_seconds(seconds)} for {name}" for name, seconds in what.items())
 
 
 COLUMNS: tuple[Column[KindFound], ...] = (

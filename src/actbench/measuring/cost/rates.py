@@ -147,7 +147,8 @@ def efficiencies(
 ) -> Efficiencies:
     """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out.
 
-    ``operators`` are points of single ones, by precision: bytes and microseconds, or operations, bytes and microseconds.
+    ``operators`` are points of single ones, by precision: bytes and microseconds, with the operations in front where
+    there are some.
     """
     found = {
         kind: Efficiency(

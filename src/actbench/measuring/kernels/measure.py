@@ -119,6 +119,11 @@ def settle_heap() -> None:
 
 
 def device_named(name: DeviceName) -> torch.device:
+    """Return the device of this name.
+
+    Raises:
+        MeasurementError: It is not there.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise MeasurementError(
             "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
