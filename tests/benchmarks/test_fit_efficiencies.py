@@ -43,7 +43,9 @@ def test_shares_move_towards_what_was_published(script: Any, monkeypatch: Any, c
 
     printed = dict(line.rsplit(" = ", 1) for line in capsys.readouterr().out.splitlines() if " = " in line)
     assert float(printed["matmul: fp32"]) == pytest.approx(faster.flops["fp32"], rel=0.02)
-    assert float(printed["convolution: tf32"]) == published().kinds["convolution"].flops["tf32"]  # nothing says anything
+    assert (
+        float(printed["convolution: tf32"]) == published().kinds["convolution"].flops["tf32"]
+    )  # nothing says anything
     assert float(printed["rtx-3090: sustained"]) == 1.3
 
 

@@ -41,7 +41,10 @@ def test_an_operator_is_as_fast_as_it_was_at_the_size_that_is_nearest() -> None:
     assert curve.at(0, 2**10) == pytest.approx(2**10 / 1e6)
     assert curve.at(0, 2**20) == pytest.approx(2**20 / 1e9)  # one that was disturbed does not count
     assert curve.at(0, 2**22) == pytest.approx(2**22 / 1e9)  # at the last rate
-    assert curve.at(0, 1) == curve.at(0, 2**10)
+    assert curve.at(0, 2**22, rate=3e9) == pytest.approx(2**20 / 1e9 + 3 * 2**20 / 3e9)  # or a rate that is faster
+    assert curve.at(0, 2**9) == pytest.approx(2**9 / 1e6)  # at the first
+    assert curve.at(0, 1, least=1e-4) == pytest.approx(1e-4)
+    assert curve.at(0, 1, least=1.0) == curve.at(0, 2**10)  # no more than what is larger
 
 
 def test_a_larger_size_takes_no_less_time() -> None:

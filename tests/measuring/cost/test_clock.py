@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate
+from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate, issuing
 from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
@@ -105,6 +105,15 @@ def test_what_was_measured_of_an_operator_goes_before_the_shares_of_its_kind() -
     measured = replace(SHARES, operators={("relu", "fp32"): Curve((10**5, 10**6), (1e-3, 7e-3))})
 
     assert computing(relu, RATES, measured) == pytest.approx(7e-3)
-    assert computing(replace(relu, moved=10**7), RATES, measured) == pytest.approx(70e-3)
+    assert computing(replace(relu, moved=10**7), RATES, measured) == pytest.approx(7e-3 + 9e6 / RATES.bandwidth)
     assert computing(replace(relu, precision="half"), RATES, measured) == computing(relu, RATES, SHARES)
     assert computing(replace(relu, name="gelu"), RATES, measured) == computing(relu, RATES, SHARES)
+
+
+def test_an_operator_that_packs_is_called_by_a_hook_but_for_the_optimizers() -> None:
+    host = replace(SHARES.host, packing=7e-6, optimizer=3e-6)
+    packing = Work("smaq_encode", "packing", moved=1, launches=1)
+
+    found = {phase: issuing(packing, phase, replace(SHARES, host=host)) for phase in ("forward", "optimizer")}
+
+    assert found == {"forward": 7e-6, "optimizer": 3e-6}

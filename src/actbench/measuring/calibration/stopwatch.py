@@ -47,18 +47,16 @@ class Stopwatch(TorchDispatchMode):
         self._clock = clock
         self._recorder = Recorder(lambda: None)
         self._timed: list[tuple[Any, Any, bool]] = []
-        self._idle: list[float] = []
         self.samples: list[Sample] = []
         self.views = 0
 
     def __enter__(self) -> Stopwatch:
         self._recorder.begin()
         self._timed.clear()
-        self._idle.clear()
         if self._is_cuda:
             torch.cuda.synchronize()
             torch.cuda._sleep(_AHEAD_CYCLES)  # type: ignore[no-untyped-call]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:

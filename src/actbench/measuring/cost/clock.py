@@ -105,7 +105,7 @@ def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
     host = efficiencies.host
     if work.kind is None:
         return host.view + host.listed * work.listed
-    if work.kind in ("packing", "host copy"):
+    if work.kind in ("packing", "host copy") and phase != "optimizer":  # an optimizer calls no hook
         return host.packing
     seconds: float = getattr(host, phase)
     return seconds + host.listed * work.listed
@@ -115,10 +115,11 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     """Return the seconds that the device needs for an operator: its operations and its bytes, which overlap."""
     if work.kind is None:
         return 0.0
+    share = efficiencies.kinds[work.kind]
     measured = efficiencies.operators.get((work.label, work.precision))
     if measured is not None:
-        return measured.at(work.flops, max(work.moved, 1))
-    share = efficiencies.kinds[work.kind]
+        least, rate = share.ramp + rates.launch, rates.bandwidth * share.memory
+        return measured.at(work.flops, max(work.moved, 1), least, rate)
     seconds = work.moved / (rates.bandwidth * share.memory)
     if work.flops:
         precision = work.precision if work.precision in rates.flops else "fp32"

@@ -61,13 +61,18 @@ class Curve:
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
-    def at(self, flops: float, size: float) -> float:
-        """Return the seconds of any size: on a line between logarithms, at the last rate above what was measured."""
+    def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
+        """Return the seconds of any size: on a line between logarithms.
+
+        Above what was measured it is the last rate, or ``rate`` for what is more, in bytes a second, if that is faster;
+        below the first rate, but for what is so small that it takes ``least`` seconds whatever its size.
+        """
         place = bisect(self.sizes, size)
         if place == 0:
-            return self.seconds[0]
+            return min(self.seconds[0], max(self.seconds[0] * size / self.sizes[0], least))
         if place == len(self.sizes):
-            return self.seconds[-1] * size / self.sizes[-1]
+            more = size - self.sizes[-1]
+            return self.seconds[-1] + more / max(self.sizes[-1] / self.seconds[-1], rate)
         (low, high), (fast, slow) = self.sizes[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
         return float(fast * (slow / fast) ** (math.log(size / low) / math.log(high / low)))
 
@@ -84,12 +89,15 @@ class Surface:
     shapes: tuple[tuple[float, float], ...]
     seconds: tuple[float, ...]
 
-    def at(self, flops: float, size: float) -> float:
-        """Return the seconds of any shape, at the rate of those that are like it: the nearer, the more they count."""
+    def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
+        """Return the seconds of any shape, at the rate of those that are like it: the nearer, the more they count.
+
+        None takes less than the shortest that was measured, or than ``least`` seconds if these are fewer.
+        """
         weights = [self._nearness(flops, size, *shape) for shape in self.shapes]
         rates = [math.log(shape[0] / taken) for shape, taken in zip(self.shapes, self.seconds, strict=True)]
         mean = sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
-        return flops / math.exp(mean)
+        return max(flops / math.exp(mean), min(least, *self.seconds))
 
     @staticmethod
     def _nearness(flops: float, size: float, known_flops: float, known_size: float) -> float:
