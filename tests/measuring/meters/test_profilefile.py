@@ -65,6 +65,7 @@ def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> N
         ("gib = 4\nfp32 = 3\n", "belong together; it has fp32"),
         (RATES + HOST + "[efficiencies.magic]\nmemory = 1\nramp = 0\n", "no kind of operator magic; known: .*matmul"),
         (RATES + "[efficiencies.matmul]\nmemory = 1\nramp = 0\n", r"need the table \[host\]"),
+        (RATES + HOST + "[efficiencies.matmul]\nmemory = 1\nrampp = 0\n", "did you mean 'ramp'"),
         (RATES + "[operators.mm]\nfp32 = [[1, 2, 3]]\n", r"need the table \[host\]"),
         (RATES + HOST + "[operators.mm]\nfp32 = [[1, 2, 3], [4, 5]]\n", "all pairs or all triples"),
         (RATES + HOST + "[operators.relu]\nfp32 = [[8, 1], [8, 2]]\n", "grow from pair to pair"),
