@@ -21,8 +21,8 @@ from scipy.optimize import least_squares
 
 from actbench.measuring.bench import Session
 from actbench.measuring.cost.clock import computing
-from actbench.measuring.cost.rates import Efficiencies, Rates, published
-from actbench.measuring.meters import profiles
+from actbench.measuring.cost.rates import Efficiencies, published
+from actbench.measuring.meters import profilefile, profiles
 from actbench.results.records import Case
 
 PAIRS = Path(__file__).with_name("published_times.toml")
@@ -60,7 +60,8 @@ def main() -> None:
     """Fit, and print what was found."""
     pairs = [pair for pair in tomllib.loads(PAIRS.read_text())["pair"] if pair["use"] == "fit"]
     steps = [done_in(pair["case"]) for pair in pairs]
-    start = [share(published(), *name) for name in FITTED] + [1.0] * len(SUSTAINED)
+    clocks = [profilefile.shipped()[device].sustained for device in SUSTAINED]
+    start = [share(published(), *name) for name in FITTED] + clocks
     begun = [math.log(value) for value in start]
 
     def errors(logarithms: Sequence[float]) -> list[float]:
@@ -95,10 +96,11 @@ def speed(pair: Mapping[str, Any], step: Done, values: Sequence[float]) -> float
     device = pair["case"]["device_profile"]
     rates = profiles.get(device).rates
     assert rates is not None
-    factor = values[len(FITTED) + SUSTAINED.index(device)] if device in SUSTAINED else 1.0
-    slowed = Rates({k: v * factor for k, v in rates.flops.items()}, *list(vars(rates).values())[1:])
+    if device in SUSTAINED:  # the rates are those of the clock that stands in the file
+        factor = values[len(FITTED) + SUSTAINED.index(device)] / profilefile.shipped()[device].sustained
+        rates = replace(rates, flops={name: rate * factor for name, rate in rates.flops.items()})
     shares = with_shares(published(), values)
-    return float(pair["case"]["batch_size"] / sum(computing(work, slowed, shares) * n for work, n in step.items()))
+    return float(pair["case"]["batch_size"] / sum(computing(work, rates, shares) * n for work, n in step.items()))
 
 
 def share(efficiencies: Efficiencies, kind: str, name: Any) -> float:

@@ -62,10 +62,12 @@ def steps(results: Path) -> list[Step]:
     few = ("--meter", "cuda", "--weights", "random", "--steps", "5", "--seconds", "0.5", "--timeout", "100")
     sweep = ("-m", "actbench", "sweep")
     into = ("--output", str(results))
+    profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
     card = ("--memory-limit", "14.7GiB")
     return [
         Step("tests", ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *tests), 240),
         Step("kernels", ("-m", "actbench", "kernels", "--device", "cuda", "--output", str(results)), 150),
+        Step("calibrate", ("-m", "actbench", "calibrate", "--device", "cuda", "--force", *profile), 130),
         Step("quickstart", (*sweep, "quickstart", *few, *into), 150),
         Step("fewbit-roberta", (*sweep, "fewbit-roberta", *few, *into), 120),
         Step("resnet50", (*sweep, "resnet50", *few, *card, *into), 200),

@@ -90,7 +90,8 @@ def _problem(detail: ErrorDetails, location: Location, sections: Mapping[str, ty
 
 def _unknown_key(location: Location, sections: Mapping[str, type[BaseModel]]) -> str:
     *outer, key = (step for step in location if isinstance(step, str))
-    allowed = list(sections[outer[-1] if outer else ""].model_fields)
+    section = next((name for name in reversed(outer) if name in sections), "")  # a table may hold tables by name
+    allowed = list(sections[section].model_fields)
     close = difflib.get_close_matches(key, allowed, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown key; {hint}allowed: {', '.join(allowed)}"

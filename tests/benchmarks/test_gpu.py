@@ -68,6 +68,7 @@ def test_the_steps_are_those_of_the_target_in_order(script, tmp_path):
     assert [step.name for step in found] == [
         "tests",
         "kernels",
+        "calibrate",
         "quickstart",
         "fewbit-roberta",
         "resnet50",

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 import platformdirs
 
 from actbench.cli import (  # noqa: F401  (each has verbs)
+    calibrate,
     convert,
     doctor,
     encodings,

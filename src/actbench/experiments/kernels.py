@@ -29,7 +29,7 @@ def run(
         MeasurementError: The device is not there.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    measure.check_device(plan.device)
+    measure.device_named(plan.device)
     told, origin = progress or Progress(), provenance(command)
     planned = [Planned(case) for case in measure.cases(plan)]
     with TIMED.opened(RECIPE, output) as store:

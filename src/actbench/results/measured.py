@@ -146,6 +146,7 @@ class Measurement(Data):
         estimated: How long a simulated step would take; None of other meters, of devices without rates and in older
             records.
         untimed: Why the time of a simulated step is not estimated.
+        simulated: What kind of device a simulated step was run for; None of other meters and in older records.
         timing_round: What the group of cases that took turns with this one is called; None in older records.
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
@@ -174,6 +175,7 @@ class Measurement(Data):
     step_seconds: tuple[float, ...] | None = None
     estimated: EstimatedTime | None = None
     untimed: str | None = None
+    simulated: Literal["cpu", "cuda"] | None = None
     timing_round: str | None = None
     exact_step_seconds: tuple[float, ...] | None = None
     largest_batch: NonNegativeInt | None = None

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate
-from actbench.measuring.cost.rates import Efficiencies, Efficiency, Host, Rates
+from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate, issuing
+from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
 from actbench.results.measured import EstimatedTime
@@ -16,7 +16,7 @@ from actbench.results.records import Phase
 RATES = Rates({"fp32": 1e12, "half": 4e12}, bandwidth=1e11, link=1e10, launch=0.0, source="")
 WHOLE = Efficiency({"fp32": 1.0, "half": 0.5}, memory=1.0, ramp=0.0)
 KINDS = dict.fromkeys(("matmul", "elementwise", "packing", "host copy"), WHOLE)
-SHARES = Efficiencies(KINDS, Host(1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10), overlap=20.0)
+SHARES = Efficiencies(KINDS, Host(1e-6, 1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10), overlap=20.0)
 
 
 def work(seconds: float, kind: str = "elementwise") -> Work:
@@ -88,3 +88,32 @@ def test_operations_and_bytes_that_do_not_overlap_add_up() -> None:
 
     assert computing(product, RATES, serial) == pytest.approx(1e-3 + 1e-3)
     assert computing(product, RATES, SHARES) == pytest.approx(1e-3, rel=0.05)
+
+
+def test_on_a_cpu_a_copy_to_the_host_and_what_the_host_computes_are_as_any_other() -> None:
+    done = [Done("forward", copy(1e-3), False), Done("optimizer", work(1e-3), True)]
+
+    found = estimate(done, RATES, SHARES, asynchronous=False)
+
+    copied = copy(1e-3).moved / RATES.bandwidth
+    assert found.step_seconds == pytest.approx(copied + 1e-3, rel=0.01)
+    assert found.forward_seconds == pytest.approx(copied, rel=0.05)
+
+
+def test_what_was_measured_of_an_operator_goes_before_the_shares_of_its_kind() -> None:
+    relu = Work("relu", "elementwise", moved=10**6, launches=1)
+    measured = replace(SHARES, operators={("relu", "fp32"): Curve((10**5, 10**6), (1e-3, 7e-3))})
+
+    assert computing(relu, RATES, measured) == pytest.approx(7e-3)
+    assert computing(replace(relu, moved=10**7), RATES, measured) == pytest.approx(7e-3 + 9e6 / RATES.bandwidth)
+    assert computing(replace(relu, precision="half"), RATES, measured) == computing(relu, RATES, SHARES)
+    assert computing(replace(relu, name="gelu"), RATES, measured) == computing(relu, RATES, SHARES)
+
+
+def test_an_operator_that_packs_is_called_by_a_hook_but_for_the_optimizers() -> None:
+    host = replace(SHARES.host, packing=7e-6, optimizer=3e-6)
+    packing = Work("smaq_encode", "packing", moved=1, launches=1)
+
+    found = {phase: issuing(packing, phase, replace(SHARES, host=host)) for phase in ("forward", "optimizer")}
+
+    assert found == {"forward": 7e-6, "optimizer": 3e-6}

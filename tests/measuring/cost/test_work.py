@@ -36,6 +36,12 @@ def test_a_product_of_matrices_multiplies_and_adds_and_reads_both(rows: int, inn
     assert (product.kind, product.precision, product.launches) == ("matmul", "fp32", 1)
 
 
+def test_a_product_that_is_added_in_place_counts_as_one_that_is_not() -> None:
+    [added] = works(lambda x, y, z: x.detach().addmm_(y.detach(), z.detach()), (5, 11), (5, 7), (7, 11))
+
+    assert (added.kind, added.flops, added.is_known) == ("matmul", 2 * 5 * 7 * 11, True)
+
+
 @pytest.mark.parametrize(
     ("groups", "kind"), [(1, "convolution"), (2, "grouped convolution"), (8, "depthwise convolution")]
 )

@@ -99,7 +99,7 @@ def test_calls_take_turns_in_changing_order():
 def test_a_missing_device_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MeasurementError, match="--device cuda: torch finds no CUDA device here"):
-        measure.check_device("cuda")
+        measure.device_named("cuda")
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError(), RuntimeError("std::bad_alloc")])

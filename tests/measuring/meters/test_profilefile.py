@@ -43,6 +43,15 @@ def test_a_file_may_bring_what_was_measured_of_some_kinds(tmp_path: Path) -> Non
     assert profile.efficiencies.host.forward == pytest.approx(5e-6)
 
 
+def test_a_file_may_bring_what_single_operators_took(tmp_path: Path) -> None:
+    operators = "[operators.relu]\nfp32 = [[1e3, 2], [1e5, 20]]\n[operators.mm]\nhalf = [[1e6, 1e4, 50]]\n"
+
+    found = profiles.get(written(tmp_path, RATES + HOST + operators)).efficiencies.operators
+
+    assert found["relu", "fp32"].at(0, 1e4) == pytest.approx(20e-6 / 10**0.5)
+    assert found["mm", "half"].at(2e6, 1e4) == pytest.approx(100e-6)
+
+
 def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> None:
     assert not profiles.get(written(tmp_path, "gib = 4\n")).is_cuda
 
@@ -56,6 +65,12 @@ def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> N
         ("gib = 4\nfp32 = 3\n", "belong together; it has fp32"),
         (RATES + HOST + "[efficiencies.magic]\nmemory = 1\nramp = 0\n", "no kind of operator magic; known: .*matmul"),
         (RATES + "[efficiencies.matmul]\nmemory = 1\nramp = 0\n", r"need the table \[host\]"),
+        (RATES + HOST + "[efficiencies.matmul]\nmemory = 1\nrampp = 0\n", "did you mean 'ramp'"),
+        (RATES + "[operators.mm]\nfp32 = [[1, 2, 3]]\n", r"need the table \[host\]"),
+        (RATES + HOST + "[operators.mm]\nfp32 = [[1, 2, 3], [4, 5]]\n", "all pairs or all triples"),
+        (RATES + HOST + "[operators.relu]\nfp32 = [[8, 1], [8, 2]]\n", "grow from pair to pair"),
+        (RATES + HOST + "[operators.relu]\nfp32 = []\n", "operators.relu.fp32"),
+        (RATES + HOST + "[operators.relu]\nfp64 = [[8, 1]]\n", "fp64"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, message: str) -> None:

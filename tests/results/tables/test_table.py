@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from actbench.results import tables
-from actbench.results.measured import MeasuredRecord
+from actbench.results.measured import EstimatedTime, MeasuredRecord
 from actbench.results.records import Built, Published
 from actbench.results.tables import Table
 from actbench.results.tables.columns import change, quotient
@@ -162,6 +162,29 @@ def test_the_error_of_an_estimate_stands_beside_the_measurement(make_record: Mak
     assert estimates.rows[0]["peak_estimate_error"] == pytest.approx(0.01)
     assert estimates.rows[0]["activation_estimate_error"] == pytest.approx(-0.02)
     assert (estimates.rows[0]["peak_bytes"], estimates.rows[0]["estimated_peak_bytes"]) == (1000, 1010)
+
+
+def test_a_file_that_describes_a_processor_estimates_what_is_measured_on_one(make_record: MakeRecord) -> None:
+    measured = make_record(meter="cpu", peak_bytes=1000, step_seconds=(2.0,))
+    plain = make_record(device_profile="cpu", peak_bytes=1010, simulated="cpu")
+    time = EstimatedTime(
+        step_seconds=2.2,
+        forward_seconds=1.0,
+        backward_seconds=1.0,
+        optimizer_seconds=0.2,
+        host_seconds=0.1,
+        device_seconds=2.1,
+        flops=1,
+        moved_bytes=1,
+    )
+    calibrated = make_record(device_profile="here.toml", peak_bytes=1020, simulated="cpu", estimated=time)
+    card = make_record(device_profile="card.toml", peak_bytes=1500, simulated="cuda", estimated=time)
+
+    alone = tables.estimates_table([measured, calibrated, card])
+    both = tables.estimates_table([measured, plain, calibrated, card])
+
+    assert [row["estimated_peak_bytes"] for row in alone.rows] == [1020]
+    assert [row["estimated_peak_bytes"] for row in both.rows] == [1020]  # the one that has a time, too
 
 
 def test_no_records_make_an_empty_table() -> None:

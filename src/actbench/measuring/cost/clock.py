@@ -56,9 +56,9 @@ class _Clock:
     def _issue(self, done: Done) -> None:
         work = done.work
         self.host += issuing(work, done.phase, self.efficiencies)
-        if done.on_host:
+        if done.on_host and self.asynchronous:
             self._compute_on_host(work)
-        elif work.kind == "host copy":
+        elif work.kind == "host copy" and self.asynchronous:
             self._copy(work)
         elif work.kind is not None:
             self._compute(work)
@@ -105,9 +105,10 @@ def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
     host = efficiencies.host
     if work.kind is None:
         return host.view + host.listed * work.listed
-    if work.kind in ("packing", "host copy"):
+    if work.kind in ("packing", "host copy") and phase != "optimizer":  # an optimizer calls no hook
         return host.packing
-    return (host.backward if phase == "backward" else host.forward) + host.listed * work.listed
+    seconds: float = getattr(host, phase)
+    return seconds + host.listed * work.listed
 
 
 def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
@@ -115,6 +116,10 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     if work.kind is None:
         return 0.0
     share = efficiencies.kinds[work.kind]
+    measured = efficiencies.operators.get((work.label, work.precision))
+    if measured is not None:
+        least, rate = share.ramp + rates.launch, rates.bandwidth * share.memory
+        return measured.at(work.flops, max(work.moved, 1), least, rate)
     seconds = work.moved / (rates.bandwidth * share.memory)
     if work.flops:
         precision = work.precision if work.precision in rates.flops else "fp32"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
@@ -48,11 +50,72 @@ class Efficiency:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """What an operator that moves bytes took when it was measured.
+
+    Attributes:
+        sizes: Bytes moved; they grow.
+        seconds: Of each size.
+    """
+
+    sizes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
+        """Return the seconds of any size: on a line between logarithms.
+
+        Above what was measured it is the last rate, or ``rate`` for what is more, in bytes a second, if that is faster;
+        below the first rate, but for what is so small that it takes ``least`` seconds whatever its size.
+        """
+        place = bisect(self.sizes, size)
+        if place == 0:
+            return min(self.seconds[0], max(self.seconds[0] * size / self.sizes[0], least))
+        if place == len(self.sizes):
+            more = size - self.sizes[-1]
+            return self.seconds[-1] + more / max(self.sizes[-1] / self.seconds[-1], rate)
+        (low, high), (fast, slow) = self.sizes[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
+        return float(fast * (slow / fast) ** (math.log(size / low) / math.log(high / low)))
+
+
+@dataclass(frozen=True)
+class Surface:
+    """What an operator with floating-point operations took when it was measured, in several shapes.
+
+    Attributes:
+        shapes: Operations and bytes moved.
+        seconds: Of each shape.
+    """
+
+    shapes: tuple[tuple[float, float], ...]
+    seconds: tuple[float, ...]
+
+    def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
+        """Return the seconds of any shape, at the rate of those that are like it: the nearer, the more they count.
+
+        None takes less than the shortest that was measured, or than ``least`` seconds if these are fewer.
+        """
+        weights = [self._nearness(flops, size, *shape) for shape in self.shapes]
+        rates = [math.log(shape[0] / taken) for shape, taken in zip(self.shapes, self.seconds, strict=True)]
+        mean = sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
+        return max(flops / math.exp(mean), min(least, *self.seconds))
+
+    @staticmethod
+    def _nearness(flops: float, size: float, known_flops: float, known_size: float) -> float:
+        distance = math.log(flops / known_flops) ** 2 + math.log(size / known_size) ** 2
+        return 1 / (distance + _NEAREST) ** 2
+
+
+_NEAREST = 1e-3
+"""Below this squared distance of logarithms shapes are the same."""
+
+
+@dataclass(frozen=True)
 class Host:
     """Seconds of the host for an operator in eager mode, and bytes a second of its memory."""
 
     forward: float
     backward: float
+    optimizer: float
     view: float
     packing: float
     listed: float
@@ -65,11 +128,13 @@ class Efficiencies:
 
     Attributes:
         overlap: By which power operations and bytes of an operator add up; the larger, the better they overlap.
+        operators: What single operators took on the device itself, by label and precision: it goes before their kind.
     """
 
     kinds: Mapping[str, Efficiency]
     host: Host
     overlap: float
+    operators: Mapping[tuple[str, str], Curve | Surface] = field(default_factory=dict)
 
 
 def rates(table: Mapping[str, Any]) -> Rates:
@@ -86,16 +151,36 @@ def efficiencies(
     overlap: float,
     *,
     beside: Mapping[str, Efficiency] | None = None,
+    operators: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] | None = None,
 ) -> Efficiencies:
-    """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out."""
+    """Return what tables of kinds of operators and of the host say; ``beside`` has the kinds that they leave out.
+
+    ``operators`` are points of single ones, by precision: bytes and microseconds, with the operations in front where
+    there are some.
+    """
     found = {
         kind: Efficiency(
             {name: table[name] for name in PRECISIONS if table.get(name)}, table["memory"], table["ramp"] * _MICRO
         )
         for kind, table in kinds.items()
     }
-    seconds = {name: value * _MICRO for name, value in host.items() if name != "bandwidth"}
-    return Efficiencies({**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap)
+    given = {**host, "optimizer": host.get("optimizer") or host["forward"]}
+    seconds = {name: value * _MICRO for name, value in given.items() if name != "bandwidth"}
+    curves = {
+        (name, precision): _measured(points)
+        for name, table in (operators or {}).items()
+        for precision, points in table.items()
+    }
+    return Efficiencies(
+        {**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap, curves
+    )
+
+
+def _measured(points: Sequence[Sequence[float]]) -> Curve | Surface:
+    seconds = tuple(_MICRO * point[-1] for point in points)
+    if len(points[0]) == 2:
+        return Curve(tuple(point[0] for point in points), seconds)
+    return Surface(tuple((point[0], point[1]) for point in points), seconds)
 
 
 @functools.cache

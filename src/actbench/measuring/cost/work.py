@@ -56,6 +56,12 @@ class Work:
     listed: int = 0
     is_known: bool = True
 
+    @property
+    def label(self) -> str:
+        """Under which name the operator is measured: convolutions with groups are others than those without."""
+        is_grouped = self.kind in ("grouped convolution", "depthwise convolution")
+        return self.name.replace("convolution", self.kind or "") if is_grouped else self.name
+
 
 def idle(func: Any) -> bool:
     """Return whether an operator moves nothing, whatever its arguments."""
@@ -109,11 +115,16 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: 
     if func is torch.ops.aten.convolution_backward.default:
         wanted: list[bool] = args[10]
         return _of_convolution(args[1], args[2], args[0], transposed=args[7]) * sum(wanted[:2])
-    count = flop_registry.get(func._overloadpacket)
+    count = flop_registry.get(func._overloadpacket) or flop_registry.get(_out_of_place(func))
     if count is None:
         return 0
     total = int(count(*args, **kwargs, out_val=result))
     return total // 2 if _argument(func, "is_causal", args, kwargs) else total
+
+
+def _out_of_place(func: Any) -> Any:
+    """Return the operator that does the same and makes a new tensor, where torch knows the operations of that alone."""
+    return getattr(torch.ops.aten, func._schema.name.partition("::")[2].rstrip("_"), None)
 
 
 def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> int:

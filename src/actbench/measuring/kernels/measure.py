@@ -74,13 +74,18 @@ _LARGEST_KEPT = 31 << 20
 _ANY_BITS = 3  # of operators that do not look at them
 
 
-def check_device(name: DeviceName) -> None:
-    """Raise a MeasurementError where the device is not there."""
+def device_named(name: DeviceName) -> torch.device:
+    """Return the device of this name.
+
+    Raises:
+        MeasurementError: It is not there.
+    """
     if name == "cuda" and not torch.cuda.is_available():
         raise MeasurementError(
             "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
             "measures the processor"
         )
+    return torch.device(name)
 
 
 def cases(plan: Plan) -> tuple[KernelCase, ...]:
@@ -108,7 +113,7 @@ def outcomes(todo: Iterable[KernelCase], seconds: float) -> Iterator[tuple[Kerne
     """Measure each case for so many seconds, and yield what came of it as soon as it is known."""
     for case in todo:
         if case.device == "cpu":
-            _settle_heap()
+            settle_heap()
         try:
             outcome: KernelTimes | Failure = measured(case, seconds)
         except Exception as error:  # a kernel that cannot be compiled is a row, too
@@ -120,7 +125,7 @@ def outcomes(todo: Iterable[KernelCase], seconds: float) -> Iterator[tuple[Kerne
         gc.collect()
 
 
-def _settle_heap() -> None:
+def settle_heap() -> None:
     """Bring the C library to where it is in a process that has trained for a while.
 
     It maps tensors larger than any that was freed before, and each mapping costs page faults: 3 ms on 6 MiB, more than

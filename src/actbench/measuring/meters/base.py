@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class MemoryReading:
     loss: float | None = None
     estimated: EstimatedTime | None = None
     untimed: str | None = None
+    simulated: Literal["cpu", "cuda"] | None = None
 
     def against(self, memory_bytes: int) -> MemoryReading:
         """Return this reading of a step that might use so much, with what it needs above that."""

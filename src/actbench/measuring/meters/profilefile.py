@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from actbench.errors import UsageError
 from actbench.measuring.cost.rates import published
@@ -29,11 +31,35 @@ class KindTable(Data):
     ramp: Annotated[float, Field(ge=0)]
 
 
+Point = tuple[Positive, Positive] | tuple[Positive, Positive, Positive]
+
+
+def _alike(points: list[Point]) -> list[Point]:
+    if len({len(point) for point in points}) > 1:
+        raise ValueError("points of an operator are all pairs or all triples")
+    if len(points[0]) == 2 and any(after[0] <= before[0] for before, after in pairwise(points)):
+        raise ValueError("the bytes of an operator grow from pair to pair")
+    return points
+
+
+Points = Annotated[list[Point], Field(min_length=1), AfterValidator(_alike)]
+
+
+class OperatorTable(Data):
+    """What one operator took: pairs of bytes and microseconds, or triples of operations, bytes and microseconds."""
+
+    fp32: Points | None = None
+    tf32: Points | None = None
+    half: Points | None = None
+    fp8: Points | None = None
+
+
 class HostTable(Data):
     """What the host needs, in microseconds, and its memory in GB/s."""
 
     forward: Positive
     backward: Positive
+    optimizer: Positive | None = None  # that of forward
     view: Positive
     packing: Positive
     listed: Positive
@@ -56,6 +82,7 @@ class DeviceTable(Data):
     source: str = ""
     host: HostTable | None = None
     efficiencies: dict[str, KindTable] | None = None
+    operators: dict[str, OperatorTable] | None = None
 
     @property
     def has_rates(self) -> bool:
@@ -63,6 +90,7 @@ class DeviceTable(Data):
         return None not in (self.fp32, self.bandwidth, self.link, self.launch)
 
 
+@functools.cache
 def shipped() -> dict[str, DeviceTable]:
     """Return the devices that come along, by name."""
     text = resources.files("actbench.measuring.meters").joinpath("devices.toml").read_text(encoding="utf-8")
@@ -83,7 +111,9 @@ def read(path: Path) -> DeviceTable:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"--device-profile {str(path)!r} is no TOML: {error}") from None
     except ValidationError as error:
-        lines = explain(error, found, {"": DeviceTable, "host": HostTable, "efficiencies": KindTable})
+        lines = explain(
+            error, found, {"": DeviceTable, "host": HostTable, "efficiencies": KindTable, "operators": OperatorTable}
+        )
         raise UsageError(f"--device-profile {str(path)!r}: {'; '.join(lines)}") from None
     unknown = set(table.efficiencies or {}) - published().kinds.keys()
     if unknown:
@@ -91,8 +121,10 @@ def read(path: Path) -> DeviceTable:
             f"--device-profile {str(path)!r}: there is no kind of operator {', '.join(sorted(unknown))}; known: "
             f"{', '.join(published().kinds)}"
         )
-    if table.efficiencies and table.host is None:
-        raise UsageError(f"--device-profile {str(path)!r}: efficiencies need the table [host] beside them")
+    if (table.efficiencies or table.operators) and table.host is None:
+        raise UsageError(
+            f"--device-profile {str(path)!r}: efficiencies and operators need the table [host] beside them"
+        )
     some = [name for name in ("fp32", "bandwidth", "link", "launch") if getattr(table, name) is not None]
     if some and not table.has_rates:
         raise UsageError(

@@ -59,7 +59,9 @@ def _profile(name: str, table: DeviceTable) -> DeviceProfile:
     measured = None
     if table.host is not None:
         kinds = {kind: each.model_dump() for kind, each in (table.efficiencies or {}).items()}
-        measured = efficiencies(kinds, table.host.model_dump(), published().overlap, beside=published().kinds)
+        operators = {name: each.model_dump(exclude_none=True) for name, each in (table.operators or {}).items()}
+        host = table.host.model_dump()
+        measured = efficiencies(kinds, host, published().overlap, beside=published().kinds, operators=operators)
     return DeviceProfile(
         name,
         round(table.gib * GIB),

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
 
 _UNTIMED = (
     "No step time is estimated: nobody says what {} can do in a second; name a card by --device-profile ('actbench "
-    "devices' marks them est.)."
+    "devices' marks them est.), or measure this machine by 'actbench calibrate'."
 )
 
 
@@ -119,7 +119,9 @@ class SimulatedMeter:
             reading = replace(reading, reserved_bytes=reserved)
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
-        return replace(reading, estimated=self._time(), untimed=untimed).against(self.memory_bytes)
+        kind: Literal["cpu", "cuda"] = "cuda" if self.profile.is_cuda else "cpu"
+        timed = replace(reading, estimated=self._time(), untimed=untimed, simulated=kind)
+        return timed.against(self.memory_bytes)
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:
         """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""

@@ -32,23 +32,32 @@ class Estimates:
         self._devices: dict[Any, _Devices] = {}
         for record, what in records:
             if record.case.meter == "simulated" and isinstance(record.outcome, Measurement):
-                self._found[what, record.case.scheme, record.case.device_profile == "cpu"].append(record)
+                self._found[what, record.case.scheme, _is_of_cpu(record, record.outcome)].append(record)
 
     def of(self, record: MeasuredRecord, what: Any) -> Measurement | None:
         """Return the estimate of a measurement, or None.
 
-        Of several simulated GPUs it is the one whose name stands in that of the record's GPU.
+        Of several simulated GPUs it is the one whose name stands in that of the record's GPU, of several profiles of a
+        CPU the one that has times.
         """
-        key = (what, record.case.scheme, record.case.meter == "cpu")
+        on_cpu = record.case.meter == "cpu"
+        key = (what, record.case.scheme, on_cpu)
         if record.case.meter == "simulated" or key not in self._found:
             return None
         candidates = self._found[key]
-        if len(candidates) > 1:
+        if len(candidates) > 1 and on_cpu:
+            candidates = [each for each in candidates if _estimated(_measured(each)) is not None]
+        elif len(candidates) > 1:
             if key not in self._devices:
                 self._devices[key] = _Devices(candidates)
             candidates = self._devices[key].named_in(record.machine.gpu or "")
         outcome = candidates[0].outcome if len(candidates) == 1 else None
         return outcome if isinstance(outcome, Measurement) else None
+
+
+def _is_of_cpu(record: MeasuredRecord, measured: Measurement) -> bool:
+    """Return whether a step was simulated for a CPU, also for one that a file describes."""
+    return (measured.simulated or record.case.device_profile) == "cpu"
 
 
 class _Devices:

@@ -1,0 +1,74 @@
+"""The verb calibrate: a device profile of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from actbench.cli.app import app, option, path_named
+from actbench.cli.flags import expanded
+from actbench.cli.kernels import DeviceOption
+from actbench.cli.outputs import ExportFlags
+from actbench.cli.printing import command_line, export, remark, show
+from actbench.errors import StoreError, UsageError
+from actbench.units import LONGEST_SECONDS
+
+
+@app.command()
+@expanded
+def calibrate(
+    *,
+    device: DeviceOption = None,
+    output: Annotated[
+        Path | None,
+        option(
+            "--output -o",
+            "The device profile to write (default MACHINE.toml in this folder).",
+            metavar="FILE.toml",
+            parser=path_named,
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
+    budget: Annotated[
+        float,
+        option("--budget", "Seconds after which nothing new is measured.", min=1, max=LONGEST_SECONDS),
+    ] = 100.0,
+    exports: ExportFlags,
+) -> None:
+    """Measure what this machine reaches, and write a device profile that estimates step times for it.
+
+    Products of matrices, convolutions, attention, elementwise operators, reductions, copies and the operators of every
+    scheme are timed one by one, at several sizes and in float32 and bfloat16. --device-profile of the other verbs takes
+    the file. Let nothing else run meanwhile. The first time, kernels are compiled, which takes a minute more.
+
+    Examples:
+
+    actbench calibrate
+
+    actbench calibrate --device cpu -o here.toml
+
+    actbench measure resnet50 -s checkpoint -b 8 --meter simulated --device-profile here.toml
+    """
+    from actbench.results.calibration import calibration_table
+    from actbench.results.machine import find_gpu, machine
+    from actbench.results.render import exports as files
+
+    where = device or ("cuda" if find_gpu() else "cpu")
+    path = output or Path(machine().name + ("-cpu" if where == "cpu" and find_gpu() else "") + ".toml")
+    if path.suffix != ".toml":
+        raise UsageError(
+            f"--output {str(path)!r}: a device profile is a .toml file; name one, such as {path.name}.toml"
+        )
+    files.check(path)
+    if path.exists() and not force:
+        raise StoreError(f"{path} is there already: --force replaces it, --output names another file")
+    from actbench.measuring.calibration import calibrate as measure
+    from actbench.measuring.calibration.profile import toml
+
+    found = measure(where, budget_seconds=budget, command=command_line(), progress=remark)
+    table = calibration_table(found.report)
+    files.export({path: toml(found.profile)})
+    export(exports, [table], lambda: found.report.model_dump_json(indent=2) + "\n")
+    show(table, beside=exports)
+    remark(f"device profile: {path}; take it by --device-profile {path}")

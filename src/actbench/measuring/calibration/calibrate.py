@@ -1,0 +1,176 @@
+"""Measuring what this machine reaches, for the cost model of simulated steps."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+
+from actbench.errors import ActbenchError, MeasurementError, is_out_of_memory
+from actbench.measuring.calibration.findings import Found, Key, by_kind, found_in, peaks
+from actbench.measuring.calibration.host import host_of
+from actbench.measuring.calibration.profile import profile_of
+from actbench.measuring.calibration.stopwatch import Clock, Sample, Stopwatch
+from actbench.measuring.calibration.subjects import Subject, single, specs_of_schemes, steps
+from actbench.measuring.kernels.measure import device_named, settle_heap
+from actbench.measuring.meters.profilefile import DeviceTable
+from actbench.results.calibration import CalibrationReport
+from actbench.results.kernels import DeviceName
+from actbench.results.machine import machine, now, provenance
+
+_LONGEST_CALL = 0.6
+"""Seconds: what takes longer is not run at larger sizes."""
+_SPENT = 0.12
+"""Seconds of timed calls of one size."""
+_MOST_CALLS = 12
+_LEAST_CALLS = 3
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A device profile of this machine, and what was found on the way to it."""
+
+    profile: DeviceTable
+    report: CalibrationReport
+
+
+@dataclass
+class _Bench:
+    """Runs subjects and collects what their operators took."""
+
+    device: torch.device
+    clock: Clock
+    end: float
+    progress: Callable[[str], None]
+    samples: list[Sample] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    known: set[Key] = field(default_factory=set)
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.end
+
+    def run(self, subject: Subject, most_sizes: int | None, *, new_only: bool = False) -> bool:
+        """Run a subject at its sizes, with ``new_only`` only the first where that has no operator that is new.
+
+        Returns:
+            Whether it could be run at all.
+        """
+        self.progress(subject.name)
+        for place, size in enumerate(subject.sizes[:most_sizes]):
+            if self.is_late:
+                self.left_out.append(subject.name)
+                return True
+            before = len(self.known)
+            try:
+                samples, seconds = self._timed(subject.make(size))
+            except Exception as error:
+                if not isinstance(error, ActbenchError) and not is_out_of_memory(error):
+                    raise
+                return place > 0  # a scheme finds nothing in a model; the size does not fit in memory
+            self.samples += samples
+            self.known.update((sample.work.label, sample.work.precision) for sample in samples)
+            if seconds > _LONGEST_CALL or (new_only and len(self.known) == before):
+                break
+        return True
+
+    def run_all(self, specs: Sequence[str], most_sizes: int | None) -> None:
+        """Run every subject: what is most needed first."""
+        for subject in single(self.device, torch.float32):
+            self.run(subject, most_sizes)
+        for spec in dict.fromkeys(("exact", *specs)):
+            encoder, network, decoder = steps(self.device, spec)
+            is_exact = spec == "exact"
+            found = self.run(encoder, most_sizes, new_only=not is_exact)
+            self.run(network, most_sizes, new_only=not is_exact)
+            if is_exact or not found:
+                self.run(decoder, most_sizes, new_only=not is_exact)
+        for subject in single(self.device, torch.bfloat16):
+            self.run(subject, most_sizes)
+
+    def _timed(self, call: Callable[[], object]) -> tuple[list[Sample], float]:
+        """Return the operators of some calls after one to warm up, and the seconds of a call."""
+        call()
+        watch = Stopwatch(self.device, self.clock)
+        found: list[Sample] = []
+        begin, calls, spent = time.monotonic(), 0, 0.0
+        while calls < 1 or (spent < _SPENT and calls < _MOST_CALLS) or (spent < _LONGEST_CALL and calls < _LEAST_CALLS):
+            with watch:
+                call()
+            found += watch.samples
+            calls, spent = calls + 1, time.monotonic() - begin
+        gc.collect()
+        return found, spent / calls
+
+
+def calibrate(
+    device: DeviceName = "cpu",
+    *,
+    schemes: Sequence[str] | None = None,
+    most_sizes: int | None = None,
+    budget_seconds: float = 100.0,
+    clock: Clock = time.perf_counter,
+    command: str = "",
+    progress: Callable[[str], None] = lambda text: None,
+) -> Calibrated:
+    """Measure the operators of this machine and return its device profile.
+
+    Args:
+        device: What computes.
+        schemes: Whose operators are measured in steps of small models; None for every scheme.
+        most_sizes: How many sizes of each operator, from the smallest; None for all.
+        budget_seconds: After which nothing new is begun; what is left out is told in the notes of the report.
+        clock: Seconds of a processor: of the wall, or of this process where other programs run beside it.
+        command: What the user typed.
+        progress: Is told what is measured next.
+
+    Raises:
+        MeasurementError: The device is not there, or the time was too short to find its rates.
+    """
+    where = device_named(device)
+    if device == "cpu":
+        settle_heap()
+    begin = time.monotonic()
+    bench = _Bench(where, clock, begin + budget_seconds, progress)
+    bench.run_all(specs_of_schemes() if schemes is None else schemes, most_sizes)
+    found = found_in(bench.samples)
+    _check(found, budget_seconds)
+    progress("the host")
+    host = host_of(where, found, clock)
+    flops, copied = peaks(found), max(found["copy_", "fp32"].rates)
+    to_host = found.get(("to_host", "fp32"))
+    facts = machine()
+    report = CalibrationReport(
+        device=torch.cuda.get_device_name(where) if device == "cuda" else facts.processor,
+        threads=torch.get_num_threads(),
+        flops_per_second={**flops},
+        bandwidth=copied,
+        # what is copied is read once and written once, and counted as both
+        link=(max(to_host.rates) if to_host else copied) / 2,
+        launch_seconds=median(each.points[0][2] for each in found.values() if each.kind == "elementwise"),
+        host=host,
+        kinds=by_kind(found, flops, copied),
+        timed=len(bench.samples),
+        seconds=time.monotonic() - begin,
+        notes=_notes(bench.left_out),
+        recorded_at=now(),
+        **provenance(command),
+    )
+    return Calibrated(profile_of(report, found, where), report)
+
+
+def _notes(left_out: Sequence[str]) -> tuple[str, ...]:
+    return (f"Not measured, or not at every size, for the time was over: {', '.join(left_out)}.",) if left_out else ()
+
+
+def _check(found: dict[Key, Found], budget_seconds: float) -> None:
+    missing = [name for name in ("mm", "copy_") if (name, "fp32") not in found]
+    if missing:
+        raise MeasurementError(
+            f"the rates of this machine are unknown: {', '.join(missing)} was not measured in {budget_seconds:g} s; "
+            "give it more time"
+        )

@@ -1,0 +1,133 @@
+"""What is written down of a machine's calibration, and its table."""
+
+from __future__ import annotations
+
+from actbench.results.records import SCHEMA_VERSION, Data, Machine, SchemaVersion, Versions
+from actbench.results.tables import Table, fill
+from actbench.results.tables.columns import Column
+from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, format_seconds
+
+
+class KindFound(Data):
+    """What the operators of one kind reached in one type.
+
+    Attributes:
+        operators: How many different ones were measured.
+        flops_per_second: The best of them, of those with floating-point operations.
+        bytes_per_second: The median of the others, each at its largest size.
+        share: Of the peak rate, or of the bandwidth.
+        least_seconds: The median of the seconds on the smallest tensors.
+    """
+
+    kind: str
+    precision: str
+    operators: PositiveInt
+    flops_per_second: NonNegativeFloat | None = None
+    bytes_per_second: NonNegativeFloat | None = None
+    share: NonNegativeFloat
+    least_seconds: NonNegativeFloat
+
+
+class HostFound(Data):
+    """Seconds of the host for an operator, by part of the step and kind."""
+
+    forward: NonNegativeFloat
+    backward: NonNegativeFloat
+    optimizer: NonNegativeFloat
+    view: NonNegativeFloat
+    packing: NonNegativeFloat
+    listed: NonNegativeFloat
+
+
+class CalibrationReport(Data):
+    """What a calibration found, as ``--export-json`` writes it.
+
+    Attributes:
+        device: What was measured.
+        threads: Of the processor.
+        flops_per_second: Of the best product of matrices, by precision.
+        bandwidth: Bytes a second that a copy reads and writes.
+        link: Bytes a second between device and host memory, in one direction.
+        launch_seconds: Of an operator on a tensor of next to nothing.
+        timed: Runs of operators that were timed.
+        seconds: That all of it took.
+        notes: What was not measured, and why.
+    """
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    device: str
+    threads: PositiveInt
+    flops_per_second: dict[str, float]
+    bandwidth: NonNegativeFloat
+    link: NonNegativeFloat
+    launch_seconds: NonNegativeFloat
+    host: HostFound
+    kinds: tuple[KindFound, ...]
+    timed: NonNegativeInt
+    seconds: NonNegativeFloat
+    notes: tuple[str, ...] = ()
+    machine: Machine
+    versions: Versions
+    command: str
+    recorded_at: str
+
+
+_TERA, _GIGA = 1e12, 1e9
+
+
+def calibration_table(report: CalibrationReport) -> Table:
+    """Return one row for each kind of operator and type."""
+    return fill(f"What {report.device} reaches", COLUMNS, report.kinds, _notes(report))
+
+
+def _notes(report: CalibrationReport) -> list[str]:
+    peaks = ", ".join(f"{name} {rate / _TERA:.3g} TFLOP/s" for name, rate in report.flops_per_second.items())
+    threads = "1 thread" if report.threads == 1 else f"{report.threads} threads"
+    return [
+        f"{report.machine.name}, {threads} of the processor, torch {report.versions.torch}.",
+        f"{report.timed} operators were timed in {report.seconds:.0f} s.",
+        f"Peak rates: {peaks}; {_links(report)}.",
+        f"The host needs, beside what operators take: {_of_host(report.host)}.",
+        "Share: of the peak rate of the type, or of the bandwidth; more than 100 % where caches help.",
+        *report.notes,
+    ]
+
+
+def _links(report: CalibrationReport) -> str:
+    memory, link = report.bandwidth / _GIGA, report.link / _GIGA
+    smallest = format_seconds(report.launch_seconds)
+    return f"memory {memory:.3g} GB/s, link to host memory {link:.3g} GB/s, the smallest operators {smallest}"
+
+
+def _of_host(host: HostFound) -> str:
+    what = {
+        "an operator of the forward pass": host.forward,
+        "one of the backward pass": host.backward,
+        "one of the optimizer": host.optimizer,
+        "one that packs": host.packing,
+        "a view": host.view,
+    }
+    return ", ".join(f"{format_seconds(seconds)} for {name}" for name, seconds in what.items())
+
+
+COLUMNS: tuple[Column[KindFound], ...] = (
+    Column("kind", "Kind", "text", lambda found: found.kind),
+    Column("precision", "Type", "text", lambda found: found.precision),
+    Column("operators", "Operators", "count", lambda found: found.operators),
+    Column(
+        "gigaflops_per_second",
+        "GFLOP/s",
+        "rate",
+        lambda found: None if found.flops_per_second is None else found.flops_per_second / _GIGA,
+        better="higher",
+    ),
+    Column(
+        "gigabytes_per_second",
+        "GB/s",
+        "rate",
+        lambda found: None if found.bytes_per_second is None else found.bytes_per_second / _GIGA,
+        better="higher",
+    ),
+    Column("share", "Share", "share", lambda found: found.share, better="higher"),
+    Column("least_seconds", "Smallest", "seconds", lambda found: found.least_seconds, "lower"),
+)
