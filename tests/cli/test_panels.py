@@ -21,7 +21,7 @@ def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     for line in ended.out.splitlines():
         if title := re.match(r"╭─ ([\w ]+) ─", line):
             found[title[1]] = []
-        elif flag := re.match(r"│[ *]+(--[a-z-]+)", line):
+        elif flag := re.match(r"│[ *]{1,6}(--[a-z-]+)", line):
             found[next(reversed(found))].append(flag[1])
     return found
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from actbench.cli.app import app, option, path_named
+from actbench.cli.app import app, option, path_named, seconds_option
 from actbench.cli.flags import expanded
 from actbench.cli.kernels import DeviceOption
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, remark, show
 from actbench.errors import StoreError, UsageError
-from actbench.units import LONGEST_SECONDS
 
 
 @app.command()
@@ -32,7 +31,7 @@ def calibrate(
     force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
     budget: Annotated[
         float,
-        option("--budget", "Seconds after which nothing new is measured.", min=1, max=LONGEST_SECONDS),
+        seconds_option("--budget", "Seconds after which nothing new is measured.", least=1),
     ] = 100.0,
     exports: ExportFlags,
 ) -> None:

@@ -10,14 +10,15 @@ PANELS = {
     "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
     "How it is measured": (
         "--meter --device-profile --memory-limit --max-batch --require-fit --device --steps --seconds "
-        "--time-by --ledger --top --all"
+        "--time-by --timeline --ledger --top --all"
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case --resources "
         "--checkpoint-seconds --trust-recipe --dry-run"
     ),
     "What is written": (
-        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves"
+        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "
+        "--export-timeline --export-snapshot"
     ),
 }
 """By title of a panel the names of its flags, in the order that they are shown in."""

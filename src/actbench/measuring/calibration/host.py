@@ -56,8 +56,8 @@ def host_of(device: torch.device, found: Mapping[Key, Found], clock: Clock) -> H
                 packed = _parts(stepping(device, settings, spec)(batches[0]), device, found, clock)
             except (ActbenchError, KeyError):
                 continue  # it finds nothing in this model; an operator of it was not measured
-            parts = [(phase, packed[phase]) for phase in ("forward", "backward")]
-            rest = sum(part.left(view) - own[phase] * (part.operators - part.packing) for phase, part in parts)
+            parts = [(own[phase], part) for phase, part in packed.items() if phase != "optimizer"]
+            rest = sum(part.left(view) - each_own * (part.operators - part.packing) for each_own, part in parts)
             count = sum(part.packing for _, part in parts)
             each["packing"] += [max(rest / count, _LEAST)] if count else []
     host = {name: median(seconds) for name, seconds in each.items() if seconds}

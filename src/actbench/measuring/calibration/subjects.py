@@ -79,7 +79,7 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     """Yield operators by kind, of which the tensors have a type."""
     on_cuda = device.type == "cuda"
     make = partial(torch.randn, device=device, dtype=dtype)
-    elements = ELEMENTS_CUDA if on_cuda else ELEMENTS
+    elements: tuple[int, ...] = ELEMENTS_CUDA if on_cuda else ELEMENTS
     if not on_cuda and dtype != torch.float32:
         elements = elements[:-1]
     yield Subject("products of matrices", partial(_product, make), PRODUCTS_CUDA if on_cuda else PRODUCTS)
@@ -174,8 +174,7 @@ def _convolution(make: Callable[..., Tensor], size: tuple[int, ...]) -> Call:
     samples, channels, side, out, kernel, stride, groups = size
     x = make(samples, channels, side, side, requires_grad=True)
     weight = make(out, channels // groups, kernel, kernel, requires_grad=True)
-    options = {"stride": stride, "padding": kernel // 2, "groups": groups}
-    return _both_ways(lambda: F.conv2d(x, weight, **options), x, weight)
+    return _both_ways(lambda: F.conv2d(x, weight, None, stride, kernel // 2, 1, groups), x, weight)
 
 
 def _rows(make: Callable[..., Tensor], elements: int) -> Call:
