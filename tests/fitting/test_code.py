@@ -68,12 +68,20 @@ def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str,
 
 
 def test_the_loss_of_float16_is_scaled() -> None:
-    case = Case(**LLAMA, scheme="accumulate:2+autocast:float16")
+    case = Case(**LLAMA, scheme="accumulate:2+autocast:float16", device_profile="cpu")
 
     found = run(code_for(case, CAUSAL).loop, case, first=False)
 
-    assert type(found["scaler"]).__name__ == "GradScaler"  # on a CPU it does nothing
+    gradient_was_scaled = found["scaler"].state_dict()["_growth_tracker"] == 2  # a count of steps without overflow
+    assert gradient_was_scaled
     assert found["optimizer"].state
+
+
+@pytest.mark.parametrize(("profile", "device"), [("cpu", "cpu"), ("rtx-4090", "cuda"), (None, "cuda")])
+def test_the_scaler_is_that_of_the_device(profile: str | None, device: str) -> None:
+    case = Case(**LLAMA, scheme="autocast:float16", device_profile=profile)
+
+    assert f'torch.amp.GradScaler("{device}")' in code_for(case, CAUSAL).loop
 
 
 TRAINER = [

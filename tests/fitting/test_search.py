@@ -146,7 +146,7 @@ def test_where_the_exact_step_fits_nothing_that_saves_is_tried() -> None:
     assert {choice.name for stack in device.calls for choice in stack} <= {
         "autocast:bfloat16",
         "--optimizer adamw-fused",
-        "adam8bit",
+        "adam8bit:torchao",
         "optimizer_offload",
     }
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from actbench import schemes
+from actbench.measuring.meters import profiles
 from actbench.results.records import OPTIMIZER, Built, Case
 from actbench.schemes.base import Scheme
 from actbench.schemes.composed import Composed
@@ -63,7 +64,7 @@ def _loop(case: Case, parts: Sequence[Scheme], returns: Returns) -> str:
     lines += [f"    input_dtype=torch.{case.dtype},"] if case.dtype not in (None, "float32") else []
     lines += [")"]
     lines += [f'setup = actbench.apply(setup, "{case.scheme}")'] if parts else []
-    lines += _SCALED if scaled else _PLAIN
+    lines += _scaled(_device(case)) if scaled else _PLAIN
     return "\n".join(lines) + "\n"
 
 
@@ -72,15 +73,22 @@ _PLAIN = [
     "for step.batch in batches:",
     "    print(float(step()))",
 ]
-_SCALED = [
-    "optimizer, scaler = setup.make_optimizer(setup.module), torch.amp.GradScaler()",
-    "for batch in batches:",
-    "    for part in setup.cut(batch):",
-    "        scaler.scale(setup.forward(part.batch) * part.share).backward()",
-    "    scaler.step(optimizer)",
-    "    scaler.update()",
-    "    optimizer.zero_grad()",
-]
+
+
+def _scaled(device: str) -> list[str]:
+    return [
+        f'optimizer, scaler = setup.make_optimizer(setup.module), torch.amp.GradScaler("{device}")',
+        "for batch in batches:",
+        "    for part in setup.cut(batch):",
+        "        scaler.scale(setup.forward(part.batch) * part.share).backward()",
+        "    scaler.step(optimizer)",
+        "    scaler.update()",
+        "    optimizer.zero_grad()",
+    ]
+
+
+def _device(case: Case) -> str:
+    return "cuda" if profiles.get(case.device_profile or profiles.DEFAULT).is_cuda else "cpu"
 
 
 _LOSSES: dict[Returns, str] = {

@@ -136,27 +136,36 @@ class Search:
         new = [
             choice
             for choice in self.choices.all
-            if (choice.training.trained == "all" or level.trained == "adapters")
-            and level.allows(choice.training)
-            and frozenset({choice}) not in self.outcomes
+            if level.allows(choice.training) and frozenset({choice}) not in self.outcomes
         ]
+        if level.trained == "adapters":
+            self._try([frozenset({choice}) for choice in new if ADAPTS in choice.changes])
         matters = self._what_matters(level)
         self._try([frozenset({choice}) for choice in new if matters & set(choice.changes)])
 
     def _what_matters(self, level: Level) -> set[Change]:
         """Return what must be changed for a stack to fit, or to be faster than the fastest that does."""
-        fastest = self.fastest(level.training)
-        if self.fits(frozenset()) and level.trained == "all":
+        start = self._start(level)
+        if start is None or self.fits(start):
             return set(_SPEEDS)
-        if fastest is not None:
-            changed = {change for choice in fastest for change in choice.changes}
-            groups = [group for group in (OF_SAMPLES, OF_MODEL) if group & changed]
-            return set(_SPEEDS).union(*groups)
-        return {*_SPEEDS, ADAPTS, *self._fills_the_peak()}
+        base, fastest = self.predictions.known[start], self.fastest(level.training)
+        changed = {change for choice in fastest or () for change in choice.changes}
+        groups = [group for group in (OF_SAMPLES, OF_MODEL) if group & changed]
+        if not groups and (fastest is None or self.seconds(fastest) > base.seconds):
+            groups = [self._fills_the_peak(base)]
+        return set(_SPEEDS).union(*groups)
 
-    def _fills_the_peak(self) -> set[Change]:
+    def _start(self, level: Level) -> Stack | None:
+        """Return what stacks of a level begin with: the empty one, or the fastest adapters alone; None without any."""
+        if level.trained == "all":
+            return frozenset()
+        alone = (stack for stack in self.predictions.known if len(stack) == 1)
+        near = (stack for stack in alone if self.training(stack).trained == "adapters")
+        return min(filter(lambda stack: level.allows(self.training(stack)), near), key=self.seconds, default=None)
+
+    def _fills_the_peak(self, base: Needs) -> frozenset[Change]:
         """Return what lowers that part of the peaks above the limit that is large enough."""
-        base, found = self.base, set[Change]()
+        found = frozenset[Change]()
         forward, backward, _ = (peak + base.lost > self.limit for peak in base.phases)
         least = _LEAST_SHARE * base.bytes
         if base.gradients + base.state + base.update > least:
