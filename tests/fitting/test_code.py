@@ -133,9 +133,11 @@ def test_what_trainer_cannot_do_is_said() -> None:
 
 
 def test_the_command_measures_the_same_case() -> None:
-    case = Case(**LLAMA, scheme="checkpoint", dtype="bfloat16", optimizer="sgd", device_profile="t4")
+    limit = 3 * 1024**3
+    settings = {"dtype": "bfloat16", "optimizer": "sgd", "device_profile": "t4", "memory_limit_bytes": limit}
+    case = Case(**LLAMA, **settings, scheme="checkpoint")
 
     assert code_for(case).command == (
         f"actbench measure {LLAMA['model']} -s checkpoint -b 4 --sequence-length 64 --dtype bfloat16 --optimizer sgd "
-        "--device-profile t4"
+        f"--memory-limit {limit}B --meter cuda"
     )

@@ -65,6 +65,10 @@ def fit(
     exact: Annotated[
         bool, option("--exact", "Only what trains as the exact step does, to rounding: gradients, updates, precision.")
     ] = False,
+    measure: Annotated[
+        bool,
+        option("--measure", "Measure the first three on this machine's device, and say how far the estimates are off."),
+    ] = False,
     show_code: Annotated[
         int, option("--code", "Print the lines of code of so many stacks.", min=0, max=LARGEST, metavar="N")
     ] = 1,
@@ -85,7 +89,8 @@ def fit(
     Stacks of schemes are simulated for the card, those first that can lower what fills its memory. What fits is listed
     with the fastest first: its estimated time beside the exact step's, what becomes of the gradient, and what else
     changes. What trains adapters in place of the model's parameters has a table of its own. The same command goes on
-    where it was stopped.
+    where it was stopped. On a machine that has the card, --measure runs the first three and shows how far the estimates
+    were off.
 
     Exit status: 0 something fits and is not slower than --max-slowdown, 1 nothing does, 2 wrong usage.
 
@@ -96,6 +101,8 @@ def fit(
     actbench fit roberta-base --device-profile rtx-4060 --batch-size 128 --exact
 
     actbench fit resnet50 --device-profile v100-16gb --batch-size 256 --max-slowdown 1.5 --export-markdown fit.md
+
+    actbench fit qwen3-0.6b --device-profile rtx-4090 --batch-size 8 --sequence-length 4096 --measure
 
     actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
     """
@@ -109,6 +116,7 @@ def fit(
             case,
             asked=asked,
             output=output,
+            measure=measure,
             command=command_line(),
             jobs=jobs,
             budget_seconds=budget,
@@ -149,7 +157,7 @@ def _print_code(chosen: list[Tried], to: TextIO) -> None:
             print(f"# {case.scheme}, with transformers' Trainer\n{code.trainer}", file=to)
         else:
             print(f"# not with transformers' Trainer: {code.why_no_trainer}\n", file=to)
-        print(f"# measured on a device\n{code.command} --meter cuda", file=to)
+        print(f"# measured on the device\n{code.command}", file=to)
 
 
 def _remarks(found: Fit) -> None:

@@ -186,13 +186,20 @@ def _more_imports(code: str) -> list[str]:
 
 def _command(case: Case) -> str:
     words = ["actbench measure", case.model, f"-s {case.scheme}", f"-b {case.batch_size}"]
+    profile = profiles.get(case.device_profile or profiles.DEFAULT)
+    limit = case.memory_limit_bytes
     for flag, value, usual in (
+        ("task", case.task, "auto"),
         ("sequence-length", case.sequence_length, None),
         ("image-size", case.image_size, None),
+        ("attention", case.attention, "sdpa"),
         ("dtype", case.dtype, "float32"),
         ("autocast", case.autocast, None),
         ("optimizer", case.optimizer, OPTIMIZER),
-        ("device-profile", case.device_profile, None),
+        ("weights", case.weights, "random"),
+        ("seed", case.seed, 0),
+        ("memory-limit", f"{limit}B", None if limit != profile.memory_bytes else f"{limit}B"),
+        ("meter", _device(case), None),
     ):
         words += [f"--{flag} {value}"] if value not in (None, usual) else []
-    return " ".join(words)
+    return " ".join([*words, *(["--trust-remote-code"] if case.trust_remote_code else [])])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actbench import workloads
 from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.sweep import FITTED
+from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
 from actbench.fitting.search import EXACT, LEVELS, Search
 from actbench.fitting.simulations import Simulations, simulations
@@ -19,7 +20,8 @@ from actbench.results.fits import Asked, FitRecord
 from actbench.results.machine import machine, now, provenance
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Failure, Optimizer
-from actbench.results.tables.fits import FIT_TITLE, Fitted, fitted
+from actbench.results.store import Store
+from actbench.results.tables.fits import FIT_TITLE, Fitted, Tried, fitted
 from actbench.workloads.optimizers import same_updates
 
 BUDGET_SECONDS = 120.0
@@ -50,7 +52,14 @@ class Fit:
     @property
     def is_possible(self) -> bool:
         """Whether something fits and is not slower than asked."""
-        return bool(self.found.fitting() or self.found.fitting(adapters=True))
+        return bool(self.choices)
+
+    @property
+    def choices(self) -> list[Tried]:
+        """What fits of the shortlist, or else of that with adapters, the fastest first."""
+        return next(
+            (self.found.shortlist(adapters=each) for each in (False, True) if self.found.fitting(adapters=each)), []
+        )
 
 
 def fit(
@@ -60,6 +69,7 @@ def fit(
     output: Path | None = None,
     command: str = "actbench.fit",
     schemes: Sequence[str] | None = None,
+    measure: bool = False,
     jobs: int | None = None,
     budget_seconds: float | None = BUDGET_SECONDS,
     timeout_seconds: float | None = None,
@@ -73,6 +83,8 @@ def fit(
         output: A folder, in which ``MODEL-DEVICE/MACHINE.fit.jsonl`` is written; a ``.jsonl`` file; None keeps none.
         command: What the user can type to have the same, for the records.
         schemes: Specifications to choose among, in place of what the schemes say is worth trying.
+        measure: Whether the first three stacks are measured, too, on the device of this machine: the GPU for a profile
+            of one, or else the CPU.
         jobs: How many stacks are simulated at a time; one a core unless given.
         budget_seconds: After which nothing new is simulated; None is without end.
         timeout_seconds: That one simulation may take.
@@ -81,10 +93,12 @@ def fit(
     Raises:
         UsageError: The device profile does not exist or has no figures of time.
         ModelError: The model does not exist.
-        MeasurementError: Not even the exact step can be simulated.
+        MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
         StoreError: The results file is in use, broken or cannot be written.
     """
     asked, case, profile = _checked(case, asked or Asked())
+    meter = ondevice.meter_of(profile) if measure else None
+    progress = progress or Progress()
     name, origin = f"{case.model}-{profile.name}", provenance(command)
 
     def make_record(tried: Case, stack: Stack, outcome: Outcome) -> FitRecord:
@@ -106,13 +120,23 @@ def fit(
     )
     settings = {"jobs": jobs, "timeout_seconds": timeout_seconds, "budget_seconds": budget_seconds}
     with FITTED.opened(name, output) as store:
-        with simulations(store, make_record, progress or Progress(), **settings) as run:
+        with simulations(store, make_record, progress, **settings) as run:
             search.run(run, (EXACT,) if asked.exact else LEVELS)
+        tried = [case_of(stack, case) for stack in search.outcomes]
+        result = _result(search, _records(store, tried), run, store.path if output is not None else None)
+        if meter is not None:
+            chosen = [each.record for each in result.choices[: ondevice.MOST]]
+            told = {"command": command, "timeout_seconds": timeout_seconds, "progress": progress}
+            measured = ondevice.measure(chosen, meter, store, **told)
+            records = _records(store, [*tried, *measured])
+            result = replace(result, records=records, found=fitted(records)[0])
         if output is not None:
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
-        cases = (case_of(stack, case) for stack in search.outcomes)
-        records = tuple(record for tried in cases if (record := store.find(tried)) is not None)
-        return _result(search, records, run, store.path if output is not None else None)
+        return result
+
+
+def _records(store: Store[FitRecord], cases: Iterable[Case]) -> tuple[FitRecord, ...]:
+    return tuple(record for case in cases if (record := store.find(case)) is not None)
 
 
 def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
@@ -130,6 +154,7 @@ def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
         "device_profile": profile.name,
         "memory_limit_bytes": limit,
         "find_largest_batch": False,
+        "gradient_quality": False,
     }
     case = case.model_copy(update=settings)
     workloads.load(case)

@@ -31,6 +31,7 @@ _NEIGHBOURS_MARGIN = 0.15  # the same where a stack differs in one choice from t
 _NEIGHBOURS_SLACK = 0.04  # of the fastest one's time, by which such a stack may be predicted to be slower
 _GAIN = 0.002  # of a step's time; less is no reason to try
 _LEAST_SHARE = 0.03  # of a peak; saving less is no reason to try
+_FITTING_RUNGS = 2  # values of one scheme that fit alone; those that save more are not tried then
 _DESCENTS = 4  # stacks of the least predicted need that are tried where none is predicted to fit
 
 
@@ -141,7 +142,18 @@ class Search:
         if level.trained == "adapters":
             self._try([frozenset({choice}) for choice in new if ADAPTS in choice.changes])
         matters = self._what_matters(level)
-        self._try([frozenset({choice}) for choice in new if matters & set(choice.changes)])
+        rungs: dict[tuple[str, tuple[Change, ...]], list[Choice]] = {}
+        for choice in new:
+            if matters & set(choice.changes):
+                rungs.setdefault((choice.kind, choice.changes), []).append(choice)
+        while rungs:
+            self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
+            rungs = {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}
+
+    def _suffices(self, kind: tuple[str, tuple[Change, ...]]) -> bool:
+        """Whether values of a scheme fit by themselves, so that those that save more and take longer need no try."""
+        alone = (stack for stack in self.outcomes if len(stack) == 1 and self.fits(stack))
+        return sum((choice.kind, choice.changes) == kind for (choice,) in alone) >= _FITTING_RUNGS
 
     def _what_matters(self, level: Level) -> set[Change]:
         """Return what must be changed for a stack to fit, or to be faster than the fastest that does."""

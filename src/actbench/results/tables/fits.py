@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from actbench.results.advice import needed_bytes
 from actbench.results.fits import FitRecord, Training, step_seconds_of
 from actbench.results.measured import Measurement
-from actbench.results.records import Case
-from actbench.results.tables.columns import Column
+from actbench.results.records import Case, Failure
+from actbench.results.tables.columns import Column, Item, with_spread
 from actbench.results.tables.table import Table, fill
-from actbench.results.tables.values import Value
+from actbench.results.tables.values import Spread, Value, change, step_time
 from actbench.units import format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
@@ -51,10 +51,15 @@ class Tried:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that was tried for one exact step, the fastest first; ``exact`` is among it."""
+    """All that was tried for one exact step, the fastest first; ``exact`` is among it.
+
+    Attributes:
+        on_device: What was measured on a device, failures included.
+    """
 
     exact: Tried
     tried: tuple[Tried, ...]
+    on_device: tuple[FitRecord, ...] = ()
 
     @property
     def case(self) -> Case:
@@ -101,7 +106,7 @@ def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
     groups: dict[Case, list[FitRecord]] = {}
     exact: dict[Case, FitRecord] = {}
     for record in records:
-        what = record.case.model_copy(update={"scheme": "exact", "optimizer": record.asked.optimizer})
+        what = _simulated(record.case).model_copy(update={"scheme": "exact", "optimizer": record.asked.optimizer})
         groups.setdefault(what, []).append(record)
         if record.case == what:
             exact[what] = record
@@ -112,13 +117,18 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
     seconds = _seconds(exact)
     if seconds is None:
         return None
+    on_device = tuple(record for record in records if record.case.meter != "simulated")
     found = [
         Tried(record, record.outcome, time, seconds)
         for record in records
         if isinstance(record.outcome, Measurement) and (time := _seconds(record)) is not None
     ]
     tried = _with_frontier(sorted(found, key=lambda each: (each.seconds, each.need_bytes)))
-    return Fitted(next(each for each in tried if each.record is exact), tuple(tried))
+    return Fitted(next(each for each in tried if each.record is exact), tuple(tried), on_device)
+
+
+def _simulated(case: Case) -> Case:
+    return case.model_copy(update={"meter": "simulated"})
 
 
 def _seconds(record: FitRecord) -> float | None:
@@ -165,6 +175,75 @@ _COLUMNS: tuple[Column[Tried], ...] = (
 )
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A stack as it was simulated, or as it was measured on a device.
+
+    Attributes:
+        simulated: What the measurement is compared with; None in the row of the simulation.
+    """
+
+    record: FitRecord
+    simulated: Measurement | None = None
+
+    @property
+    def measured(self) -> Measurement | None:
+        """What its meter read; None where it failed."""
+        return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
+
+    @property
+    def step(self) -> Spread | None:
+        """The median step of a device."""
+        return step_time(self.measured.step_seconds) if self.measured else None
+
+
+def _pairs(found: Fitted) -> list[_Row]:
+    """Return what was simulated of each stack that was measured, and what was measured, one under the other."""
+    simulated = {each.record.case: each for each in found.tried}
+    return [
+        row
+        for record in found.on_device
+        if (beside := simulated.get(_simulated(record.case))) is not None
+        for row in (_Row(beside.record), _Row(record, beside.measured))
+    ]
+
+
+def _peak_off(row: _Row) -> Value:
+    return change(row.measured.peak_bytes, row.simulated.peak_bytes) if row.measured and row.simulated else None
+
+
+def _step_off(row: _Row) -> Value:
+    return change(row.step.value, step_seconds_of(row.simulated)) if row.step and row.simulated else None
+
+
+def _estimate_of(row: _Row) -> Value:
+    return step_seconds_of(row.measured) if row.measured else None
+
+
+_PAIR_COLUMNS: tuple[Column[_Row], ...] = (
+    Column("scheme", "Scheme", "text", lambda row: row.record.case.scheme),
+    Column("optimizer", "Optimizer", "text", lambda row: row.record.case.optimizer),
+    Column("meter", "Meter", "text", lambda row: row.record.case.meter),
+    Column("peak_bytes", "Peak", "bytes", lambda row: row.record.outcome.peak_bytes),
+    Column("peak_estimate_error", "Peak off by", "change", _peak_off),
+    *with_spread("step_seconds", "Step", "seconds", lambda row: row.step),
+    Column("estimated_step_seconds", "Step", "seconds", _estimate_of, estimate_of="step_seconds"),
+    Column("step_estimate_error", "Step off by", "change", _step_off),
+    Column("failure", "Failure", "text", lambda row: getattr(row.record.outcome, "reason", None)),
+)
+
+
+def _notes_of_pairs(found: Fitted) -> list[str]:
+    """Return where was measured, and why what failed did."""
+    devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
+    failed = [each for each in found.on_device if isinstance(each.outcome, Failure)]
+    where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
+    return [
+        f"{where}. Off by: how much more the simulation says.",
+        *(f"{each.case.scheme}: {each.outcome.reason}: {each.outcome.message}" for each in failed),
+    ]
+
+
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
     """Return the tables of a file of fits: for each exact step the shortlist, that with adapters, the frontier."""
     tables = [table for found in fitted(records) for table in tables_of(found, title)]
@@ -174,7 +253,7 @@ def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Ta
 def tables_of(found: Fitted, title: str) -> tuple[Table, ...]:
     """Return the tables of what was tried for one exact step."""
     about = f"{found.case.model}, batch {found.case.batch_size}, on {found.case.device_profile}"
-    columns = _columns(found)
+    columns = _columns(found, _COLUMNS)
     rows = found.shortlist()
     main = rows if found.exact in rows else [found.exact, *rows]
     tables = [fill(f"{title}: {about}", columns, main, _notes(found))]
@@ -182,14 +261,18 @@ def tables_of(found: Fitted, title: str) -> tuple[Table, ...]:
     if adapters:
         why = "Other parameters are trained than by the exact step: low-rank matrices beside frozen weights."
         tables.append(fill(f"With adapters: {about}", columns, adapters, [why]))
+    pairs = _pairs(found)
+    if pairs:
+        title_of_pairs = f"Measured beside estimated: {about}"
+        tables.append(fill(title_of_pairs, _columns(found, _PAIR_COLUMNS), pairs, _notes_of_pairs(found)))
     front = [each for each in found.tried if each.on_frontier]
     tables.append(fill(f"Frontier of time and memory: {about}", columns, front))
     return tuple(tables)
 
 
-def _columns(found: Fitted) -> tuple[Column[Tried], ...]:
+def _columns(found: Fitted, columns: tuple[Column[Item], ...]) -> tuple[Column[Item], ...]:
     varies = any(each.record.case.optimizer != found.case.optimizer for each in found.tried)
-    return tuple(column for column in _COLUMNS if varies or column.key != "optimizer")
+    return tuple(column for column in columns if varies or column.key != "optimizer")
 
 
 def _notes(found: Fitted) -> list[str]:
