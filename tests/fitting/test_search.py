@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
-from actbench.fitting.search import EXACT, LEVELS, Level, Search
+from actbench.fitting.levels import EXACT, LEVELS, Level
+from actbench.fitting.search import Search
 from actbench.measuring.bench import failure_of, measure
 from actbench.results.fits import step_seconds_of
 from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 
 from actbench.cli.app import LARGEST, Exit, app, one_of, option
-from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
+from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
+from actbench.errors import UsageError
 from actbench.results.records import Optimizer
 from actbench.units import LONGEST_SECONDS, format_bytes, parse_bytes
 
@@ -58,6 +59,15 @@ def fit(
     *,
     model: ModelArgument,
     flags: FitFlags,
+    among: Annotated[
+        list[str] | None,
+        option(
+            "--scheme -s",
+            "Choose among these schemes alone, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
+            metavar="SPEC",
+            show_default=False,
+        ),
+    ] = None,
     max_slowdown: Annotated[
         float,
         option("--max-slowdown", "Times the exact step's estimated time that a stack may take, 1 or more.", min=1.0),
@@ -111,10 +121,13 @@ def fit(
     from actbench.results.tables.fits import FIT_TITLE, tables_of
 
     case, asked = _asked(model, flags, max_slowdown, exact)
+    with schemes_from("--scheme"):
+        schemes = _alone(among)
     with progress_shown("; what was simulated is stored, and the same command goes on from there") as progress:
         found = find(
             case,
             asked=asked,
+            schemes=schemes,
             output=output,
             measure=measure,
             command=command_line(),
@@ -146,6 +159,25 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
     return case, Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
 
 
+def _alone(among: list[str] | None) -> list[str] | None:
+    """Return the schemes to choose among in canonical form, each once.
+
+    Raises:
+        SpecError: There is no such scheme.
+        UsageError: One is a stack of several.
+    """
+    from actbench.schemes import build
+    from actbench.schemes.composed import Composed
+
+    if among is None:
+        return None
+    built = {text: build(text) for text in among}
+    stack = next((text for text, scheme in built.items() if isinstance(scheme, Composed)), None)
+    if stack is not None:
+        raise UsageError(f"--scheme {stack}: fit stacks schemes itself; name them one by one, each with --scheme")
+    return list(dict.fromkeys(scheme.spec for scheme in built.values() if scheme.spec != "exact"))
+
+
 def _print_code(chosen: list[Tried], to: TextIO) -> None:
     from actbench.fitting.code import code_for
 
@@ -161,7 +193,8 @@ def _print_code(chosen: list[Tried], to: TextIO) -> None:
 
 
 def _remarks(found: Fit) -> None:
-    remark(f"{found.simulated} stacks simulated, {len(found.records) - found.simulated} taken from the results file")
+    known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
+    remark(f"{found.simulated} stacks simulated, {known} taken from the results file")
     if found.path is not None:
         remark(f"results: {found.path} (tables beside it, as .md and .csv)")
     for name, why in found.refused.items():

@@ -12,7 +12,8 @@ from actbench.experiments.runner.progress import Progress
 from actbench.experiments.sweep import FITTED
 from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
-from actbench.fitting.search import EXACT, LEVELS, Search
+from actbench.fitting.levels import EXACT, LEVELS
+from actbench.fitting.search import Search
 from actbench.fitting.simulations import Simulations, simulations
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.profiles import DeviceProfile

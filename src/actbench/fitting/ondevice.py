@@ -83,12 +83,13 @@ def measure(
         StoreError: A record cannot be stored.
     """
     simulated = {record.case.model_copy(update={"meter": meter}): record for record in chosen}
-    runner.run(
-        [Planned(case) for case in simulated],
-        _AsFits(store, simulated),
-        recipe=chosen[0].recipe if chosen else "",
-        command=command,
-        timeout_seconds=timeout_seconds,
-        progress=progress,
-    )
+    if simulated:
+        runner.run(
+            [Planned(case) for case in simulated],
+            _AsFits(store, simulated),
+            recipe=chosen[0].recipe,
+            command=command,
+            timeout_seconds=timeout_seconds,
+            progress=progress,
+        )
     return tuple(simulated)
