@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from actbench.fitting import Fit
     from actbench.results.fits import Asked
     from actbench.results.records import Case
-    from actbench.results.tables.fits import Tried
+    from actbench.results.tables.fitted import Tried
 
 
 def _optimizer(text: str) -> str:
@@ -31,7 +31,12 @@ class FitFlags(StepFlags):
 
     device_profile: Annotated[
         str | None,
-        option("--device-profile", "The card (default cuda-16gib); actbench devices lists them.", metavar="NAME"),
+        option(
+            "--device-profile",
+            "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
+            metavar="NAME|FILE",
+            show_default=False,
+        ),
     ] = None
     batch_size: Annotated[
         int, option("--batch-size -b", "Rows of the batch of a step.", min=1, max=LARGEST, metavar="ROWS")
@@ -151,6 +156,10 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
     from actbench.results.fits import Asked
     from actbench.results.records import Case
 
+    if flags.device_profile is None:
+        raise UsageError(
+            "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists them"
+        )
     given = flags.given(set(Case.model_fields) - {"optimizer"})
     chosen = flags.optimizer or []
     optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])
@@ -220,8 +229,22 @@ def _impossible(found: Fit) -> str:
             f"{fastest.record.case.scheme} fits and takes {fastest.slowdown:.3g} times the exact step's time"
         )
     least = min(fitted.tried, key=lambda each: each.need_bytes)
-    larger = f", or --device-profile {found.least_profile}" if found.least_profile else ""
+    remedies = [_smaller(least, limit)]
+    remedies += [f"--device-profile {found.least_profile}"] if found.least_profile else []
+    remedies += ["a larger --memory-limit"] if found.has_more else []
+    remedies += ["leave out --exact"] if least.record.asked.exact else []
     return (
         f"nothing that was tried fits in {format_bytes(limit)}: the least, {least.record.case.scheme}, needs "
-        f"{format_bytes(least.need_bytes)}; take a smaller --batch-size or shorter samples{larger}"
+        f"{format_bytes(least.need_bytes)}; {', or '.join(remedies)}"
+    )
+
+
+def _smaller(least: Tried, limit: int) -> str:
+    """Return what must be smaller: the model, where it fills the memory by itself, or else the batch."""
+    parts = least.measured.peak_parts
+    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
+    if of_model <= limit:
+        return "take a smaller --batch-size or shorter samples"
+    return (
+        f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of it: take a smaller model or type"
     )

@@ -22,7 +22,8 @@ from actbench.results.machine import machine, now, provenance
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Failure, Optimizer
 from actbench.results.store import Store
-from actbench.results.tables.fits import FIT_TITLE, Fitted, Tried, fitted
+from actbench.results.tables.fits import FIT_TITLE
+from actbench.results.tables.fitted import Fitted, Tried, fitted
 from actbench.workloads.optimizers import same_updates
 
 BUDGET_SECONDS = 120.0
@@ -39,7 +40,9 @@ class Fit:
         untried: Stacks that the time did not suffice for.
         refused: Choices that the model or the device refused, with the reason.
         path: The results file, if one is kept.
-        least_profile: The smallest device on which something fits that was tried; None where none is large enough.
+        least_profile: The smallest device on which something fits that was tried; None where none is large enough, or
+            the one that was named is, without a limit.
+        has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
     found: Fitted
@@ -49,6 +52,7 @@ class Fit:
     refused: Mapping[str, str]
     path: Path | None
     least_profile: str | None
+    has_more: bool
 
     @property
     def is_possible(self) -> bool:
@@ -183,11 +187,13 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
         if isinstance(outcome, Failure) and len(stack) == 1
     }
     untried = tuple(map(name_of, search.untried))
-    return Fit(found[0], records, run.simulated, untried, refused, path, _least_profile(found[0]))
+    need = min(each.need_bytes for each in found[0].tried)
+    has_more = search.limit < need <= profiles.get(found[0].case.device_profile or profiles.DEFAULT).memory_bytes
+    least = None if has_more else _least_profile(need)
+    return Fit(found[0], records, run.simulated, untried, refused, path, least, has_more)
 
 
-def _least_profile(found: Fitted) -> str | None:
-    """Return the smallest CUDA device on which the stack of the least need that was tried would fit."""
-    need = min(each.need_bytes for each in found.tried)
+def _least_profile(need: int) -> str | None:
+    """Return the smallest CUDA device that has so many bytes."""
     large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
     return min(large, key=lambda each: each.memory_bytes).name if large else None

@@ -2,146 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actbench.results.advice import needed_bytes
-from actbench.results.fits import FitRecord, Training, step_seconds_of
+from actbench.results.fits import FitRecord, step_seconds_of
 from actbench.results.measured import Measurement
-from actbench.results.records import Case, Failure
+from actbench.results.records import Failure
 from actbench.results.tables.columns import Column, Item, with_spread
+from actbench.results.tables.fitted import Fitted, Tried, fitted, simulated
 from actbench.results.tables.table import Table, fill
 from actbench.results.tables.values import Spread, Value, change, step_time
 from actbench.units import format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
-MOST_ROWS = 10
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A stack that was simulated, beside the exact step.
-
-    Attributes:
-        exact_seconds: Estimated time of the exact step.
-        on_frontier: Whether nothing that was tried needs less and is as fast.
-    """
-
-    record: FitRecord
-    measured: Measurement
-    seconds: float
-    exact_seconds: float
-    on_frontier: bool = False
-
-    @property
-    def training(self) -> Training:
-        """In what its training differs from the exact step's."""
-        return self.record.training
-
-    @property
-    def slowdown(self) -> float:
-        """Its time over the exact step's."""
-        return self.seconds / self.exact_seconds
-
-    @property
-    def need_bytes(self) -> int:
-        """Bytes of the device that it needs, with what the allocator loses between blocks."""
-        return needed_bytes(self.measured)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """All that was tried for one exact step, the fastest first; ``exact`` is among it.
-
-    Attributes:
-        on_device: What was measured on a device, failures included.
-    """
-
-    exact: Tried
-    tried: tuple[Tried, ...]
-    on_device: tuple[FitRecord, ...] = ()
-
-    @property
-    def case(self) -> Case:
-        """The case of the exact step."""
-        return self.exact.record.case
-
-    @property
-    def max_slowdown(self) -> float:
-        """What was asked for last."""
-        return self.exact.record.asked.max_slowdown
-
-    def fitting(self, *, adapters: bool = False) -> list[Tried]:
-        """Return what fits and is not slower than asked, the fastest first."""
-        trained = "adapters" if adapters else "all"
-        return [
-            each
-            for each in self.tried
-            if each.measured.fits and each.training.trained == trained and each.slowdown <= self.max_slowdown
-        ]
-
-    def shortlist(self, *, adapters: bool = False) -> list[Tried]:
-        """Return the rows of a shortlist: of each way of training the fastest, then the next ones and the frontier.
-
-        Where nothing fits: what needs least.
-        """
-        fitting = self.fitting(adapters=adapters)
-        if not fitting:
-            trained = "adapters" if adapters else "all"
-            alike = [each for each in self.tried if each.training.trained == trained]
-            return sorted(alike, key=lambda each: each.need_bytes)[:3]
-        first = [
-            each
-            for place, each in enumerate(fitting)
-            if not any(earlier.training.is_as_near(each.training) for earlier in fitting[:place])
-        ]
-        others = [each for each in fitting if each not in first]
-        others.sort(key=lambda each: not each.on_frontier)
-        chosen = [*first, *others][:MOST_ROWS]
-        return [each for each in fitting if each in chosen]
-
-
-def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
-    """Return what records tell of each exact step that stacks were tried for."""
-    groups: dict[Case, list[FitRecord]] = {}
-    exact: dict[Case, FitRecord] = {}
-    for record in records:
-        what = _simulated(record.case).model_copy(update={"scheme": "exact", "optimizer": record.asked.optimizer})
-        groups.setdefault(what, []).append(record)
-        if record.case == what:
-            exact[what] = record
-    return [found for what, group in groups.items() if what in exact and (found := _fitted(exact[what], group))]
-
-
-def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
-    seconds = _seconds(exact)
-    if seconds is None:
-        return None
-    on_device = tuple(record for record in records if record.case.meter != "simulated")
-    found = [
-        Tried(record, record.outcome, time, seconds)
-        for record in records
-        if isinstance(record.outcome, Measurement) and (time := _seconds(record)) is not None
-    ]
-    tried = _with_frontier(sorted(found, key=lambda each: (each.seconds, each.need_bytes)))
-    return Fitted(next(each for each in tried if each.record is exact), tuple(tried), on_device)
-
-
-def _simulated(case: Case) -> Case:
-    return case.model_copy(update={"meter": "simulated"})
-
-
-def _seconds(record: FitRecord) -> float | None:
-    return step_seconds_of(record.outcome) if isinstance(record.outcome, Measurement) else None
-
-
-def _with_frontier(tried: Sequence[Tried]) -> list[Tried]:
-    marked, least = [], float("inf")
-    for each in tried:
-        is_on = each.need_bytes < least
-        least = min(least, each.need_bytes)
-        marked.append(Tried(each.record, each.measured, each.seconds, each.exact_seconds, is_on))
-    return marked
 
 
 def _at_peak(part: str, title: str) -> Column[Tried]:
@@ -197,13 +70,23 @@ class _Row:
         return step_time(self.measured.step_seconds) if self.measured else None
 
 
+def _warnings(rows: Sequence[Tried]) -> list[str]:
+    """Return what the simulations of rows have to say, each once, and what was counted roughly."""
+    said = dict.fromkeys(text for each in rows for text in each.measured.warnings)
+    unknown = dict.fromkeys(
+        name for each in rows if each.measured.estimated for name in each.measured.estimated.unknown
+    )
+    rough = [f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."]
+    return [*(f"Warning: {text}" for text in said), *(rough if unknown else [])]
+
+
 def _pairs(found: Fitted) -> list[_Row]:
     """Return what was simulated of each stack that was measured, and what was measured, one under the other."""
-    simulated = {each.record.case: each for each in found.tried}
+    tried = {each.record.case: each for each in found.tried}
     return [
         row
         for record in found.on_device
-        if (beside := simulated.get(_simulated(record.case))) is not None
+        if (beside := tried.get(simulated(record.case))) is not None
         for row in (_Row(beside.record), _Row(record, beside.measured))
     ]
 
@@ -256,11 +139,11 @@ def tables_of(found: Fitted, title: str) -> tuple[Table, ...]:
     columns = _columns(found, _COLUMNS)
     rows = found.shortlist()
     main = rows if found.exact in rows else [found.exact, *rows]
-    tables = [fill(f"{title}: {about}", columns, main, _notes(found))]
+    tables = [fill(f"{title}: {about}", columns, main, [*_notes(found), *_warnings(rows)])]
     adapters = found.shortlist(adapters=True)
     if adapters:
         why = "Other parameters are trained than by the exact step: low-rank matrices beside frozen weights."
-        tables.append(fill(f"With adapters: {about}", columns, adapters, [why]))
+        tables.append(fill(f"With adapters: {about}", columns, adapters, [why, *_warnings(adapters)]))
     pairs = _pairs(found)
     if pairs:
         title_of_pairs = f"Measured beside estimated: {about}"
