@@ -122,7 +122,7 @@ class Search:
         matters = self._what_matters(level)
         rungs: dict[tuple[str, tuple[Change, ...]], list[Choice]] = {}
         for choice in new:
-            if matters & set(choice.changes):
+            if matters.issuperset(choice.changes):
                 rungs.setdefault(_rung(choice), []).append(choice)
         while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
             self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
