@@ -238,6 +238,14 @@ def test_one_half_type_is_tried_under_autocast(has_bfloat16: bool, tried: set[st
     assert {choice.name for choice in choices.all if choice.kind == "autocast"} == tried
 
 
+def test_parameters_of_a_half_type_are_further_from_exact_training_than_autocast() -> None:
+    choices = choices_for(made_up_case(12), {}, names=["autocast:bfloat16", "pure:bfloat16"])
+    autocast, pure = (choice.training for choice in choices.all)
+
+    assert autocast.is_as_near(pure)
+    assert not pure.is_as_near(autocast)
+
+
 def test_gradients_are_not_taken_where_the_step_itself_scales_its_loss() -> None:
     case = made_up_case(12).model_copy(update={"autocast": "float16"})
 
