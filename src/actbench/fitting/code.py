@@ -153,7 +153,7 @@ def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[
     for each in found:
         arguments |= each.arguments
     half = next((part.dtype for part in parts if isinstance(part, Pure)), case.dtype)
-    collator = _collator(half) if half not in (None, "float32") and _reads_floats(built) else []
+    collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
     prepared = [*_prepared(case, built), *before, *collator]
     return "\n".join(_trainer_lines(prepared, callback, optimizer, arguments)) + "\n", ""
 

@@ -131,8 +131,9 @@ def fit(
         result = _result(search, _records(store, tried), run, store.path if output is not None else None)
         if meter is not None:
             chosen = [each.record for each in result.choices[: ondevice.MOST]]
-            told = {"command": command, "timeout_seconds": timeout_seconds, "progress": progress}
-            measured = ondevice.measure(chosen, meter, store, **told)
+            measured = ondevice.measure(
+                chosen, meter, store, command=command, timeout_seconds=timeout_seconds, progress=progress
+            )
             records = _records(store, [*tried, *measured])
             result = replace(result, records=records, found=fitted(records)[0])
         if output is not None:
