@@ -10,18 +10,21 @@ import pytest
 from actbench.experiments import recipes, sweep
 from actbench.experiments.recipes import runs
 from actbench.results import store
+from actbench.results.fits import FitRecord
 from actbench.results.kernels import TITLE, KernelRecord
-from actbench.results.kinds import TIMED, TRAINED
+from actbench.results.kinds import FITTED, TIMED, TRAINED
 from actbench.results.render import markdown
 from actbench.results.runs import TrainingRun
 from actbench.results.tables import report_tables
+from actbench.results.tables.fits import FIT_TITLE
 from actbench.results.tables.selection import CHOICES
 
 ROOT = Path(__file__).parents[1]
 FILES = store.files_below(ROOT / "results")
-RUNS = sorted((ROOT / "results").rglob("*.runs.jsonl"))
+RUNS = sorted((ROOT / "results").rglob(f"*{store.RUNS_SUFFIX}"))
+FITS = sorted((ROOT / "results").rglob(f"*{store.FITS_SUFFIX}"))
 README = (ROOT / "README.md").read_text()
-SHOWN = re.findall(r"<!-- (results/[\w-]+) -->\n((?:\|.*\n)+)", README)
+SHOWN = re.findall(r"<!-- (results/[\w./-]+) -->\n((?:\|.*\n)+)", README + (ROOT / "docs" / "fit.md").read_text())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
@@ -39,6 +42,15 @@ def test_committed_tables_of_training_runs_are_rendered_from_their_records(file:
 
     for suffix, text in TRAINED.texts(found.records, runs.load(file.parent.name).title).items():
         assert file.with_suffix(suffix).read_text() == text
+
+
+@pytest.mark.parametrize("file", FITS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_committed_tables_of_fits_are_rendered_from_their_records(file: Path) -> None:
+    found = store.read(file, FitRecord)
+
+    for suffix, text in FITTED.texts(found.records, FIT_TITLE).items():
+        assert file.with_suffix(suffix).read_text() == text
+    assert not any(record.versions.dirty for record in found.records)
 
 
 def test_the_committed_tables_of_operators_are_rendered_from_their_records() -> None:

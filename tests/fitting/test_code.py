@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,12 +69,20 @@ def test_the_loop_runs_and_its_peak_is_what_was_said(settings: Any, scheme: str,
 
 
 def test_the_loss_of_float16_is_scaled() -> None:
-    case = Case(**LLAMA, scheme="accumulate:2+autocast:float16")
+    case = Case(**LLAMA, scheme="accumulate:2+autocast:float16", device_profile="cpu")
 
     found = run(code_for(case, CAUSAL).loop, case, first=False)
 
-    assert type(found["scaler"]).__name__ == "GradScaler"  # on a CPU it does nothing
+    gradient_was_scaled = found["scaler"].state_dict()["_growth_tracker"] == 2  # a count of steps without overflow
+    assert gradient_was_scaled
     assert found["optimizer"].state
+
+
+@pytest.mark.parametrize(("profile", "device"), [("cpu", "cpu"), ("rtx-4090", "cuda"), (None, "cuda")])
+def test_the_scaler_is_that_of_the_device(profile: str | None, device: str) -> None:
+    case = Case(**LLAMA, scheme="autocast:float16", device_profile=profile)
+
+    assert f'torch.amp.GradScaler("{device}")' in code_for(case, CAUSAL).loop
 
 
 TRAINER = [
@@ -98,23 +107,61 @@ class Rows(torch.utils.data.Dataset):
         return {name: values[place] for name, values in self._batch.items()}
 
 
-@pytest.mark.parametrize("scheme", TRAINER)
-def test_the_lines_for_the_trainer_run(scheme: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    case = Case(**LLAMA, scheme=scheme)
-    code = code_for(case, CAUSAL)
+def run_trainer(case: Case, built: Built, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the lines for Trainer for a step on the CPU, and return their names."""
+    monkeypatch.chdir(folder)
+    code = code_for(case, built)
     assert code.trainer is not None, code.why_no_trainer
     setup = workloads.load(case).setup(materialize=True, seed=0)
     names: dict[str, Any] = {"model": setup.module, "data": Rows(case)}
     lines = code.trainer.replace(
         '    "out",', '    "out", max_steps=1, report_to=[], save_strategy="no", use_cpu=True,'
     )
-
     exec(lines, names)
-
     assert names["trainer"].state.global_step == 1
+    return names
+
+
+@pytest.mark.parametrize("scheme", TRAINER)
+def test_the_lines_for_the_trainer_run(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(**LLAMA, scheme=scheme)
+
+    names = run_trainer(case, CAUSAL, tmp_path, monkeypatch)
+
     rows = case.batch_size // names["arguments"].gradient_accumulation_steps
     assert names["arguments"].per_device_train_batch_size == rows
+
+
+def test_trainer_gives_a_model_of_half_types_images_of_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(model="tiny-vit", batch_size=2, scheme="pure:bfloat16")
+    built = Built(model_class="ViTForImageClassification", task="image-classification", image_size=(32, 32))
+
+    names = run_trainer(case, built, tmp_path, monkeypatch)
+
+    batch = names["in_type"]([Rows(case)[place] for place in range(2)])
+    assert batch["pixel_values"].dtype == torch.bfloat16
+    assert batch["labels"].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheme", "made"),
+    [
+        ("adamw", "adam8bit", "torchao.optim.AdamW8bit(trained, "),
+        ("adam", "adam8bit", "torchao.optim.Adam8bit(trained, "),
+        ("adam", "adam4bit", "torchao.optim.Adam4bit(trained, "),
+        ("adamw", "adam8bit:bnb", "bitsandbytes.optim.AdamW8bit(trained, "),
+        ("adamw", "adam8bit:bnb,paged=true", "bitsandbytes.optim.PagedAdamW8bit(trained, "),
+        ("adam", "optimizer_offload", "actbench.optim.HostOptimizer(torch.optim.Adam(trained, "),
+    ],
+)
+def test_trainer_is_given_the_optimizer_that_was_simulated(optimizer: Any, scheme: str, made: str) -> None:
+    lines = code_for(Case(**LLAMA, optimizer=optimizer, scheme=scheme), CAUSAL).trainer
+
+    assert lines is not None
+    assert made in lines
+    assert f"import {made.partition('.optim')[0]}" in lines
 
 
 def test_what_trainer_cannot_do_is_said() -> None:
@@ -125,9 +172,11 @@ def test_what_trainer_cannot_do_is_said() -> None:
 
 
 def test_the_command_measures_the_same_case() -> None:
-    case = Case(**LLAMA, scheme="checkpoint", dtype="bfloat16", optimizer="sgd", device_profile="t4")
+    limit = 3 * 1024**3
+    settings = {"dtype": "bfloat16", "optimizer": "sgd", "device_profile": "t4", "memory_limit_bytes": limit}
+    case = Case(**LLAMA, **settings, scheme="checkpoint")
 
     assert code_for(case).command == (
         f"actbench measure {LLAMA['model']} -s checkpoint -b 4 --sequence-length 64 --dtype bfloat16 --optimizer sgd "
-        "--device-profile t4"
+        f"--memory-limit {limit}B --meter cuda"
     )

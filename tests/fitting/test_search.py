@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
-from actbench.fitting.search import EXACT, LEVELS, Level, Search
+from actbench.fitting.levels import EXACT, LEVELS, Level
+from actbench.fitting.search import Search
 from actbench.measuring.bench import failure_of, measure
 from actbench.results.fits import step_seconds_of
 from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
-from actbench.results.records import Case
+from actbench.results.records import Case, Failure
 
 GIB = 1024**3
 
@@ -146,7 +147,7 @@ def test_where_the_exact_step_fits_nothing_that_saves_is_tried() -> None:
     assert {choice.name for stack in device.calls for choice in stack} <= {
         "autocast:bfloat16",
         "--optimizer adamw-fused",
-        "adam8bit",
+        "adam8bit:torchao",
         "optimizer_offload",
     }
 
@@ -171,6 +172,84 @@ def test_where_the_optimizers_step_is_the_peak_alone_no_activations_are_compress
 
     tried = {change for stack in device.calls for choice in stack for change in choice.changes}
     assert tried == {"optimizer", "gradients"}
+
+
+def test_what_trains_adapters_is_tried_where_there_are_adapters() -> None:
+    case = made_up_case(60)
+    choices, device = choices_for(case, {}, names=[*NAMES, "lora:16"]), MadeUp(0, 0)
+
+    Search(case, 60 * GIB, choices).run(device)
+
+    assert frozenset({"lora:16"}) in {frozenset(choice.name for choice in stack) for stack in device.calls}
+    tried = {change for stack in device.calls for choice in stack for change in choice.changes}
+    assert tried == {"optimizer", "parameters"}  # it fits, with adapters too
+
+
+def test_values_that_save_more_than_two_that_fit_are_left_out() -> None:
+    class Halving(MadeUp):
+        """Micro-batches that save what they promise."""
+
+        def _of(self, name: object, stack: Stack) -> list[float]:
+            parts = int(name.partition(":")[2]) if str(name).startswith("accumulate") else 1
+            return [1.0, 1.0, 1.0, 1 / parts, 1.0, 1.0]
+
+    case = made_up_case(23).model_copy(update={"batch_size": 64})  # of 28.5 GiB
+    names = [f"accumulate:{parts}" for parts in (2, 4, 8, 16, 32, 64)]
+    choices, device = choices_for(case, {}, names=names), Halving(0, 0)
+
+    Search(case, 23 * GIB, choices).run(device)
+
+    assert [choice.name for stack in device.calls for choice in stack] == ["accumulate:2", "accumulate:4"]
+
+
+def test_of_what_the_model_refuses_no_second_value_is_tried() -> None:
+    case = made_up_case(12)
+    choices, device = choices_for(case, {}, names=["checkpoint", "chunked_loss:8", "chunked_loss:32"]), MadeUp(0, 0)
+    tried: list[str] = []
+
+    def refusing(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+        for case, stack in stacks.items():
+            tried.append(case.scheme)
+            if "chunked_loss" in case.scheme:
+                yield case, Failure(reason="nothing-converted", message="there is no head")
+            else:
+                yield from device({case: stack})
+
+    Search(case, 12 * GIB, choices).run(refusing)
+
+    assert sum("chunked_loss" in scheme for scheme in tried) == 1
+
+
+def test_a_scaled_loss_and_gradients_that_are_stepped_at_once_do_not_stand_together() -> None:
+    choices = choices_for(
+        made_up_case(12), {}, names=["autocast:float16", "autocast:bfloat16", "release", "accumulate:2"]
+    )
+    float16, bfloat16, release, accumulate = choices.all
+
+    assert not choices.together(frozenset({float16}), release)
+    assert choices.together(frozenset({bfloat16}), release)
+    assert choices.together(frozenset({float16}), accumulate)
+
+
+@pytest.mark.parametrize(("has_bfloat16", "tried"), [(True, {"autocast:bfloat16"}), (False, {"autocast:float16"})])
+def test_one_half_type_is_tried_under_autocast(has_bfloat16: bool, tried: set[str]) -> None:
+    choices = choices_for(made_up_case(12), {}, has_bfloat16=has_bfloat16)
+
+    assert {choice.name for choice in choices.all if choice.kind == "autocast"} == tried
+
+
+def test_parameters_of_a_half_type_are_further_from_exact_training_than_autocast() -> None:
+    choices = choices_for(made_up_case(12), {}, names=["autocast:bfloat16", "pure:bfloat16"])
+    autocast, pure = (choice.training for choice in choices.all)
+
+    assert autocast.is_as_near(pure)
+    assert not pure.is_as_near(autocast)
+
+
+def test_gradients_are_not_taken_where_the_step_itself_scales_its_loss() -> None:
+    case = made_up_case(12).model_copy(update={"autocast": "float16"})
+
+    assert "release" not in {choice.name for choice in choices_for(case, {}).all}
 
 
 def test_what_time_does_not_suffice_for_is_told() -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 
 from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
-from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded
+from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
+from actbench.errors import UsageError
 from actbench.results.records import Optimizer
 from actbench.units import format_bytes, parse_bytes
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from actbench.fitting import Fit
     from actbench.results.fits import Asked
     from actbench.results.records import Case
-    from actbench.results.tables.fits import Tried
+    from actbench.results.tables.fitted import Tried
 
 
 def _optimizer(text: str) -> str:
@@ -30,7 +31,12 @@ class FitFlags(StepFlags):
 
     device_profile: Annotated[
         str | None,
-        option("--device-profile", "The card (default cuda-16gib); actbench devices lists them.", metavar="NAME"),
+        option(
+            "--device-profile",
+            "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
+            metavar="NAME|FILE",
+            show_default=False,
+        ),
     ] = None
     batch_size: Annotated[int, count_option("--batch-size -b", "Rows of the batch of a step.", metavar="ROWS")] = 8
     memory_limit: Annotated[
@@ -56,12 +62,25 @@ def fit(
     *,
     model: ModelArgument,
     flags: FitFlags,
+    among: Annotated[
+        list[str] | None,
+        option(
+            "--scheme -s",
+            "Choose among these schemes alone, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
+            metavar="SPEC",
+            show_default=False,
+        ),
+    ] = None,
     max_slowdown: Annotated[
         float,
         option("--max-slowdown", "Times the exact step's estimated time that a stack may take, 1 or more.", min=1.0),
     ] = 2.0,
     exact: Annotated[
         bool, option("--exact", "Only what trains as the exact step does, to rounding: gradients, updates, precision.")
+    ] = False,
+    measure: Annotated[
+        bool,
+        option("--measure", "Measure the first three on this machine's device, and say how far the estimates are off."),
     ] = False,
     show_code: Annotated[
         int, count_option("--code", "Print the lines of code of so many stacks.", least=0, metavar="N")
@@ -83,7 +102,8 @@ def fit(
     Stacks of schemes are simulated for the card, those first that can lower what fills its memory. What fits is listed
     with the fastest first: its estimated time beside the exact step's, what becomes of the gradient, and what else
     changes. What trains adapters in place of the model's parameters has a table of its own. The same command goes on
-    where it was stopped.
+    where it was stopped. On a machine that has the card, --measure runs the first three and shows how far the estimates
+    were off.
 
     Exit status: 0 something fits and is not slower than --max-slowdown, 1 nothing does, 2 wrong usage.
 
@@ -95,6 +115,8 @@ def fit(
 
     actbench fit resnet50 --device-profile v100-16gb --batch-size 256 --max-slowdown 1.5 --export-markdown fit.md
 
+    actbench fit qwen3-0.6b --device-profile rtx-4090 --batch-size 8 --sequence-length 4096 --measure
+
     actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
     """
     from actbench.fitting import fit as find
@@ -102,11 +124,15 @@ def fit(
     from actbench.results.tables.fits import FIT_TITLE, tables_of
 
     case, asked = _asked(model, flags, max_slowdown, exact)
+    with schemes_from("--scheme"):
+        schemes = _alone(among)
     with progress_shown("; what was simulated is stored, and the same command goes on from there") as progress:
         found = find(
             case,
             asked=asked,
+            schemes=schemes,
             output=output,
+            measure=measure,
             command=command_line(),
             jobs=jobs,
             budget_seconds=budget,
@@ -128,12 +154,35 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
     from actbench.results.fits import Asked
     from actbench.results.records import Case
 
+    if flags.device_profile is None:
+        raise UsageError(
+            "--device-profile: name the card that the step is to fit on, as rtx-4090; 'actbench devices' lists them"
+        )
     given = flags.given(set(Case.model_fields) - {"optimizer"})
     chosen = flags.optimizer or []
     optimizer, others = (chosen[0], chosen[1:]) if chosen else (None, [])
     limit = {} if flags.memory_limit is None else {"memory_limit_bytes": parse_bytes(flags.memory_limit)}
     case = Case(**{**given, **limit, "model": model, "optimizer": optimizer})
     return case, Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
+
+
+def _alone(among: list[str] | None) -> list[str] | None:
+    """Return the schemes to choose among in canonical form, each once.
+
+    Raises:
+        SpecError: There is no such scheme.
+        UsageError: One is a stack of several.
+    """
+    from actbench.schemes import build
+    from actbench.schemes.composed import Composed
+
+    if among is None:
+        return None
+    built = {text: build(text) for text in among}
+    stack = next((text for text, scheme in built.items() if isinstance(scheme, Composed)), None)
+    if stack is not None:
+        raise UsageError(f"--scheme {stack}: fit stacks schemes itself; name them one by one, each with --scheme")
+    return list(dict.fromkeys(scheme.spec for scheme in built.values() if scheme.spec != "exact"))
 
 
 def _print_code(chosen: list[Tried], to: TextIO) -> None:
@@ -147,11 +196,12 @@ def _print_code(chosen: list[Tried], to: TextIO) -> None:
             print(f"# {case.scheme}, with transformers' Trainer\n{code.trainer}", file=to)
         else:
             print(f"# not with transformers' Trainer: {code.why_no_trainer}\n", file=to)
-        print(f"# measured on a device\n{code.command} --meter cuda", file=to)
+        print(f"# measured on the device\n{code.command}", file=to)
 
 
 def _remarks(found: Fit) -> None:
-    remark(f"{found.simulated} stacks simulated, {len(found.records) - found.simulated} taken from the results file")
+    known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
+    remark(f"{found.simulated} stacks simulated, {known} taken from the results file")
     if found.path is not None:
         remark(f"results: {found.path} (tables beside it, as .md and .csv)")
     for name, why in found.refused.items():
@@ -177,8 +227,22 @@ def _impossible(found: Fit) -> str:
             f"{fastest.record.case.scheme} fits and takes {fastest.slowdown:.3g} times the exact step's time"
         )
     least = min(fitted.tried, key=lambda each: each.need_bytes)
-    larger = f", or --device-profile {found.least_profile}" if found.least_profile else ""
+    remedies = [_smaller(least, limit)]
+    remedies += [f"--device-profile {found.least_profile}"] if found.least_profile else []
+    remedies += ["a larger --memory-limit"] if found.has_more else []
+    remedies += ["leave out --exact"] if least.record.asked.exact else []
     return (
         f"nothing that was tried fits in {format_bytes(limit)}: the least, {least.record.case.scheme}, needs "
-        f"{format_bytes(least.need_bytes)}; take a smaller --batch-size or shorter samples{larger}"
+        f"{format_bytes(least.need_bytes)}; {', or '.join(remedies)}"
+    )
+
+
+def _smaller(least: Tried, limit: int) -> str:
+    """Return what must be smaller: the model, where it fills the memory by itself, or else the batch."""
+    parts = least.measured.peak_parts
+    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
+    if of_model <= limit:
+        return "take a smaller --batch-size or shorter samples"
+    return (
+        f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of it: take a smaller model or type"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from actbench import schemes
 from actbench.errors import SpecError
 from actbench.results.fits import GRADIENTS, Training
 from actbench.results.records import Case, Optimizer
+from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN
 from actbench.schemes.base import Change, Scheme
 
 ADAPTS: Change = "parameters"
@@ -42,6 +44,16 @@ class Choice:
         return self.name if self.scheme is None else self.scheme.name
 
     @property
+    def scales_loss(self) -> bool:
+        """Whether gradients vanish with it unless the loss is scaled."""
+        return self.scheme is not None and self.scheme.scales_loss
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether gradients are gone by the end of the backward pass with it."""
+        return self.scheme is not None and GRADIENTS_TAKEN in self.scheme.claims
+
+    @property
     def training(self) -> Training:
         """In what training differs with it alone, as far as the scheme says without a model."""
         return self.training_of(())
@@ -61,6 +73,8 @@ class Choice:
         """Whether both can be in one stack, as far as the schemes say without a model."""
         if self.scheme is None or other.scheme is None:  # one optimizer, and nothing that puts its own in its place
             return not ("optimizer" in self.changes and "optimizer" in other.changes)
+        if any(one.scales_loss and two.takes_gradients for one, two in itertools.permutations((self, other))):
+            return False  # gradients of a scaled loss would be stepped before they can be unscaled
         try:
             schemes.build(f"{self.name}+{other.name}")
         except SpecError:
@@ -137,9 +151,15 @@ def choices_for(
     """
     if names is None:
         names = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
-    found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
+        found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
+        if has_bfloat16:  # it takes the bytes and seconds of float16, and no scaled loss
+            found = [choice for choice in found if not choice.scales_loss]
+    else:
+        found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
     if exact.dtype != "float32" or exact.autocast is not None:  # the user has chosen, and casting again does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
+    if exact.autocast == "float16":
+        found = [choice for choice in found if not choice.takes_gradients]
     if not has_bfloat16:
         found = [choice for choice in found if not (choice.scheme and choice.scheme.needs_bfloat16)]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]

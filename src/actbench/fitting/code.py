@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from actbench import schemes
-from actbench.results.records import OPTIMIZER, Built, Case
+from actbench.measuring.meters import profiles
+from actbench.results.records import OPTIMIZER, Built, Case, Task
 from actbench.schemes.base import Scheme
 from actbench.schemes.composed import Composed
 from actbench.schemes.pasted import InTrainer
+from actbench.schemes.precision import Pure
 from actbench.workloads.optimizers import TRAINERS, code_of
 
 Returns = Literal["loss", "scores", "own"]
@@ -41,21 +43,21 @@ def code_for(case: Case, built: Built | None = None) -> Code:
         case: With the stack's scheme and optimizer.
         built: What model and task came to.
     """
-    returns = _returns(built)
     scheme = schemes.build(case.scheme)
     parts = scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
-    trainer, why_not = _trainer(case, parts, returns)
-    return Code(_loop(case, parts, returns), trainer, why_not, _command(case))
+    trainer, why_not = _trainer(case, parts, built)
+    return Code(_loop(case, parts, built), trainer, why_not, _command(case))
 
 
-def _loop(case: Case, parts: Sequence[Scheme], returns: Returns) -> str:
+def _loop(case: Case, parts: Sequence[Scheme], built: Built | None) -> str:
     scaled = case.autocast == "float16" or any(part.scales_loss for part in parts)
     lines = [
+        f"# Yours: model, on its device, and batches, each a dictionary of tensors there with {case.batch_size} rows.",
         "import torch",
         "import actbench",
         *_more_imports(_optimizer(case, "")),
-        *_loss(returns),
-        *_prepared(case, returns),
+        *_loss(_returns(built)),
+        *_prepared(case, built),
     ]
     lines += ["setup = actbench.TrainingSetup(", "    model,", "    loss=loss,"]
     lines += [f"    make_optimizer=lambda model: {_optimizer(case, _trained(parts))},"]
@@ -63,7 +65,7 @@ def _loop(case: Case, parts: Sequence[Scheme], returns: Returns) -> str:
     lines += [f"    input_dtype=torch.{case.dtype},"] if case.dtype not in (None, "float32") else []
     lines += [")"]
     lines += [f'setup = actbench.apply(setup, "{case.scheme}")'] if parts else []
-    lines += _SCALED if scaled else _PLAIN
+    lines += _scaled(_device(case)) if scaled else _PLAIN
     return "\n".join(lines) + "\n"
 
 
@@ -72,15 +74,22 @@ _PLAIN = [
     "for step.batch in batches:",
     "    print(float(step()))",
 ]
-_SCALED = [
-    "optimizer, scaler = setup.make_optimizer(setup.module), torch.amp.GradScaler()",
-    "for batch in batches:",
-    "    for part in setup.cut(batch):",
-    "        scaler.scale(setup.forward(part.batch) * part.share).backward()",
-    "    scaler.step(optimizer)",
-    "    scaler.update()",
-    "    optimizer.zero_grad()",
-]
+
+
+def _scaled(device: str) -> list[str]:
+    return [
+        f'optimizer, scaler = setup.make_optimizer(setup.module), torch.amp.GradScaler("{device}")',
+        "for batch in batches:",
+        "    for part in setup.cut(batch):",
+        "        scaler.scale(setup.forward(part.batch) * part.share).backward()",
+        "    scaler.step(optimizer)",
+        "    scaler.update()",
+        "    optimizer.zero_grad()",
+    ]
+
+
+def _device(case: Case) -> str:
+    return "cuda" if profiles.get(case.device_profile or profiles.DEFAULT).is_cuda else "cpu"
 
 
 _LOSSES: dict[Returns, str] = {
@@ -102,9 +111,13 @@ def _loss(returns: Returns) -> list[str]:
     return ["", "def loss(model, batch):  # yours", f"    return {_LOSSES[returns]}", "", ""]
 
 
-def _prepared(case: Case, returns: Returns) -> list[str]:
+_WRITING: frozenset[Task] = frozenset(("causal-lm", "seq2seq-lm", "speech-seq2seq", "image-text-to-text"))
+
+
+def _prepared(case: Case, built: Built | None) -> list[str]:
     """Return what is done to the model before a scheme sees it."""
-    lines = ["model.config.use_cache = False  # what generation would keep"] if returns == "loss" else []
+    writes = built is not None and built.task in _WRITING
+    lines = ["model.config.use_cache = False  # what generation would keep"] if writes else []
     return lines + ([f"model = model.to(torch.{case.dtype})"] if case.dtype not in (None, "float32") else [])
 
 
@@ -118,11 +131,11 @@ def _optimizer(case: Case, trained: str) -> str:
     return code_of(case.optimizer or OPTIMIZER, trained, RATE)
 
 
-def _trainer(case: Case, parts: Sequence[Scheme], returns: Returns) -> tuple[str | None, str]:
+def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[str | None, str]:
     """Return the lines for Trainer, or why there are none."""
     found = [part.in_trainer(case.batch_size) for part in parts]
     why_not = [each.why_not for each in found if each.why_not]
-    if returns == "scores":
+    if _returns(built) == "scores":
         why_not.append("Trainer takes models that return their own loss")
     if why_not:
         return None, "; ".join(why_not)
@@ -139,7 +152,23 @@ def _trainer(case: Case, parts: Sequence[Scheme], returns: Returns) -> tuple[str
         arguments["bf16" if case.autocast == "bfloat16" else "fp16"] = "True"
     for each in found:
         arguments |= each.arguments
-    return "\n".join(_trainer_lines([*_prepared(case, returns), *before], callback, optimizer, arguments)) + "\n", ""
+    half = next((part.dtype for part in parts if isinstance(part, Pure)), case.dtype)
+    collator = _collator(half) if half and half != "float32" and _reads_floats(built) else []
+    prepared = [*_prepared(case, built), *before, *collator]
+    return "\n".join(_trainer_lines(prepared, callback, optimizer, arguments)) + "\n", ""
+
+
+def _reads_floats(built: Built | None) -> bool:
+    return built is not None and (built.image_size is not None or built.audio_shape is not None)
+
+
+def _collator(dtype: str) -> list[str]:
+    """Return what makes batches of a model's type: Trainer leaves images and sound in float32."""
+    cast = f"value.to(torch.{dtype}) if value.is_floating_point() else value"
+    return [
+        "def in_type(rows):",
+        f"    return {{name: {cast} for name, value in default_data_collator(rows).items()}}",
+    ]
 
 
 def _given_optimizer(case: Case, found: Sequence[InTrainer]) -> str:
@@ -148,24 +177,28 @@ def _given_optimizer(case: Case, found: Sequence[InTrainer]) -> str:
     if not wraps and (case.optimizer or OPTIMIZER) in TRAINERS:
         return ""
     code = _optimizer(case, "trained")
+    kind = "Adam" if case.optimizer == "adam" else "AdamW"
     for wrap in wraps:
-        code = wrap.replace("{rate}", RATE).replace("{}", code)
+        code = wrap.replace("{rate}", RATE).replace("{kind}", kind).replace("{}", code)
     return code
 
 
 def _trainer_lines(before: Sequence[str], callback: str, optimizer: str, arguments: Mapping[str, str]) -> list[str]:
+    casts = any("default_data_collator" in text for text in before)
     needs_torch = "torch." in "".join([optimizer.replace("torchao.optim", ""), *before])
-    lines = ["import torch"] if needs_torch else []
-    lines += ["import torchao.optim"] if "torchao" in optimizer else []
+    lines = ["# Yours: model, and data, a data set of dictionaries."]
+    lines += ["import torch"] if needs_torch else []
+    lines += [f"import {library}.optim" for library in ("torchao", "bitsandbytes") if f"{library}." in optimizer]
     lines += ["import actbench"] if any("actbench." in text for text in before) else []
     lines += _more_imports(optimizer)
-    lines += ["from transformers import Trainer, TrainingArguments"]
+    lines += [f"from transformers import Trainer, TrainingArguments{', default_data_collator' if casts else ''}"]
     lines += ["from actbench.conversion.trainers.huggingface import ActbenchCallback"] if callback else []
     lines += ["", *before]
     lines += ["trained = [each for each in model.parameters() if each.requires_grad]"] if optimizer else []
     lines += ["arguments = TrainingArguments(", '    "out",']
     lines += [f"    {name}={value}," for name, value in arguments.items()] + [")"]
     lines += ["trainer = Trainer(", "    model=model,", "    args=arguments,", "    train_dataset=data,"]
+    lines += ["    data_collator=in_type,"] if casts else []
     lines += [f'    callbacks=[ActbenchCallback("{callback}")],'] if callback else []
     lines += [f"    optimizers=({optimizer}, None),"] if optimizer else []
     return [*lines, ")", "trainer.train()"]
@@ -178,13 +211,20 @@ def _more_imports(code: str) -> list[str]:
 
 def _command(case: Case) -> str:
     words = ["actbench measure", case.model, f"-s {case.scheme}", f"-b {case.batch_size}"]
+    profile = profiles.get(case.device_profile or profiles.DEFAULT)
+    limit = case.memory_limit_bytes
     for flag, value, usual in (
+        ("task", case.task, "auto"),
         ("sequence-length", case.sequence_length, None),
         ("image-size", case.image_size, None),
+        ("attention", case.attention, "sdpa"),
         ("dtype", case.dtype, "float32"),
         ("autocast", case.autocast, None),
         ("optimizer", case.optimizer, OPTIMIZER),
-        ("device-profile", case.device_profile, None),
+        ("weights", case.weights, "random"),
+        ("seed", case.seed, 0),
+        ("memory-limit", f"{limit}B", None if limit != profile.memory_bytes else f"{limit}B"),
+        ("meter", _device(case), None),
     ):
         words += [f"--{flag} {value}"] if value not in (None, usual) else []
-    return " ".join(words)
+    return " ".join([*words, *(["--trust-remote-code"] if case.trust_remote_code else [])])

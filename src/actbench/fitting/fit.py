@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actbench import workloads
 from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.runner.progress import Progress
+from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
-from actbench.fitting.search import EXACT, LEVELS, Search
+from actbench.fitting.levels import EXACT, LEVELS
+from actbench.fitting.search import Search
 from actbench.fitting.simulations import Simulations, simulations
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.profiles import DeviceProfile
@@ -19,7 +21,9 @@ from actbench.results.kinds import FITTED
 from actbench.results.machine import machine, now, provenance
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Failure, Optimizer
-from actbench.results.tables.fits import FIT_TITLE, Fitted, fitted
+from actbench.results.store import Store
+from actbench.results.tables.fits import FIT_TITLE
+from actbench.results.tables.fitted import Fitted, Tried, fitted
 from actbench.workloads.optimizers import same_updates
 
 BUDGET_SECONDS = 120.0
@@ -36,7 +40,9 @@ class Fit:
         untried: Stacks that the time did not suffice for.
         refused: Choices that the model or the device refused, with the reason.
         path: The results file, if one is kept.
-        least_profile: The smallest device on which something fits that was tried; None where none is large enough.
+        least_profile: The smallest device on which something fits that was tried; None where none is large enough, or
+            the one that was named is, without a limit.
+        has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
     found: Fitted
@@ -46,11 +52,19 @@ class Fit:
     refused: Mapping[str, str]
     path: Path | None
     least_profile: str | None
+    has_more: bool
 
     @property
     def is_possible(self) -> bool:
         """Whether something fits and is not slower than asked."""
-        return bool(self.found.fitting() or self.found.fitting(adapters=True))
+        return bool(self.choices)
+
+    @property
+    def choices(self) -> list[Tried]:
+        """What fits of the shortlist, or else of that with adapters, the fastest first."""
+        return next(
+            (self.found.shortlist(adapters=each) for each in (False, True) if self.found.fitting(adapters=each)), []
+        )
 
 
 def fit(
@@ -60,6 +74,7 @@ def fit(
     output: Path | None = None,
     command: str = "actbench.fit",
     schemes: Sequence[str] | None = None,
+    measure: bool = False,
     jobs: int | None = None,
     budget_seconds: float | None = BUDGET_SECONDS,
     timeout_seconds: float | None = None,
@@ -73,6 +88,8 @@ def fit(
         output: A folder, in which ``MODEL-DEVICE/MACHINE.fit.jsonl`` is written; a ``.jsonl`` file; None keeps none.
         command: What the user can type to have the same, for the records.
         schemes: Specifications to choose among, in place of what the schemes say is worth trying.
+        measure: Whether the first three stacks are measured, too, on the device of this machine: the GPU for a profile
+            of one, or else the CPU.
         jobs: How many stacks are simulated at a time; one a core unless given.
         budget_seconds: After which nothing new is simulated; None is without end.
         timeout_seconds: That one simulation may take.
@@ -81,10 +98,12 @@ def fit(
     Raises:
         UsageError: The device profile does not exist or has no figures of time.
         ModelError: The model does not exist.
-        MeasurementError: Not even the exact step can be simulated.
+        MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
         StoreError: The results file is in use, broken or cannot be written.
     """
     asked, case, profile = _checked(case, asked or Asked())
+    meter = ondevice.meter_of(profile) if measure else None
+    progress = progress or Progress()
     name, origin = f"{case.model}-{profile.name}", provenance(command)
 
     def make_record(tried: Case, stack: Stack, outcome: Outcome) -> FitRecord:
@@ -106,13 +125,24 @@ def fit(
     )
     settings = {"jobs": jobs, "timeout_seconds": timeout_seconds, "budget_seconds": budget_seconds}
     with FITTED.opened(name, output) as store:
-        with simulations(store, make_record, progress or Progress(), **settings) as run:
+        with simulations(store, make_record, progress, **settings) as run:
             search.run(run, (EXACT,) if asked.exact else LEVELS)
+        tried = [case_of(stack, case) for stack in search.outcomes]
+        result = _result(search, _records(store, tried), run, store.path if output is not None else None)
+        if meter is not None:
+            chosen = [each.record for each in result.choices[: ondevice.MOST]]
+            measured = ondevice.measure(
+                chosen, meter, store, command=command, timeout_seconds=timeout_seconds, progress=progress
+            )
+            records = _records(store, [*tried, *measured])
+            result = replace(result, records=records, found=fitted(records)[0])
         if output is not None:
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
-        cases = (case_of(stack, case) for stack in search.outcomes)
-        records = tuple(record for tried in cases if (record := store.find(tried)) is not None)
-        return _result(search, records, run, store.path if output is not None else None)
+        return result
+
+
+def _records(store: Store[FitRecord], cases: Iterable[Case]) -> tuple[FitRecord, ...]:
+    return tuple(record for case in cases if (record := store.find(case)) is not None)
 
 
 def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
@@ -130,6 +160,7 @@ def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
         "device_profile": profile.name,
         "memory_limit_bytes": limit,
         "find_largest_batch": False,
+        "gradient_quality": False,
     }
     case = case.model_copy(update=settings)
     workloads.load(case)
@@ -157,11 +188,13 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
         if isinstance(outcome, Failure) and len(stack) == 1
     }
     untried = tuple(map(name_of, search.untried))
-    return Fit(found[0], records, run.simulated, untried, refused, path, _least_profile(found[0]))
+    need = min(each.need_bytes for each in found[0].tried)
+    has_more = search.limit < need <= profiles.get(found[0].case.device_profile or profiles.DEFAULT).memory_bytes
+    least = None if has_more else _least_profile(need)
+    return Fit(found[0], records, run.simulated, untried, refused, path, least, has_more)
 
 
-def _least_profile(found: Fitted) -> str | None:
-    """Return the smallest CUDA device on which the stack of the least need that was tried would fit."""
-    need = min(each.need_bytes for each in found.tried)
+def _least_profile(need: int) -> str | None:
+    """Return the smallest CUDA device that has so many bytes."""
     large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
     return min(large, key=lambda each: each.memory_bytes).name if large else None

@@ -138,8 +138,13 @@ class Predictions:
         return choice in self._effects
 
     def effect(self, choice: Choice, within: Stack = frozenset()) -> Effect:
-        """Return what a choice does, as it was seen in the stack most like ``within``."""
-        return max(self._effects[choice], key=lambda seen: len(seen[0] & within) - len(seen[0] - within))[1]
+        """Return what a choice does, as it was seen in the stack most like ``within``, of equal ones the largest."""
+
+        def likeness(seen: tuple[Stack, Effect]) -> tuple[int, int]:
+            shared = len(seen[0] & within)
+            return shared - len(seen[0] - within), shared
+
+        return max(self._effects[choice], key=likeness)[1]
 
     def of(self, stack: Stack) -> Needs | None:
         """Return what a stack needs, as simulated or predicted; None where one of its choices was never seen."""

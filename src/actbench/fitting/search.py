@@ -6,14 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 from actbench.fitting.choices import ADAPTS, Choice, Choices, Stack, case_of, training_of
 from actbench.fitting.fronts import front
+from actbench.fitting.levels import LEVELS, Level
 from actbench.fitting.prediction import Needs, Predictions
-from actbench.results.fits import GRADIENTS, Gradient, Trained, Training
+from actbench.results.fits import Training
 from actbench.results.measured import Measurement, Outcome
-from actbench.results.records import Case
+from actbench.results.records import Case, FailureReason
 from actbench.schemes.base import Change
 
 Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
@@ -31,30 +31,9 @@ _NEIGHBOURS_MARGIN = 0.15  # the same where a stack differs in one choice from t
 _NEIGHBOURS_SLACK = 0.04  # of the fastest one's time, by which such a stack may be predicted to be slower
 _GAIN = 0.002  # of a step's time; less is no reason to try
 _LEAST_SHARE = 0.03  # of a peak; saving less is no reason to try
+_REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
+_FITTING_RUNGS = 2  # values of one scheme that fit alone; those that save more are not tried then
 _DESCENTS = 4  # stacks of the least predicted need that are tried where none is predicted to fit
-
-
-@dataclass(frozen=True)
-class Level:
-    """How far training may be from the exact step's."""
-
-    trained: Trained
-    gradient: Gradient
-    others: bool
-
-    @property
-    def training(self) -> Training:
-        """The furthest."""
-        other = "other" if self.others else "same"
-        return Training(trained=self.trained, gradient=self.gradient, updates=other, precision=other)
-
-    def allows(self, training: Training) -> bool:
-        """Whether training is as near as that, but for what is trained."""
-        return training.model_copy(update={"trained": self.trained}).is_as_near(self.training)
-
-
-EXACT = Level("all", "exact", others=False)
-LEVELS = (EXACT, *(Level(trained, gradient, True) for gradient in GRADIENTS for trained in get_args(Trained)))
 
 
 @dataclass
@@ -136,27 +115,47 @@ class Search:
         new = [
             choice
             for choice in self.choices.all
-            if (choice.training.trained == "all" or level.trained == "adapters")
-            and level.allows(choice.training)
-            and frozenset({choice}) not in self.outcomes
+            if level.allows(choice.training) and frozenset({choice}) not in self.outcomes
         ]
+        if level.trained == "adapters":
+            self._try([frozenset({choice}) for choice in new if ADAPTS in choice.changes])
         matters = self._what_matters(level)
-        self._try([frozenset({choice}) for choice in new if matters & set(choice.changes)])
+        rungs: dict[tuple[str, tuple[Change, ...]], list[Choice]] = {}
+        for choice in new:
+            if matters.issuperset(choice.changes):
+                rungs.setdefault(_rung(choice), []).append(choice)
+        while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
+            self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
+
+    def _suffices(self, kind: tuple[str, tuple[Change, ...]]) -> bool:
+        """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
+        alone = [stack for stack in self.outcomes for choice in stack if stack == {choice} and _rung(choice) == kind]
+        is_refused = any(getattr(self.outcomes[stack], "reason", None) in _REFUSALS for stack in alone)
+        return is_refused or sum(map(self.fits, alone)) >= _FITTING_RUNGS
 
     def _what_matters(self, level: Level) -> set[Change]:
         """Return what must be changed for a stack to fit, or to be faster than the fastest that does."""
-        fastest = self.fastest(level.training)
-        if self.fits(frozenset()) and level.trained == "all":
+        start = self._start(level)
+        if start is None or self.fits(start):
             return set(_SPEEDS)
-        if fastest is not None:
-            changed = {change for choice in fastest for change in choice.changes}
-            groups = [group for group in (OF_SAMPLES, OF_MODEL) if group & changed]
-            return set(_SPEEDS).union(*groups)
-        return {*_SPEEDS, ADAPTS, *self._fills_the_peak()}
+        base, fastest = self.predictions.known[start], self.fastest(level.training)
+        changed = {change for choice in fastest or () for change in choice.changes}
+        groups = [group for group in (OF_SAMPLES, OF_MODEL) if group & changed]
+        if not groups and (fastest is None or self.seconds(fastest) > base.seconds):
+            groups = [self._fills_the_peak(base)]
+        return set(_SPEEDS).union(*groups)
 
-    def _fills_the_peak(self) -> set[Change]:
+    def _start(self, level: Level) -> Stack | None:
+        """Return what stacks of a level begin with: the empty one, or the fastest adapters alone; None without any."""
+        if level.trained == "all":
+            return frozenset()
+        alone = (stack for stack in self.predictions.known if len(stack) == 1)
+        near = (stack for stack in alone if self.training(stack).trained == "adapters")
+        return min(filter(lambda stack: level.allows(self.training(stack)), near), key=self.seconds, default=None)
+
+    def _fills_the_peak(self, base: Needs) -> frozenset[Change]:
         """Return what lowers that part of the peaks above the limit that is large enough."""
-        base, found = self.base, set[Change]()
+        found = frozenset[Change]()
         forward, backward, _ = (peak + base.lost > self.limit for peak in base.phases)
         least = _LEAST_SHARE * base.bytes
         if base.gradients + base.state + base.update > least:
@@ -266,6 +265,11 @@ class Search:
         for other in allowed:
             if _group(other) != "parameters" and self._stands(stack, other):
                 yield stack | {other}
+
+
+def _rung(choice: Choice) -> tuple[str, tuple[Change, ...]]:
+    """Return what the values of one scheme have in common, of which each next one saves more and takes longer."""
+    return choice.kind, choice.changes
 
 
 def _group(choice: Choice) -> str:

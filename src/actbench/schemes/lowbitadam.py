@@ -45,8 +45,8 @@ class _LowBitAdam(Scheme):
         return (OPTIMIZER_STATE,)
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """An optimizer of torchao's, given to Trainer."""
-        return InTrainer(optimizer=f"torchao.optim.AdamW{self.suffix}(trained, lr={{rate}})")
+        """An optimizer of the library, given to Trainer."""
+        return InTrainer(optimizer=f"{self._class_name.replace('AdamW', '{kind}')}(trained, lr={{rate}})")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Put an optimizer with moments of few bits in the place of the one that the setup makes.

@@ -15,7 +15,8 @@ class InTrainer:
         convert: The specification that the model is converted by before the trainer is made; empty for nothing.
         before: A line before the trainer is made, about ``model``.
         arguments: Of ``TrainingArguments``, as code.
-        optimizer: What is put around the optimizer, with ``{}`` in its place; such text is code, too.
+        optimizer: What is put around the optimizer, with ``{}`` in its place, or in its stead, with ``{kind}`` for Adam
+            or AdamW and ``{rate}`` for the learning rate.
         why_not: Why it cannot be had there; empty where it can.
     """
 

@@ -116,6 +116,11 @@ class Pure(_Precision):
         """Only bfloat16: updates of float16 are no numbers."""
         return (f"{cls.name}:bfloat16",)
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether updates are those that the optimizer makes otherwise: small ones are lost in the type's rounding."""
+        return False
+
     def in_trainer(self, batch_size: int) -> InTrainer:
         """The model is cast before."""
         return InTrainer(before=f"model = model.to(torch.{self.dtype})")
