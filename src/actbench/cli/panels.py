@@ -9,7 +9,7 @@ PANELS = {
     ),
     "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
     "How it is measured": (
-        "--meter --device-profile --memory-limit --max-batch --require-fit --device --steps --seconds "
+        "--meter --device-profile --memory-limit --max-batch --require-fit --measure --device --steps --seconds "
         "--time-by --timeline --ledger --top --all"
     ),
     "How it is run": (
