@@ -54,6 +54,11 @@ class Choice:
         return self.scheme is not None and GRADIENTS_TAKEN in self.scheme.claims
 
     @property
+    def quickens(self) -> bool:
+        """Whether a step may be faster with it, though nothing has to be saved."""
+        return self.scheme is not None and self.scheme.quickens
+
+    @property
     def training(self) -> Training:
         """In what training differs with it alone, as far as the scheme says without a model."""
         return self.training_of(())

@@ -67,6 +67,7 @@ class Search:
             self._learn(level)
             self._improve(level)
         for level in levels:
+            self._quicken(level)
             self._complete(level)
 
     @property
@@ -239,6 +240,12 @@ class Search:
         least = min(predicted, default=None)
         known = min((needs.bytes for needs in self.predictions.known.values()), default=math.inf)
         return [least[-1]] if least is not None and least[0] < known else []
+
+    def _quicken(self, level: Level) -> None:
+        """Where something fits, see what schemes do alone that may make it faster, though nothing has to be saved."""
+        if self.fastest(level.training) is not None:
+            new = [choice for choice in self.choices.all if choice.quickens and level.allows(choice.training)]
+            self._try([frozenset({choice}) for choice in new])
 
     def _complete(self, level: Level) -> None:
         """Try what differs in one choice from the fastest of a level: without one, with another in its place."""

@@ -54,6 +54,7 @@ class DropIT(Scheme):
 
     name: ClassVar[str] = "dropit"
     summary: ClassVar[str] = "inputs of linear layers and convolutions without their small elements"
+    quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Chen et al. 2022, arXiv 2202.13808"
     positional: ClassVar[str | None] = "share"
 

@@ -70,6 +70,7 @@ class FewBit(Scheme):
 
     name: ClassVar[str] = "fewbit"
     summary: ClassVar[str] = "activations keep a few bits per element; their derivative becomes piecewise constant"
+    quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Novikov et al. 2022, arXiv 2202.00441"
     positional: ClassVar[str | None] = "bits"
     rank: ClassVar[int] = 10

@@ -32,6 +32,7 @@ class MemorySharingNorms(Scheme):
 
     name: ClassVar[str] = "msln"
     summary: ClassVar[str] = "layer and RMS norms keep their output, which linear layers keep too, and not their input"
+    quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
 
     @property

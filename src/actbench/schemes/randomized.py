@@ -43,6 +43,7 @@ class Randomized(Scheme):
 
     name: ClassVar[str] = "randomized"
     summary: ClassVar[str] = "linear layers keep a random sketch of their input; only the weight gradient is estimated"
+    quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Bershatsky et al. 2022, arXiv 2201.13195"
     positional: ClassVar[str | None] = "ratio"
     rank: ClassVar[int] = 10

@@ -41,6 +41,7 @@ class ReGELU2(Scheme):
 
     name: ClassVar[str] = "regelu2"
     summary: ClassVar[str] = "GELU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs"
+    quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
     published: ClassVar[tuple[Published, ...]] = (
         Published(quantity="peak_saving", value=0.3, setting=_SETTING, source=_SOURCE),
@@ -86,4 +87,5 @@ class ReSiLU2(ReGELU2):
 
     name: ClassVar[str] = "resilu2"
     summary: ClassVar[str] = "SiLU keeps 2 bits per element; its derivative becomes that of a sum of three ReLUs"
+    quickens: ClassVar[bool] = True
     functions: ClassVar[tuple[str, ...]] = ("silu",)

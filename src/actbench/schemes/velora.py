@@ -114,6 +114,7 @@ class VeLoRA(Scheme):
 
     name: ClassVar[str] = "velora"
     summary: ClassVar[str] = "linear layers keep one number of each sub-token of their input: its part along a vector"
+    quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Miles et al. 2024, arXiv 2405.17991"
     positional: ClassVar[str | None] = "size"
     published: ClassVar[tuple[Published, ...]] = (
