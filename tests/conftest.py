@@ -166,8 +166,13 @@ def refused_as_model(cli: Cli, tasks_here: None) -> Refusals:
     return Refusals(cli)
 
 
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the width of the terminal that xdist tells its workers of."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""
-    monkeypatch.delenv("COLUMNS", raising=False)  # xdist sets it for its workers
     return Cli(monkeypatch, capfd)

@@ -282,7 +282,8 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
 
 def _place(annotation: Any) -> tuple[int, int]:
     """Return where a parameter stands in the help page: arguments first, then flags as their panels have them."""
-    name = annotation.__metadata__[0].default  # where typer puts the first name until it reads the signature
+    (details,) = getattr(annotation, "__metadata__", (None,))
+    name = getattr(details, "default", None)  # where typer puts the first name until it reads the signature
     return place_of(name) if isinstance(name, str) else (-1, 0)
 
 

@@ -169,7 +169,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, is_plain: Plain) -> None:
         ActbenchCallback("gacd")
     module = Layers()
     with pytest.raises(ConversionError, match=r"none of .* to convert"):
-        fit(module, ActbenchCallback("fewbit:3"), tmp_path)
+        fit(module, ActbenchCallback("resilu2"), tmp_path)
     assert is_plain(module)
     convert(module, "gact:L1")
     with pytest.raises(ConversionError, match="already converted with 'gact:L1'"):
