@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from actbench.experiments.cluster.cluster import Cluster
 
 
+_LEAST = 0.0001  # that Ray counts in
+_OTHERS = {
+    "CPU": "a simulated case asks for one core, and one of --meter cpu for all of a node",
+    "GPU": "--gpus-per-case says how many GPUs a case asks for",
+    "object_store_memory": "cases keep nothing in Ray's object store",
+    "bundle": "cases stand in no placement group",
+}
+
+
 @dataclass(frozen=True)
 class ClusterFlags:
     """Where cases are measured."""
@@ -34,7 +43,7 @@ class ClusterFlags:
         str | None,
         option(
             "--resources",
-            "With --cluster: what else each case asks for, by Ray's names: a100=1,memory=8e9.",
+            "With --cluster: what else each case asks for, by Ray's names: a100=1,memory=8e9 (bytes).",
             metavar="NAME=AMOUNT",
         ),
     ] = None
@@ -53,6 +62,8 @@ class ClusterFlags:
         from actbench.experiments.cluster.cluster import Cluster
 
         gpus = 1.0 if self.gpus_per_case is None else self.gpus_per_case
+        if not 0 < gpus <= 1 and (gpus == 0 or not gpus.is_integer()):
+            raise UsageError(f"--gpus-per-case {gpus:g}: give a part of one GPU, such as 0.5, or a whole number")
         return Cluster(self.cluster, gpus, _amounts(self.resources or ""))
 
 
@@ -64,6 +75,8 @@ def _amounts(text: str) -> dict[str, float]:
             found[name.strip()] = float(amount)
         except ValueError:
             found[name.strip()] = math.nan
-        if not name.strip() or not 0 < found[name.strip()] < math.inf:
-            raise UsageError(f"--resources {part!r}: give a name and an amount above 0, such as a100=1")
+        if name.strip() in _OTHERS:
+            raise UsageError(f"--resources {part!r}: {_OTHERS[name.strip()]}")
+        if not name.strip() or not _LEAST <= found[name.strip()] < math.inf:
+            raise UsageError(f"--resources {part!r}: give a name and an amount of at least {_LEAST}, such as a100=1")
     return found

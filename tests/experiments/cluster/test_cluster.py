@@ -18,6 +18,7 @@ from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
 
 MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
+HAS = {"GPU": 1.0, "a100": 1.0, "memory": 64e9, "node:10.0.0.1": 1.0}
 IDS = {"first": "a" * 56, "second": "b" * 56}
 CRASHED = Failure(reason="crash", message="it died")
 Answer = Callable[[node.Request, int], str]
@@ -62,6 +63,7 @@ class FakeRay:
         return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda text: self._run(text, options)))
 
     def _run(self, text: str, options: dict[str, Any]) -> int:
+        assert options.pop("max_retries") == 0  # retries are counted here, so that they go elsewhere
         self.asked.append((node.Request.model_validate_json(text), options))
         return len(self.asked) - 1
 
@@ -79,8 +81,10 @@ class FakeRay:
         return {"CPU": 2.0}
 
     def nodes(self) -> list[dict[str, Any]]:
+        cores = {"first": 4.0, "second": 8.0}
         return [
-            {"Alive": True, "NodeManagerHostname": name, "NodeID": IDS[name], "Resources": {"CPU": 4.0}} for name in IDS
+            {"Alive": True, "NodeManagerHostname": name, "NodeID": IDS[name], "Resources": {**HAS, "CPU": cores[name]}}
+            for name in IDS
         ]
 
 
@@ -114,7 +118,7 @@ def test_simulated_cases_are_tasks_of_one_core_and_all_come_back(monkeypatch: py
     assert dict(made.outcomes(CASES)) == dict.fromkeys(CASES, MEASURED)
     assert [request.cases for request, _ in ray.asked] == [(case,) for case in CASES]
     for request, options in ray.asked:
-        assert options == {"num_cpus": 1, "resources": {"a100": 0.5}, "max_retries": 1}
+        assert options == {"num_cpus": 1, "resources": {"a100": 0.5}}
         assert (request.timeout_seconds, request.sources) == (60.0, node.sources())
     assert set(made.origins) == set(CASES)
     assert made.origins[CASES[0]]["command"] == "actbench sweep"
@@ -125,18 +129,21 @@ def test_the_driver_holds_few_tasks_of_many(monkeypatch: pytest.MonkeyPatch) -> 
     many = [CASES[0].model_copy(update={"batch_size": size}) for size in range(1, 1001)]
 
     assert len(list(made.outcomes(many))) == 1000
-    assert ray.most_flying == 8
+    assert ray.most_flying == 2
 
 
 def test_cases_that_are_timed_together_are_one_task_with_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
     made, ray = sweep(each(MEASURED), monkeypatch, gpus=0.5)
     on_gpu = [case.model_copy(update={"meter": "cuda"}) for case in CASES]
     on_cpu = [case.model_copy(update={"meter": "cpu"}) for case in CASES]
 
-    assert dict(made.outcomes([*on_gpu, *on_cpu])) == dict.fromkeys([*on_gpu, *on_cpu], MEASURED)
+    assert dict(made.outcomes([*on_gpu, *on_cpu, *CASES])) == dict.fromkeys([*on_gpu, *on_cpu, *CASES], MEASURED)
+    assert [request.cases[0].meter for request, _ in ray.asked] == [*["simulated"] * 3, "cuda", "cpu"]
     needs = {frozenset(request.cases): options for request, options in ray.asked}
     assert needs[frozenset(on_gpu)]["num_gpus"] == 0.5
-    assert needs[frozenset(on_cpu)]["num_cpus"] == 4  # all of a node
+    assert needs[frozenset(on_cpu)]["num_cpus"] == 8  # all of that node
+    assert needs[frozenset(on_cpu)]["scheduling_strategy"].node_id == IDS["second"]
 
 
 @pytest.mark.parametrize(("second", "expected"), [(MEASURED, MEASURED), (CRASHED, CRASHED)])
@@ -153,16 +160,55 @@ def test_a_case_that_ends_its_process_is_tried_once_more_elsewhere(
     assert ray.asked[1][1]["scheduling_strategy"].node_id == IDS["second"]
 
 
+def test_what_has_a_record_is_timed_again_beside_what_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray = sweep(each(MEASURED), monkeypatch)
+    made._done = lambda case: case.scheme == "exact"
+
+    list(made.outcomes([case.model_copy(update={"meter": "cuda"}) for case in CASES[1:]]))
+    list(made.outcomes([case.model_copy(update={"meter": "cuda"}) for case in CASES]))
+
+    assert [request.known_exact for request, _ in ray.asked] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "meter", "naming"),
+    [
+        (
+            {"gpus": 2.0},
+            "cuda",
+            "no node has CPU=1, GPU=2, as a case of --meter cuda asks for; nodes: first CPU=4, GPU=1",
+        ),
+        ({"resources": {"a10": 1.0}}, "simulated", "no node has CPU=1, a10=1"),
+    ],
+)
+def test_what_no_node_has_is_refused(
+    settings: dict[str, Any], meter: str, naming: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = sweep(each(MEASURED), monkeypatch, **settings)
+
+    with pytest.raises(UsageError, match=f"--cluster: {naming}"):
+        list(made.outcomes([CASES[0].model_copy(update={"meter": meter})]))
+
+
+def test_memory_is_an_option_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ray = sweep(each(MEASURED), monkeypatch, resources={"memory": 8e9})
+
+    list(made.outcomes(CASES[:1]))
+
+    assert ray.asked[0][1] == {"num_cpus": 1, "memory": 8e9, "resources": {}}
+
+
 def test_a_node_that_is_lost_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def lost(request: node.Request, task: int) -> str:
         raise RayError("The node died.\nmore")
 
-    made, _ = sweep(lost, monkeypatch)
+    made, ray = sweep(lost, monkeypatch)
     [(case, outcome)] = made.outcomes(CASES[:1])
 
     assert isinstance(outcome, Failure)
     assert outcome.reason == "crash"
     assert outcome.message == "the worker or node of the case was lost, twice: The node died."
+    assert len(ray.asked) == 2
     assert made.origins[case]["machine"] == provenance("")["machine"]
 
 
@@ -184,7 +230,7 @@ def test_what_is_wrong_with_nodes_ends_the_sweep(
 
     with pytest.raises(MeasurementError, match=naming):
         list(made.outcomes(CASES))
-    assert ray.cancelled == [1, 2]
+    assert ray.cancelled == [1]
 
 
 def test_a_node_with_another_actbench_refuses() -> None:
@@ -198,7 +244,10 @@ def test_a_node_with_another_actbench_refuses() -> None:
     ("flags", "naming"),
     [
         (["--gpus-per-case", "1"], "are for --cluster"),
-        (["--cluster", "auto", "--resources", "a100"], "--resources 'a100': give a name and an amount above 0"),
+        (["--cluster", "auto", "--resources", "a100"], "--resources 'a100': give a name and an amount of at least"),
+        (["--cluster", "auto", "--resources", "GPU=2"], "--gpus-per-case says how many"),
+        (["--cluster", "auto", "--gpus-per-case", "1.5"], "--gpus-per-case 1.5: give a part of one GPU"),
+        (["--cluster", "auto", "--gpus-per-case", "0"], "--gpus-per-case 0: give"),
         (["--cluster", "auto", "--resources", "a100=-1"], "--resources 'a100=-1'"),
     ],
 )

@@ -23,6 +23,7 @@ class Request(Data):
     """Cases that are measured together.
 
     Attributes:
+        known_exact: Whether their exact model, which is not among them, has a record: it is timed again beside them.
         timeout_seconds: As of :func:`actbench.experiments.runner.runner.run`.
         files: The text of each file that the cases name, by its path from the current folder of who asks.
         sources: What :func:`sources` returns where it is asked.
@@ -30,6 +31,7 @@ class Request(Data):
     """
 
     cases: tuple[Case, ...]
+    known_exact: bool = False
     timeout_seconds: float | None
     files: dict[str, str]
     sources: str
@@ -63,7 +65,7 @@ def measure(text: str) -> str:
         )
     _place(request.files)
     try:
-        sweep = Sweep(_server(), machine(), lambda case: False, 1, request.timeout_seconds, Progress())
+        sweep = Sweep(_server(), machine(), lambda case: request.known_exact, 1, request.timeout_seconds, Progress())
         outcomes = tuple(sweep.outcomes(request.cases))
     except MeasurementError:
         _server.cache_clear()  # the next cases get another
