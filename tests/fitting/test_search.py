@@ -208,6 +208,23 @@ def test_what_trains_adapters_is_tried_where_there_are_adapters() -> None:
     assert {change for choice in needed for change in choice.changes} == {"optimizer", "parameters"}  # both fit
 
 
+def test_a_scheme_that_the_model_refuses_for_one_list_is_tried_with_another() -> None:
+    class Refusing(MadeUp):
+        def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+            for case, outcome in super().__call__(stacks):
+                refused = "functions=relu" in case.scheme
+                yield case, Failure(reason="nothing-converted", message="none") if refused else outcome
+
+    case, names = made_up_case(10), ("fewbit:3,functions=relu", "fewbit:2,functions=relu", "fewbit:3,functions=gelu")
+    choices, device = choices_for(case, {}, names=names), Refusing(0, 0)
+
+    Search(case, 10 * GIB, choices).run(device)
+
+    tried = {choice.name for stack in device.calls for choice in stack}
+    assert {"fewbit:3,functions=gelu"} <= tried
+    assert "fewbit:2,functions=relu" not in tried
+
+
 def test_values_that_save_more_than_two_that_fit_are_left_out() -> None:
     class Halving(MadeUp):
         """Micro-batches that save what they promise."""

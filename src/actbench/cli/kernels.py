@@ -51,7 +51,8 @@ def kernels(
     """Measure the operators: time, bytes a second, and both beside a copy and beside the exact operator.
 
     With --output each row is stored as soon as it is measured, in OUTPUT/kernels/MACHINE.kernels.jsonl, with the tables
-    beside it; the same command goes on where it was stopped. Exit status as for sweep.
+    beside it; the same command goes on where it was stopped. Rows that are there stay as they are, whatever --seconds
+    says: --force measures them again. Exit status as for sweep.
 
     Examples:
 

@@ -90,6 +90,7 @@ def measure(
             recipe=chosen[0].recipe,
             command=command,
             timeout_seconds=timeout_seconds,
+            retry_failed=True,  # another program may have held the memory
             progress=progress,
         )
     return tuple(simulated)

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from actbench.fitting.choices import ADAPTS, Choice, Choices, Stack, case_of, training_of
 from actbench.fitting.fronts import front
@@ -34,6 +35,10 @@ _LEAST_SHARE = 0.03  # of a peak; saving less is no reason to try
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 _FITTING_RUNGS = 2  # values of one scheme that fit alone; those that save more are not tried then
 _DESCENTS = 4  # stacks of the least predicted need that are tried where none is predicted to fit
+
+
+Rung = tuple[str, tuple[Change, ...], tuple[Any, ...]]
+"""What values of one scheme have in common."""
 
 
 @dataclass
@@ -121,14 +126,14 @@ class Search:
         if level.trained == "adapters":
             self._try([frozenset({choice}) for choice in new if ADAPTS in choice.changes])
         matters = self._what_matters(level)
-        rungs: dict[tuple[str, tuple[Change, ...]], list[Choice]] = {}
+        rungs: dict[Rung, list[Choice]] = {}
         for choice in new:
             if matters.issuperset(choice.changes):
                 rungs.setdefault(_rung(choice), []).append(choice)
         while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
             self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
 
-    def _suffices(self, kind: tuple[str, tuple[Change, ...]]) -> bool:
+    def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
         alone = [stack for stack in self.outcomes for choice in stack if stack == {choice} and _rung(choice) == kind]
         is_refused = any(getattr(self.outcomes[stack], "reason", None) in _REFUSALS for stack in alone)
@@ -274,9 +279,13 @@ class Search:
                 yield stack | {other}
 
 
-def _rung(choice: Choice) -> tuple[str, tuple[Change, ...]]:
-    """Return what the values of one scheme have in common, of which each next one saves more and takes longer."""
-    return choice.kind, choice.changes
+def _rung(choice: Choice) -> Rung:
+    """Return what the values of one scheme have in common, of which each next one saves more and takes longer.
+
+    Lists say what a scheme works on, such as ``only=`` and ``functions=``: with others it is another thing.
+    """
+    lists = (value for value in vars(choice.scheme).values() if isinstance(value, tuple)) if choice.scheme else ()
+    return choice.kind, choice.changes, tuple(lists)
 
 
 def _group(choice: Choice) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from actbench.results.store import (
     SWEEP_SUFFIX,
     Store,
     files_below,
+    lines,
     read_kind,
     results_path,
 )
@@ -122,11 +123,25 @@ def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
 def _kinds_at(path: Path) -> dict[Kind[Any], list[Path]]:
     """Return the files that a path stands for by their kinds."""
     if not os.path.isdir(path):
-        return {next((kind for kind in OTHERS if path.name.endswith((kind.suffix, *kind.older))), MEASURED): [path]}
+        return {_kind_of(path): [path]}
     if measured := files_below(path):
         return {MEASURED: measured}
     found = {kind: sorted(path.rglob(f"*{kind.suffix}")) for kind in OTHERS}
     return {kind: files for kind, files in found.items() if files}
+
+
+def _kind_of(path: Path) -> Kind[Any]:
+    """Return the kind that the name of a file says, or else its first record; that of sweeps where neither does."""
+    for kind in OTHERS:
+        if path.name.endswith((kind.suffix, *kind.older)):
+            return kind
+    with suppress(StoreError):
+        _, first = next(lines.split(path).numbered(), (0, b""))
+        for kind in (MEASURED, *OTHERS):
+            with suppress(StoreError):
+                lines.parse(kind.record, first, path.name)
+                return kind
+    return MEASURED
 
 
 def read(kind: Kind[RecordT], files: Sequence[Path]) -> tuple[list[RecordT], list[str]]:

@@ -45,6 +45,7 @@ def test_what_was_measured_is_not_measured_again(cli: Any, tmp_path: Path) -> No
 
     assert "1 measured, 0 failed, 1 taken from the results file" in ended.err
     assert stored(file) == ["pack_codes", "relu_mask"]
+    assert "relu_mask" in cli("report", file).out  # its name does not say what it holds
     assert store.read(file, KernelRecord).records[:1] == first
     assert cli("kernels", *FEW, "-o", file, "--force").status == 0
     assert len(file.read_text().splitlines()) == 4
