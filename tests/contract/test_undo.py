@@ -94,7 +94,11 @@ def undone(model: nn.Module) -> nn.Module:
     return conversion.undo()
 
 
-@pytest.mark.parametrize("spec", [*convertible(), *STACKS])
+LONG = {"compile"}  # inductor makes code for a whole model
+EACH = [pytest.param(spec, marks=pytest.mark.slow if spec in LONG else ()) for spec in (*convertible(), *STACKS)]
+
+
+@pytest.mark.parametrize("spec", EACH)
 def test_a_language_model_is_what_it_was_after_training_under_a_scheme(spec: str) -> None:
     model, loss = language_model(spec)
     plain, before = copy.deepcopy(model), tables(model)

@@ -71,6 +71,7 @@ def converted(name, spec, layout):
     return actbench.convert(model, spec), x.contiguous(memory_format=layout)
 
 
+@pytest.mark.slow
 def test_convolutions_with_activations():
     compare(*converted("relu and silu", "fewbit:2", torch.contiguous_format), tolerance=1e-4)
 

@@ -14,6 +14,7 @@ from actbench.measuring.calibration.profile import toml
 from actbench.measuring.meters import profilefile
 from actbench.results.records import Case
 
+pytestmark = pytest.mark.slow
 CASE = Case(model="tiny-roberta", scheme="fewbit:3", batch_size=4, meter="simulated", device_profile="cpu")
 
 
