@@ -180,3 +180,7 @@ def test_the_command_measures_the_same_case() -> None:
         f"actbench measure {LLAMA['model']} -s checkpoint -b 4 --sequence-length 64 --dtype bfloat16 --optimizer sgd "
         f"--memory-limit {limit}B --meter cuda"
     )
+
+
+def test_a_case_without_a_limit_has_none_in_its_command() -> None:
+    assert "--memory-limit" not in code_for(Case(**LLAMA, scheme="checkpoint", device_profile="t4")).command

@@ -212,7 +212,7 @@ def _more_imports(code: str) -> list[str]:
 def _command(case: Case) -> str:
     words = ["actbench measure", case.model, f"-s {case.scheme}", f"-b {case.batch_size}"]
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
-    limit = case.memory_limit_bytes
+    limit = case.memory_limit_bytes or profile.memory_bytes
     for flag, value, usual in (
         ("task", case.task, "auto"),
         ("sequence-length", case.sequence_length, None),
@@ -223,7 +223,7 @@ def _command(case: Case) -> str:
         ("optimizer", case.optimizer, OPTIMIZER),
         ("weights", case.weights, "random"),
         ("seed", case.seed, 0),
-        ("memory-limit", f"{limit}B", None if limit != profile.memory_bytes else f"{limit}B"),
+        ("memory-limit", f"{limit}B", f"{profile.memory_bytes}B"),
         ("meter", _device(case), None),
     ):
         words += [f"--{flag} {value}"] if value not in (None, usual) else []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from actbench.errors import MeasurementError
 from actbench.experiments.recipes.sections import Planned
@@ -19,12 +22,15 @@ from actbench.results.store import Store
 MOST = 3
 """Stacks that are measured, at most."""
 
+_VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mig"))
+"""Words that make another card of one, in the name that the driver gives it."""
+
 
 def meter_of(profile: DeviceProfile) -> MeterName:
     """Return the meter that measures what a profile stands for.
 
     Raises:
-        MeasurementError: This machine has no such device.
+        MeasurementError: This machine has no such device, or another card.
     """
     name: MeterName = "cuda" if profile.is_cuda else "cpu"
     try:
@@ -34,7 +40,38 @@ def meter_of(profile: DeviceProfile) -> MeterName:
             f"--measure: {profile.name} is a CUDA device, and torch sees none here; leave --measure out, or give the "
             "same command on a machine that has one ('actbench doctor' says what is missing)"
         ) from None
+    if profile.is_cuda:
+        _check_card(profile)
     return name
+
+
+def _check_card(profile: DeviceProfile) -> None:
+    """Check that a profile is of this machine's card: what is measured stands beside its estimates."""
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    is_own = profile.name.endswith(".toml")
+    if capability != profile.compute_capability or not (is_own or _is_named(profile.name, name)):
+        raise MeasurementError(
+            f"--measure: the card of this machine is {_described(name, capability)}, and --device-profile "
+            f"{profile.name} is {_described('another', profile.compute_capability)}; leave --measure out, "
+            "give the same command on a machine that has that card, or name a profile of this one "
+            "('actbench devices' lists them, 'actbench calibrate' writes one)"
+        )
+
+
+def _is_named(profile: str, card: str) -> bool:
+    """Return whether a shipped profile is called as a card: ``a100-40gb`` as ``NVIDIA A100-SXM4-40GB``.
+
+    A card that does not say how much memory it has is taken for either.
+    """
+    wanted, given = (set(re.findall("[a-z0-9]+", name.lower())) for name in (profile, card))
+    sizes = {word for word in wanted | given if re.fullmatch("[0-9]+gb", word)}
+    if given & sizes and wanted & sizes and not wanted & given & sizes:
+        return False
+    return wanted - sizes <= given and given & _VARIANTS <= wanted
+
+
+def _described(name: str, capability: tuple[int, int] | None) -> str:
+    return f"{name} (compute capability {'.'.join(map(str, capability or ()))})"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,11 +35,14 @@ class RunningModules:
         self._module = module
         self._around = around
         self._active: list[tuple[str, Callable[[], object]]] = []
-        self._turns: list[tuple[int, str]] = [(0, OUTSIDE)]
+        # autograd counts nodes in each thread; what is recomputed in the backward pass on a GPU runs in one of its own
+        self._turns: defaultdict[int, list[tuple[int, str]]] = defaultdict(lambda: [(0, OUTSIDE)])
+        self._thread = threading.get_ident()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the modules inside the block; the hooks are removed at the end."""
+        """Follow the modules inside the block, whose thread runs forward passes; the hooks are removed at the end."""
+        self._thread = threading.get_ident()
         with ExitStack() as handles:
             for path, child in self._module.named_modules():
                 enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
@@ -52,8 +57,9 @@ class RunningModules:
         return self._active[-1][0] if self._active else OUTSIDE
 
     def made_node(self, sequence_number: int) -> str:
-        """Return the path of the module in which a node of autograd's graph was made, in this thread."""
-        return self._turns[bisect_right(self._turns, sequence_number, key=lambda turn: turn[0]) - 1][1]
+        """Return the path of the module in which a forward pass made a node of autograd's graph, in its thread."""
+        turns = self._turns[self._thread]
+        return turns[bisect_right(turns, sequence_number, key=lambda turn: turn[0]) - 1][1]
 
     def _enter(self, path: str, *_: Any) -> None:
         self._active.append((path, self._around(path)))
@@ -65,4 +71,4 @@ class RunningModules:
         self._note_turn()
 
     def _note_turn(self) -> None:
-        self._turns.append((torch._C._autograd._get_sequence_nr(), self.running))
+        self._turns[threading.get_ident()].append((torch._C._autograd._get_sequence_nr(), self.running))

@@ -11,6 +11,8 @@ from actbench.results.records import Case, Data
 
 Session = partial(bench.Session, timeline=True)
 """A case whose measurement has a timeline, too."""
+Trial = bench.Session
+"""A case that is tried for the largest batch, of which nobody would see the timeline."""
 
 
 class SnapshotRequest(Data):

@@ -12,7 +12,7 @@ from actbench.codecs.activation import ACTIVATIONS, Activation, activation
 from actbench.codecs.tables import Table
 from actbench.errors import ConversionError, UsageError
 from actbench.nn import piecewise
-from actbench.nn.called import CalledForward, StandIn, reach_calls
+from actbench.nn.called import CalledForward, StandIn, reach_calls, refuse_compiled_calls
 from actbench.nn.called.code import functions_called
 from actbench.nn.called.functions import FUNCTIONS
 from actbench.nn.inverted import InvertedActivation
@@ -154,6 +154,9 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
         model: The model.
         stand_in: Gives the layers.
         kept: Layers that stay for a reason of the scheme's.
+
+    Raises:
+        ConversionError: A module was compiled by itself, and its activations would be converted in vain.
     """
     like, kept = next(model.parameters(), None), kept or {}
     sites: list[Site] = []
@@ -170,6 +173,7 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
         sites.append(Site(path=path, was=called(layer), becomes=str(new.becomes)))
         return new
 
+    refuse_compiled_calls(model, stand_in, is_activation)
     model = swap(model, rule)
     for host in reach_calls(model, stand_in, is_activation):
         becomes = ", ".join(dict.fromkeys(str(layer.becomes) for layer in host.layers))

@@ -163,6 +163,12 @@ class Session:
             os._exit(7)
 
 
+class Trial(Session):
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._write("trial")
+
+
 def failure_of(error: BaseException) -> Failure:
     reason = "crash"
     if isinstance(error, OutOfMemoryError | MemoryError):

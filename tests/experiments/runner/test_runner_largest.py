@@ -9,6 +9,7 @@ import psutil
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.runner import Trials, run
+from actbench.measuring import timelines
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
 
@@ -57,6 +58,20 @@ def test_the_largest_batch_of_a_real_case_is_predicted_and_then_proved_in_fresh_
     assert (found.fits_peak_bytes, found.next_peak_bytes, found.next_outcome) == (1720, 1730, "over-limit")
     assert found.trials == 2
     assert len(events(log, "begin")) == 1 + 1 + 2
+
+
+def test_what_is_tried_for_the_largest_batch_is_a_trial_and_the_case_itself_is_none(log):
+    sweep(cases(log, "exact", find_largest_batch=True, memory_limit_bytes=1725))
+
+    assert len(events(log, "begin")) == 4
+    assert len(events(log, "trial")) == 3
+
+
+def test_a_trial_has_no_timeline():
+    case = Case(model="tiny-llama", scheme="exact", sequence_length=8, batch_size=1, meter="cpu")
+
+    assert timelines.Session(case).memory().timeline is not None
+    assert timelines.Trial(case).memory().timeline is None
 
 
 def test_a_largest_batch_that_cannot_be_decided_is_a_warning_and_keeps_the_measurement(log):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring import bench
 from actbench.measuring.calibration import calibrate
-from actbench.measuring.calibration.calibrate import Calibrated
+from actbench.measuring.calibration.calibrate import Calibrated, _Bench, _notes
 from actbench.measuring.calibration.profile import toml
+from actbench.measuring.calibration.subjects import Call, Subject
 from actbench.measuring.meters import profilefile
 from actbench.results.records import Case
 
@@ -57,3 +60,20 @@ def test_a_step_needs_the_memory_of_the_cpu_and_has_a_time(path: Path) -> None:
 def test_time_that_is_too_short_is_told() -> None:
     with pytest.raises(MeasurementError, match=r"mm, copy_ was not measured in 1e-09 s"):
         calibrate("cpu", budget_seconds=1e-9)
+
+
+def test_a_scheme_that_fails_is_noted_and_a_plain_operator_is_not_let_off() -> None:
+    bench = _Bench(torch.device("cpu"), time.perf_counter, time.monotonic() + 60, lambda text: None)
+
+    def make(size: int) -> Call:
+        raise NotImplementedError("no kernel image is available")
+
+    broken = Subject("adamfp8 on resnet18", make, (1, 2))
+    assert not bench.run(broken, None, of_scheme=True)
+    assert bench.run(Subject("copies", lambda size: lambda: torch.zeros(size).add(1), (1, 2)), None)
+    assert bench.samples
+    assert _notes(bench) == (
+        "Not measured, for it failed: adamfp8 on resnet18: NotImplementedError: no kernel image is available.",
+    )
+    with pytest.raises(NotImplementedError):
+        bench.run(broken, None)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate, issuing
-from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates
+from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates, Surface
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
 from actbench.results.measured import EstimatedTime
@@ -108,6 +108,16 @@ def test_what_was_measured_of_an_operator_goes_before_the_shares_of_its_kind() -
     assert computing(replace(relu, moved=10**7), RATES, measured) == pytest.approx(7e-3 + 9e6 / RATES.bandwidth)
     assert computing(replace(relu, precision="half"), RATES, measured) == computing(relu, RATES, SHARES)
     assert computing(replace(relu, name="gelu"), RATES, measured) == computing(relu, RATES, SHARES)
+
+
+def test_a_measured_operator_that_has_nothing_to_multiply_only_moves_its_bytes() -> None:
+    surface = Surface(((1e6, 1e4), (1e9, 1e6)), (1e-5, 1e-3))
+    measured = replace(SHARES, operators={("convolution_backward", "fp32"): surface})
+    bias_alone = Work("convolution_backward", "matmul", moved=10**8, launches=1)
+
+    assert computing(bias_alone, RATES, measured) == pytest.approx(1e8 / RATES.bandwidth)
+    assert computing(replace(bias_alone, moved=0), RATES, measured) <= 1e-5
+    assert surface.at(0, 1, least=1e-6) == 1e-6
 
 
 def test_an_operator_that_packs_is_called_by_a_hook_but_for_the_optimizers() -> None:

@@ -1,6 +1,7 @@
 """What the code of a module calls is read off it."""
 
 import functools
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -14,6 +15,20 @@ from actbench.nn.called.functions import ALIASES, FUNCTIONS, METHODS
 from actbench.nn.forwardwrapper import ReboundForward
 
 TABLE = {"gelu": F.gelu, "other": len}
+ORDERED = OrderedDict(TABLE)
+LONG = {**dict.fromkeys(range(256), len), "gelu": F.gelu}
+
+
+class Lazy(OrderedDict):
+    """Imports what is asked for, as the tables of models that libraries have."""
+
+    def values(self):
+        raise AssertionError("every entry is imported")
+
+    __iter__ = __len__ = items = values
+
+
+LAZY = Lazy()
 
 
 def helper(x):
@@ -87,6 +102,9 @@ CASES = {
     "a partial one": (module(lambda self, x: self.act(x), act=functools.partial(F.gelu)), [F.gelu]),
     "a lambda": (module(lambda self, x: self.act(x), act=lambda x: F.celu(x)), [F.celu]),
     "a table": (module(lambda self, x: TABLE["gelu"](x)), [F.gelu]),
+    "an ordered table": (module(lambda self, x: ORDERED["gelu"](x)), [F.gelu]),
+    "a table that is too long": (module(lambda self, x: LONG["gelu"](x)), []),
+    "a lazy table": (module(lambda self, x: F.elu(LAZY["gelu"](x))), [F.elu]),
     "a function of its own": (module(lambda self, x: helper(x)), [F.mish]),
     "a method of its own": (module(lambda self, x: self.method(x)), [Tensor.tanh]),
     "a function inside": (module(nested), [F.selu, Tensor.tanh]),

@@ -330,11 +330,15 @@ def test_converting_twice_is_refused():
         convert(convert(nn.Sequential(Block())), "invact")
 
 
-def test_a_compiled_part_is_refused():
-    model = nn.Sequential(Block())
-    model[0].compile()
-    with pytest.raises(ConversionError, match=r"^0 calls activations as functions, and torch\.compile"):
+def test_a_compiled_part_is_refused_before_anything_is_converted():
+    model = nn.Sequential(Block(), nn.GELU(), Block())
+    parts = list(model)
+    model[2].compile()
+    with pytest.raises(ConversionError, match=r"^2 calls activations as functions, and torch\.compile"):
         convert(model)
+
+    assert list(model) == parts
+    assert not any(ReboundForward.of(part) for part in model)
 
 
 def test_where_no_wanted_function_is_called_the_message_names_those_that_are():

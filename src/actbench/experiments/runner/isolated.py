@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.experiments.runner.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
-from actbench.experiments.runner.worker import REPLIES, Answer, GarbledError, Raised, Seconds, TaskRequest
+from actbench.experiments.runner.worker import REPLIES, Answer, CaseRequest, GarbledError, Raised, Seconds, TaskRequest
 from actbench.results.machine import available_memory_bytes, memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -29,21 +29,25 @@ Reply = TypeVar("Reply", Measurement, Seconds)
 class IsolatedSession:
     """``actbench.measuring.bench.Session`` in another process; errors come back as failures.
 
-    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. ``died`` is whether
-    the process ended without an answer.
+    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. Of a trial nothing
+    but the peak is read. ``died`` is whether the process ended without an answer.
     """
 
-    def __init__(self, server: ForkServer, case: Case, timeout_seconds: float | None) -> None:
+    def __init__(
+        self, server: ForkServer, case: Case, timeout_seconds: float | None, *, is_trial: bool = False
+    ) -> None:
         self._kills_before = memory_kills()
         self._process = server.fork()
         self._case = case
+        self._is_trial = is_trial
         self._timeout_seconds = timeout_seconds
         self._worked_seconds = 0.0
         self.died = False
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
-        return self._ask(self._case.model_dump_json(), Measurement, "its memory was read")
+        request = CaseRequest(case=self._case, is_trial=self._is_trial)
+        return self._ask(request.model_dump_json(), Measurement, "its memory was read")
 
     def time(self, steps: int) -> tuple[float, ...] | Failure | None:
         """Run one round of timed steps; None where the meter has no clock."""

@@ -93,7 +93,7 @@ class Trials:
         return trial
 
     def _memory(self, case: Case) -> Measurement | Failure:
-        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+        with IsolatedSession(self.server, case, self.timeout_seconds, is_trial=True) as session:
             return session.memory()
 
 

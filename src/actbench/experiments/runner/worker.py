@@ -117,8 +117,18 @@ class Session(Protocol):
         """Run one round of timed steps; the first call warms up before."""
 
 
+class CaseRequest(Data):
+    """A case to measure; a trial is one of a search for its largest batch, of which nothing but the peak is read."""
+
+    case: Case
+    is_trial: bool = False
+
+
 class Bench(Protocol):
-    """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place."""
+    """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place.
+
+    It may have a ``Trial`` beside its ``Session``, for trials.
+    """
 
     Session: Callable[[Case], Session]
     failure_of: Callable[[BaseException], Failure]
@@ -129,12 +139,14 @@ def work(frames: Frames, bench: Bench) -> None:
 
     A case is answered with a ``Measurement``, a number of steps with ``Seconds``, an error with a ``Failure``.
     """
-    case = Case.model_validate_json(frames.receive())
+    asked = CaseRequest.model_validate_json(frames.receive())
+    case = asked.case
     volunteer_for_the_oom_killer()
     if case.meter != "cuda":
         limit_memory()
     try:
-        session = bench.Session(case)
+        open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
+        session = open_session(case)
         _answer(frames, session.memory())
         for steps in _requests(frames):
             _answer(frames, Seconds(steps=session.time(steps)))

@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from actbench.errors import ActbenchError, MeasurementError, is_out_of_memory
+from actbench.errors import ActbenchError, MeasurementError, is_out_of_memory, told
 from actbench.measuring.calibration.findings import Found, Key, by_kind, found_in, peaks
 from actbench.measuring.calibration.host import host_of
 from actbench.measuring.calibration.profile import profile_of
@@ -48,14 +48,17 @@ class _Bench:
     progress: Callable[[str], None]
     samples: list[Sample] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
     known: set[Key] = field(default_factory=set)
 
     @property
     def is_late(self) -> bool:
         return time.monotonic() > self.end
 
-    def run(self, subject: Subject, most_sizes: int | None, *, new_only: bool = False) -> bool:
-        """Run a subject at its sizes, with ``new_only`` only the first where that has no operator that is new.
+    def run(self, subject: Subject, most_sizes: int | None, *, of_scheme: bool = False) -> bool:
+        """Run a subject at its sizes; that of a scheme only at the first where that has no operator that is new.
+
+        A scheme that fails, for a device lacks an operator or a kernel cannot be compiled, is noted.
 
         Returns:
             Whether it could be run at all.
@@ -70,11 +73,13 @@ class _Bench:
                 samples, seconds = self._timed(subject.make(size))
             except Exception as error:
                 if not isinstance(error, ActbenchError) and not is_out_of_memory(error):
-                    raise
+                    if not of_scheme:
+                        raise
+                    self.failed.append(f"{subject.name}: {told(error)}")
                 return place > 0  # a scheme finds nothing in a model; the size does not fit in memory
             self.samples += samples
             self.known.update((sample.work.label, sample.work.precision) for sample in samples)
-            if seconds > _LONGEST_CALL or (new_only and len(self.known) == before):
+            if seconds > _LONGEST_CALL or (of_scheme and len(self.known) == before):
                 break
         return True
 
@@ -85,10 +90,10 @@ class _Bench:
         for spec in dict.fromkeys(("exact", *specs)):
             encoder, network, decoder = steps(self.device, spec)
             is_exact = spec == "exact"
-            found = self.run(encoder, most_sizes, new_only=not is_exact)
-            self.run(network, most_sizes, new_only=not is_exact)
+            found = self.run(encoder, most_sizes, of_scheme=not is_exact)
+            self.run(network, most_sizes, of_scheme=not is_exact)
             if is_exact or not found:
-                self.run(decoder, most_sizes, new_only=not is_exact)
+                self.run(decoder, most_sizes, of_scheme=not is_exact)
         for subject in single(self.device, torch.bfloat16):
             self.run(subject, most_sizes)
 
@@ -129,7 +134,7 @@ def calibrate(
         progress: Is told what is measured next.
 
     Raises:
-        MeasurementError: The device is not there, or the time was too short to find its rates.
+        MeasurementError: The device is not there, or the time was too short to find its rates and what the host needs.
     """
     where = device_named(device)
     if device == "cpu":
@@ -140,7 +145,7 @@ def calibrate(
     found = found_in(bench.samples)
     _check(found, budget_seconds)
     progress("the host")
-    host = host_of(where, found, clock)
+    host = host_of(where, found, clock, bench.left_out, bench.failed)
     flops, copied = peaks(found), max(found["copy_", "fp32"].rates)
     to_host = found.get(("to_host", "fp32"))
     facts = machine()
@@ -156,15 +161,17 @@ def calibrate(
         kinds=by_kind(found, flops, copied),
         timed=len(bench.samples),
         seconds=time.monotonic() - begin,
-        notes=_notes(bench.left_out),
+        notes=_notes(bench),
         recorded_at=now(),
         **provenance(command),
     )
     return Calibrated(profile_of(report, found, where), report)
 
 
-def _notes(left_out: Sequence[str]) -> tuple[str, ...]:
-    return (f"Not measured, or not at every size, for the time was over: {', '.join(left_out)}.",) if left_out else ()
+def _notes(bench: _Bench) -> tuple[str, ...]:
+    left_out, failed = ", ".join(bench.left_out), "; ".join(bench.failed)
+    notes = [f"Not measured, or not at every size, for the time was over: {left_out}."] if left_out else []
+    return (*notes, f"Not measured, for it failed: {failed}.") if failed else tuple(notes)
 
 
 def _check(found: dict[Key, Found], budget_seconds: float) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar, cast
 
 import torch
 
-from actbench.errors import ActbenchError
+from actbench.errors import ActbenchError, MeasurementError, told
 from actbench.measuring.calibration.findings import Found, Key
 from actbench.measuring.calibration.stopwatch import Clock, Stopwatch
 from actbench.measuring.calibration.subjects import STEPS, stepping
@@ -42,24 +42,49 @@ class _Part(NamedTuple):
         return self.seconds - self.computing - view * self.views
 
 
-def host_of(device: torch.device, found: Mapping[Key, Found], clock: Clock) -> HostFound:
-    """Return the seconds of the host for an operator, from steps on batches so small that little is computed."""
+class _UnmeasuredError(MeasurementError):
+    """A step has operators of which nobody knows what they take."""
+
+
+def host_of(
+    device: torch.device, found: Mapping[Key, Found], clock: Clock, left_out: list[str], failed: list[str]
+) -> HostFound:
+    """Return the seconds of the host for an operator, from steps on batches so small that little is computed.
+
+    Models with operators that were not measured are added to ``left_out``, schemes that fail to ``failed``.
+
+    Raises:
+        MeasurementError: Every model has.
+    """
     view = _view(clock)
     each: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": [], "packing": []}
     for settings, batches in STEPS:
-        exact = _parts(stepping(device, settings, "exact")(batches[0]), device, found, clock)
+        name = settings["model"].partition("@")[0]
+        try:
+            exact = _parts(stepping(device, settings, "exact")(batches[0]), device, found, clock)
+        except _UnmeasuredError as error:
+            left_out.append(f"the host on {name} ({error})")
+            continue
         own = {phase: max(part.left(view) / max(part.operators, 1), _LEAST) for phase, part in exact.items()}
         for phase, seconds in own.items():
             each[phase].append(seconds)
         for spec in _PACKING if "packing" in {one.kind for one in found.values()} else ():
             try:
                 packed = _parts(stepping(device, settings, spec)(batches[0]), device, found, clock)
-            except (ActbenchError, KeyError):
+            except ActbenchError:
                 continue  # it finds nothing in this model; an operator of it was not measured
+            except Exception as error:
+                failed.append(f"the host on {name} under {spec}: {told(error)}")
+                continue
             parts = [(own[phase], part) for phase, part in packed.items() if phase != "optimizer"]
             rest = sum(part.left(view) - each_own * (part.operators - part.packing) for each_own, part in parts)
             count = sum(part.packing for _, part in parts)
             each["packing"] += [max(rest / count, _LEAST)] if count else []
+    if not each["forward"]:
+        raise MeasurementError(
+            "what the host needs is unknown: every small model has operators that were not measured in the time; "
+            "give it more --budget"
+        )
     host = {name: median(seconds) for name, seconds in each.items() if seconds}
     return HostFound(**{"packing": host["forward"], **host}, view=view, listed=_LISTED)
 
@@ -82,6 +107,9 @@ def _parts(step: TrainStep, device: torch.device, found: Mapping[Key, Found], cl
         with watch:
             run()
         works = Counter(sample.work for sample in watch.samples)
+        unmeasured = sorted({work.label for work in works if (work.label, work.precision) not in found})
+        if unmeasured:
+            raise _UnmeasuredError(f"{', '.join(unmeasured)} was not measured")
         known = [(found[work.label, work.precision], work, count) for work, count in works.items()]
         seconds = sum(
             one.measured.at(work.flops, max(work.moved, 1), one.points[0][2]) * count for one, work, count in known

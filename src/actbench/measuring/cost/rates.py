@@ -92,12 +92,16 @@ class Surface:
     def at(self, flops: float, size: float, least: float = 0.0, rate: float = 0.0) -> float:
         """Return the seconds of any shape, at the rate of those that are like it: the nearer, the more they count.
 
-        None takes less than the shortest that was measured, or than ``least`` seconds if these are fewer.
+        None takes less than the shortest that was measured, or than ``least`` seconds if these are fewer. What has no
+        operations, as the gradient of a bias alone, only moves its bytes: at ``rate`` bytes a second, if that is known.
         """
+        shortest = min(least, *self.seconds)
+        if not flops:
+            return max(size / rate if rate else 0.0, shortest)
         weights = [self._nearness(flops, size, *shape) for shape in self.shapes]
         rates = [math.log(shape[0] / taken) for shape, taken in zip(self.shapes, self.seconds, strict=True)]
         mean = sum(weight * rate for weight, rate in zip(weights, rates, strict=True)) / sum(weights)
-        return max(flops / math.exp(mean), min(least, *self.seconds))
+        return max(flops / math.exp(mean), shortest)
 
     @staticmethod
     def _nearness(flops: float, size: float, known_flops: float, known_size: float) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ _UNKNOWN = object()
 _SELF = "self"
 _LIBRARIES = ("torch", "numpy", "builtins", "typing", "functools")
 _NEUTRAL = ("CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "RESUME")
+_TABLES = (dict, OrderedDict, list, tuple)  # and no subclass: one may import or make its entries as they are asked for
 _LONGEST = 256  # entries of a table that is looked through
 
 
@@ -69,9 +71,10 @@ class _Reader:
 
     def _value(self, value: Any, module: nn.Module) -> None:
         """Take note of what a name stands for."""
-        if isinstance(value, dict | list | tuple):
-            entries = value.values() if isinstance(value, dict) else value
-            for entry in entries if len(value) <= _LONGEST else ():
+        if type(value) in _TABLES:
+            if len(value) > _LONGEST:
+                return
+            for entry in value.values() if isinstance(value, dict) else value:
                 self._note(entry)  # and no more: of a table of losses one is called, or none
         elif isinstance(value, functools.partial):
             self._value(value.func, module)

@@ -150,31 +150,19 @@ def reach_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Modul
     """Bind a forward on each module of a model whose code calls functions that a layer stands in for.
 
     Args:
-        model: The model, in which layers are replaced already.
+        model: The model, in which layers are replaced already, and :func:`refuse_compiled_calls` was asked before.
         stand_in: Gives the layers, and by that says which functions are wanted.
         is_left: Whether a module is an activation layer that was left alone; the function that it calls is, too.
 
     Returns:
         These modules, in the order of the model.
-
-    Raises:
-        ConversionError: One of them was compiled by itself.
     """
-    like = next(model.parameters(), None)
-    place = torch.empty(0) if like is None else like
     hosts: list[Host] = []
     left: dict[nn.Module, None] = {}
-    for path, module in model.named_modules():
-        if type(module).__module__.startswith(("actbench.nn.", "torch.jit.")):
+    for path, forward, layers in list(_calling(model, stand_in)):
+        if is_left(forward.module):
+            left[forward.module] = None
             continue
-        forward = CalledForward(module, stand_in)
-        layers = dict(_wanted(forward, functions_called(module), place))
-        if not layers:
-            continue
-        if is_left(module):
-            left[module] = None
-            continue
-        _refuse_compiled(model, path)
         forward.bind()
         hosts.append(Host(path, tuple(layers), tuple(dict.fromkeys(layers.values()))))
     inside = {part for host in hosts for part in model.get_submodule(host.path).modules()}
@@ -182,6 +170,31 @@ def reach_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Modul
         if module in inside:
             _LeftForward(module).bind()
     return hosts
+
+
+def refuse_compiled_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Module], bool]) -> None:
+    """Refuse, before anything of a model is changed, what :func:`reach_calls` would bind a forward on in vain.
+
+    Raises:
+        ConversionError: A module whose code calls functions is compiled by itself or in a part that is.
+    """
+    if any(map(is_compiled, model.modules())):
+        for path, forward, _ in _calling(model, stand_in):
+            if not is_left(forward.module):
+                _refuse_compiled(model, path)
+
+
+def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledForward, dict[str, nn.Module]]]:
+    """Yield the modules that call functions: their paths, forwards that are not bound yet, and layers by function."""
+    like = next(model.parameters(), None)
+    place = torch.empty(0) if like is None else like
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith(("actbench.nn.", "torch.jit.")):
+            continue
+        forward = CalledForward(module, stand_in)
+        layers = dict(_wanted(forward, functions_called(module), place))
+        if layers:
+            yield path, forward, layers
 
 
 def _wanted(forward: CalledForward, functions: tuple[Any, ...], place: Tensor) -> Iterator[tuple[str, nn.Module]]:
