@@ -98,3 +98,15 @@ def test_what_can_be_compiled_is_converted_inside_of_it(
 def test_a_layer_that_is_compiled_by_itself_is_not_replaced(make: Callable[[], nn.Module]) -> None:
     with pytest.raises(ConversionError, match="would run on in place of what it is converted to; convert first"):
         convert(make(), "randomized:0.5")
+
+
+def test_what_is_refused_for_one_layer_leaves_the_others() -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), torch.compile(nn.Linear(WIDTH, WIDTH), backend="eager"))
+    before = list(model)
+
+    with pytest.raises(ConversionError, match="convert first"):
+        convert(model, "randomized:0.5")
+
+    assert all(one is other for one, other in zip(model, before, strict=True))
+    model[1] = nn.Linear(WIDTH, WIDTH)
+    assert convert(model, "randomized:0.5") is model

@@ -112,17 +112,32 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
 
     Raises:
         ConversionError: A module that the rule replaces was compiled by itself, so that what is compiled would run on.
+            The model is then as it was.
     """
     unbind_entries(model)  # an entry is of the module that it stands on, and of no other
-    swapped = model
+    swapped, changes = model, list[_Change]()
     try:
-        swapped = _visit(model, "", rule, {})
+        swapped = _visit(model, "", rule, {}, changes)
+        for parent, name, child in changes:
+            parent._modules[name] = child
     finally:
         bind_entries(swapped)
     return swapped
 
 
-def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module], compiled: bool = False) -> nn.Module:
+_Change = tuple[nn.Module, str, nn.Module]
+"""A module, the name of a child of it, and what takes the child's place."""
+
+
+def _visit(
+    module: nn.Module,
+    path: str,
+    rule: Rule,
+    memo: dict[int, nn.Module],
+    changes: list[_Change],
+    compiled: bool = False,
+) -> nn.Module:
+    """Return what takes a module's place, and add what is to be changed inside of it."""
     if id(module) in memo:
         return memo[id(module)]
     replacement = rule(module, path)
@@ -136,7 +151,10 @@ def _visit(module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module],
         for name, child in list(module._modules.items()):
             if child is not None:
                 place = f"{path}.{name}" if path else name
-                module._modules[name] = _visit(child, place, rule, memo, is_compiled(module) and name == "_orig_mod")
+                by_itself = is_compiled(module) and name == "_orig_mod"
+                new = _visit(child, place, rule, memo, changes, by_itself)
+                if new is not child:
+                    changes.append((module, name, new))
     return memo[id(module)]
 
 
