@@ -99,7 +99,9 @@ def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: P
     host.remove_node()
     out, err = sweep.communicate()
     assert sweep.returncode == 0, out + err
-    assert started(tmp_path, *GRID, "-o", alone).wait() == 0
+    beside = started(tmp_path, *GRID, "-o", alone)
+    out, err = beside.communicate()
+    assert beside.returncode == 0, out + err
 
     there = {record.case: record.outcome for record in store.read(whole).records}
     here = {record.case: record.outcome for record in records_in(alone)}
