@@ -123,7 +123,8 @@ def test_nothing_that_can_be_put_together_is_faster(seed: int, limit: int) -> No
 
     for level in EXACT, LEVELS[-2]:
         found, best = search.fastest(level.training), fastest_of_all(device, choices, limit * GIB, level)
-        assert (found is None) == (best is None)
+        assert found is not None or best is None
+        assert best is not None or found is None or len(found) > 5  # more than were put together
         if found is not None and best is not None and best < 2 * search.base.seconds:
             assert search.seconds(found) <= best * 1.002
 
