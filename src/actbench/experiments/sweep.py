@@ -18,11 +18,9 @@ from actbench.experiments.runner.progress import Progress
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
 from actbench.results import store
-from actbench.results.kernels import TITLE
-from actbench.results.kinds import FITTED, MEASURED, OTHERS, TIMED, TRAINED, Kind
+from actbench.results.kinds import MEASURED, OTHERS, TRAINED, Kind
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
-from actbench.results.tables.fits import FIT_TITLE
 
 _WITH_TIMELINES = "actbench.measuring.timelines"
 """The module that measures cases with timelines; :data:`actbench.experiments.runner.runner.BENCH` has none."""
@@ -113,8 +111,8 @@ def render_again(folder: Path) -> list[Path]:
 
 def _title(kind: Kind[Any], recipe: str) -> str:
     """Return the title of the tables of a recipe."""
-    if kind is FITTED or kind is TIMED:
-        return FIT_TITLE if kind is FITTED else TITLE
+    if kind.title is not None:
+        return kind.title
     known, read = (runs.names(), runs.load) if kind is TRAINED else (names(), load)
     return read(recipe).title if recipe in known else recipe
 

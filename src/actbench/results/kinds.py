@@ -13,7 +13,7 @@ from typing import Any, Final, Generic
 from actbench.errors import StoreError, UsageError
 from actbench.results import render
 from actbench.results.fits import FitRecord
-from actbench.results.kernels import KernelRecord, kernel_tables, read_report
+from actbench.results.kernels import TITLE, KernelRecord, kernel_tables, read_report
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.render import exports
@@ -33,7 +33,7 @@ from actbench.results.store import (
 )
 from actbench.results.store.lines import RecordT
 from actbench.results.tables import Table, report_tables
-from actbench.results.tables.fits import fit_tables
+from actbench.results.tables.fits import FIT_TITLE, fit_tables
 from actbench.results.tables.training import accuracy_table
 
 BESIDE = (".md", ".csv")
@@ -48,6 +48,7 @@ class Kind(Generic[RecordT]):
         record: Class of its records.
         suffix: Of its files.
         tables: From records and a title to tables: the first stands as CSV beside a results file, all as Markdown.
+        title: Of the tables of all its files; None where each recipe has its own.
         beside: From records to what an HTML page has beside their tables.
         older: By suffix of a file that is no results file of today: what reads its records.
     """
@@ -55,6 +56,7 @@ class Kind(Generic[RecordT]):
     record: type[RecordT]
     suffix: str
     tables: Callable[[Sequence[RecordT], str], Sequence[Table]]
+    title: str | None = None
     beside: Callable[[Sequence[RecordT]], Beside] | None = None
     older: Mapping[str, Callable[[Path], list[RecordT]]] = field(default_factory=dict)
 
@@ -92,10 +94,12 @@ class Kind(Generic[RecordT]):
                 yield store
 
 
-MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, rows.beside_measured)
-TRAINED: Final = Kind(TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), rows.beside_trained)
-FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables)
-TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, older={".json": read_report})
+MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, beside=rows.beside_measured)
+TRAINED: Final = Kind(
+    TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), beside=rows.beside_trained
+)
+FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables, FIT_TITLE)
+TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, TITLE, older={".json": read_report})
 OTHERS: Final[tuple[Kind[Any], ...]] = (TRAINED, FITTED, TIMED)
 """Kinds of which files may stand beside those of sweeps."""
 
