@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
 from actbench.errors import MeasurementError, ModelError
@@ -82,6 +83,7 @@ class TrainingSetup:
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
         parts: What each scheme changed, one after the other.
         built: What the module and its batches are; None where the maker does not say.
+        mesh: The processes that train together, by axis (``dp`` data, ``tp`` tensor parallel); None for one alone.
         path: Of the module, where it is a part of a model that a scheme is limited to; paths of sites begin with it.
     """
 
@@ -100,6 +102,7 @@ class TrainingSetup:
     warnings: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     built: Built | None = None
+    mesh: DeviceMesh | None = None
     path: str = ""
 
     def changed(

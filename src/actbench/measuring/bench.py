@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from actbench.errors import (
     shortened,
     told,
 )
-from actbench.measuring import inspection, meters, search
+from actbench.measuring import inspection, meters, processes, search
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
@@ -52,12 +53,13 @@ class Session:
         if self.scheme.untraceable and not self.meter.materialize:
             why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
+        self._mesh = processes.mesh(self.scheme, self.meter)
         self.workload = workloads.load(case)
         self._warm = False
         self._step: TrainStep | None = None
         torch.manual_seed(case.seed)
         exact = self.workload.setup(materialize=self.meter.materialize, seed=case.seed)
-        exact = self.meter.adopt(exact)
+        exact = replace(self.meter.adopt(exact), mesh=self._mesh)
         self._built = exact.built or Built(model_class=type(exact.module).__name__)
         self._warnings: tuple[str, ...] = ()
         before = self._trace(exact) if self.scheme.changes else None
@@ -257,6 +259,7 @@ def itemize(case: Case) -> Ledger:
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:
         setup = meter.adopt(setup)
+    setup = replace(setup, mesh=processes.mesh(scheme, meter))
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = scheme.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import ClassVar, Final, Literal, Self
@@ -20,7 +20,17 @@ from actbench.schemes.pasted import InTrainer
 from actbench.setup import Batch, TrainingSetup
 from actbench.spec import shortest
 
-Change = Literal["saved tensors", "recomputation", "optimizer", "gradients", "parameters", "loss", "precision", "batch"]
+Change = Literal[
+    "saved tensors",
+    "recomputation",
+    "optimizer",
+    "gradients",
+    "parameters",
+    "loss",
+    "precision",
+    "batch",
+    "placement over processes",
+]
 """What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
 
 OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters"))
@@ -34,6 +44,8 @@ ACTIVATIONS: Final = "replace activation layers"
 GRADIENTS: Final = "take each gradient off its parameter within the backward pass"
 STEPS: Final = "say when the optimizer steps"
 PRECISION: Final = "say in which type is computed"
+DATA_PARALLEL: Final = "say how processes with batches of their own share the model"
+TENSOR_PARALLEL: Final = "say how processes share the layers of one batch"
 
 
 def refuse_untrained(who: str, module: nn.Module) -> None:
@@ -100,6 +112,11 @@ class Scheme(Data):
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do to the same modules, in words that go on from ``they both``."""
         return ()
+
+    @property
+    def mesh_axes(self) -> Mapping[str, int]:
+        """How many processes train together along each axis of :attr:`TrainingSetup.mesh`; empty for one alone."""
+        return {}
 
     @property
     def untraceable(self) -> str:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch import nn
@@ -80,6 +80,11 @@ class Composed(Scheme):
     def changes(self) -> tuple[Change, ...]:
         """All that the parts touch."""
         return tuple(dict.fromkeys(change for part in self.parts for change in part.changes))
+
+    @property
+    def mesh_axes(self) -> Mapping[str, int]:
+        """The axes of all parts."""
+        return {axis: size for part in self.parts for axis, size in part.mesh_axes.items()}
 
     @property
     def gradient(self) -> Gradient:
