@@ -34,15 +34,6 @@ class HoldsGradients(Protocol):
 
 
 @runtime_checkable
-class HoldsShares(Protocol):
-    """An optimizer that knows its state by what this process holds, where parameters are spread over several."""
-
-    def local_state_dict(self) -> dict[str, Any]:
-        """Return the state for as many processes as there are now; ``load_state_dict`` takes it too."""
-        ...
-
-
-@runtime_checkable
 class StepsInBackward(Protocol):
     """An optimizer that steps each parameter as soon as a backward pass has made its gradient."""
 

@@ -1,4 +1,4 @@
-"""One of several processes that step one optimizer together; started by ``test_shards.py``, which reads what is written.
+"""One of several processes that step one optimizer together; started by ``test_shards.py``, which reads the results.
 
 It is given the number of its job, whose settings are in JSON, and a folder.
 """

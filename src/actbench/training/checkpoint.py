@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from pydantic import ValidationError
@@ -24,7 +24,6 @@ from actbench.errors import StoreError
 from actbench.nn.forwardwrapper import adapt, adapted_states
 from actbench.results.records import Data
 from actbench.results.runs import Evaluation, TrainingCase
-from actbench.setup import HoldsShares
 from actbench.training.processgroup import ProcessGroup
 from actbench.training.step import LearningStep, Parallel
 
@@ -109,6 +108,15 @@ def state_of(step: LearningStep, group: ProcessGroup) -> State:
         trees.append(tree)
         kept.update(part)
     return State(tuple(optimizers), step.scaler.state_dict(), tuple(trees), kept)
+
+
+@runtime_checkable
+class HoldsShares(Protocol):
+    """An optimizer that can tell what this process holds of its state, where parameters are spread over several."""
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return that as it lies; in as many processes ``load_state_dict`` takes it."""
+        ...
 
 
 def _optimizer_of(step: LearningStep, tensors: dict[str, Tensor], own: dict[str, Tensor], prefix: str) -> Any:
