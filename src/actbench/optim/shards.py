@@ -71,7 +71,8 @@ def saved_from(packed: Tensor, parameter: Tensor, storage: Storage) -> Tensor:
             return _spread(rows, parameter, torch.Size(_saved_shape(parameter, storage)))
         local = local_of(parameter)
         values = storage.unpack(packed, local.numel(), first_of(parameter)).view(local.shape)
-        packed = storage.pack(_spread(values, parameter, parameter.shape).full_tensor().flatten())
+        whole = _on_mesh(values, parameter, parameter.shape).full_tensor().to(local.device)
+        packed = storage.pack(whole.flatten())
     return _in_rows(packed, parameter, storage, parameter.numel()) if _rows_of_unit(parameter, storage) else packed
 
 
@@ -158,6 +159,11 @@ def _same_cut(saved: Tensor, parameter: Tensor, what: str) -> Tensor:
 
 
 def _spread(local: Tensor, parameter: DTensor, shape: torch.Size) -> DTensor:
+    """Return rows as a DTensor, on their device: under CPU offload it is not that of the mesh, which torch moves to."""
+    return _on_mesh(local, parameter, shape).to(local.device)
+
+
+def _on_mesh(local: Tensor, parameter: DTensor, shape: torch.Size) -> DTensor:
     from torch.distributed.tensor import DTensor
 
     stride = torch.empty(shape, device="meta").stride()
