@@ -158,7 +158,7 @@ def _same_cut(saved: Tensor, parameter: Tensor, what: str) -> Tensor:
     return saved.to_local()
 
 
-def _spread(local: Tensor, parameter: DTensor, shape: torch.Size) -> DTensor:
+def _spread(local: Tensor, parameter: DTensor, shape: torch.Size) -> Tensor:
     """Return rows as a DTensor, on their device: under CPU offload it is not that of the mesh, which torch moves to."""
     return _on_mesh(local, parameter, shape).to(local.device)
 

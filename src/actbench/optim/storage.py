@@ -41,7 +41,7 @@ class _Chunk(NamedTuple):
     place: int
 
     @property
-    def count(self) -> int:
+    def elements(self) -> int:
         """Elements that are there."""
         return self.end - self.start
 
@@ -67,13 +67,13 @@ class ChunkedStorage:
     def packed_bytes(self, count: int, first: int = 0) -> int:
         """Return the bytes of ``count`` numbers."""
         *_, last = (_Chunk(0, 0, 0, 0, 0), *self._chunks(count, first))
-        return last.place + self._bytes(last.count)
+        return last.place + self._bytes(last.elements)
 
     def zeros(self, count: int, device: torch.device, first: int = 0) -> Tensor:
         """Return the bytes of ``count`` zeros, uint8."""
         packed = torch.empty(self.packed_bytes(count, first), dtype=torch.uint8, device=device)
         for chunk in self._stepped(packed, count, first):
-            self._write(packed, chunk, torch.zeros(chunk.count, device=device), seed=0)
+            self._write(packed, chunk, torch.zeros(chunk.elements, device=device), seed=0)
         return packed
 
     def pack(self, values: Tensor, first: int = 0) -> Tensor:
@@ -99,8 +99,8 @@ class ChunkedStorage:
         packed = units.new_empty(self.packed_bytes(count, first))
         for chunk in self._chunks(count, first):
             rows = units[chunk.start // self.unit : chunk.end // self.unit]
-            sizes = [_bytes_of(*part) // len(rows) for part in _parts_of(self.encoding.spec, chunk.count)]
-            data = torch.cat([part.reshape(-1) for part in rows.split(sizes, 1)])
+            sizes = [_bytes_of(*part) // len(rows) for part in _parts_of(self.encoding.spec, chunk.elements)]
+            data = torch.cat([part.reshape(-1) for part in torch.split(rows, sizes, 1)])
             packed[chunk.place : chunk.place + data.numel()] = data
         return packed
 
@@ -142,22 +142,22 @@ class ChunkedStorage:
         packed[chunk.place : chunk.place + data.numel()] = data
 
     def _read(self, packed: Tensor, chunk: _Chunk) -> Tensor:
-        return self.encoding.decode(self._parts(packed, chunk), (chunk.count,), torch.float32)
+        return self.encoding.decode(self._parts(packed, chunk), (chunk.elements,), torch.float32)
 
     def _read_roots(self, packed: Tensor, chunk: _Chunk) -> Tensor:
         """Return numbers that are divided by: none is nearer to zero than half a step, as in SmaQ's own operator."""
-        parts, count = self._parts(packed, chunk), chunk.count
+        parts, count = self._parts(packed, chunk), chunk.elements
         roots, least = self.encoding.decode(parts, (count,), torch.float32), self.encoding.half_steps(parts, count)
         return roots.clamp_(min=0) if least is None else torch.maximum(roots, least)
 
     def _rows(self, packed: Tensor, chunk: _Chunk) -> Tensor:
         """Return the units of a chunk, of each the bytes of all parts."""
-        units = chunk.count // self.unit
+        units = chunk.elements // self.unit
         return torch.cat([part.view(torch.uint8).reshape(units, -1) for part in self._parts(packed, chunk)], 1)
 
     def _parts(self, packed: Tensor, chunk: _Chunk) -> tuple[Tensor, ...]:
         left, parts = packed[chunk.place :], []
-        for dtype, shape in _parts_of(self.encoding.spec, chunk.count):
+        for dtype, shape in _parts_of(self.encoding.spec, chunk.elements):
             size = _bytes_of(dtype, shape)
             parts.append(left[:size].clone().view(dtype).view(shape))  # cloned, because numbers must be aligned
             left = left[size:]
