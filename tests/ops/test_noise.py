@@ -53,3 +53,13 @@ def test_seeds_that_differ_by_the_step_of_the_counter_do_not_overlap():
     words = torch.cat([noise.words(seed, 0, 200, CPU) for seed in related])
 
     assert len(words.unique()) == 20 * 200
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 1234567])
+@pytest.mark.parametrize("words", [0, 1, 1000, 2**40])
+def test_an_advanced_seed_has_the_words_from_there_on(seed, words):
+    found = noise.advanced(seed, words)
+
+    assert -(2**63) <= found < 2**63
+    assert torch.equal(noise.words(found, 0, 20, CPU), noise.words(seed, words, 20, CPU))
+    assert noise.unmixed(noise.mixed(seed)) == seed & WORD

@@ -143,8 +143,8 @@ def test_a_root_that_is_decoded_to_zero_throws_nothing_far():
 def test_the_operators_are_well_formed(dtype):
     p, g, adam, sgd = normal(300, dtype), normal(300, dtype, 1), zeros(300, USUAL), zeros(300, USUAL)
     rules = list(steprules.adam_rule(1, **ADAM)), list(steprules.sgd_rule(1, **SGD))
-    torch.library.opcheck(ops.smaqstep_adam_.default, (p, g, adam, adam.clone(), 3, rules[0], *USUAL))
-    torch.library.opcheck(ops.smaqstep_sgd_.default, (p, g, sgd, 3, rules[1], *USUAL))
+    torch.library.opcheck(ops.smaqstep_adam_.default, (p, g, adam, adam.clone(), 3, 256, rules[0], *USUAL))
+    torch.library.opcheck(ops.smaqstep_sgd_.default, (p, g, sgd, 3, 0, rules[1], *USUAL))
 
 
 @pytest.mark.parametrize("fake", [False, True])
@@ -168,3 +168,21 @@ def test_wrong_arguments_are_refused_on_real_and_fake_tensors(fake):
                 smaqstep.sgd_(*tensors, 0, rule, form)
         with pytest.raises(ValueError, match=r"must be 10 numbers, sign, kept, .*; found 6"):
             smaqstep.adam_(p, p, state, state.clone(), 0, rule, USUAL)
+        with pytest.raises(ValueError, match="the first element must not be negative, found -4"):
+            smaqstep.sgd_(p, p, state, 0, rule, USUAL, first=-4)
+
+
+@pytest.mark.parametrize("step", [(smaqstep.adam_, smaqstep.sgd_), (smaqstep.reference_adam_, smaqstep.reference_sgd_)])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_of_whole_blocks_is_stepped_as_in_the_whole(step, form):
+    count, first = 20 * form.block + 40, 7 * form.block
+    g, adam, sgd = gradient(count, torch.float32, 1), steprules.adam_rule(2, **ADAM), steprules.sgd_rule(2, **SGD)
+    for function, rule, moments in ((step[0], adam, 2), (step[1], sgd, 1)):
+        p, packed = normal(count), [zeros(count, form) for _ in range(moments)]
+        parts = [p[:first].clone(), p[first:].clone()]
+        packed_parts = [[zeros(part.numel(), form) for _ in range(moments)] for part in parts]
+        function(p, g, *packed, 5, rule, form)
+        for part, of_part, start in zip(parts, packed_parts, (0, first), strict=True):
+            function(part, g[start : start + part.numel()], *of_part, 5, rule, form, first=start)
+        assert same(torch.cat(parts), p)
+        assert all(same(torch.cat(of_parts), each) for *of_parts, each in zip(*packed_parts, packed, strict=True))

@@ -19,7 +19,7 @@ from actbench.ops.smaqstep.rules import SgdRule
 OPS = torch.ops.actbench
 SHAPE = (2, 3, 4, 5)
 FORMAT = (6, 7, 64, 256)
-STEP = (3, [0.0] * len(SgdRule._fields), *FORMAT)
+STEP = (3, 0, [0.0] * len(SgdRule._fields), *FORMAT)
 SEED = torch.tensor(3)
 CALLS = {
     "relu_mask": lambda x: OPS.relu_mask(x),

@@ -35,7 +35,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
             )
             for rank in range(2)
         ]
-        told = [process.communicate(timeout=300)[1] for process in processes]
+        told = [process.communicate(timeout=900)[1] for process in processes]
         assert [process.returncode for process in processes] == [0, 0], "\n".join(told)
         found: list[dict[str, Any]] = json.loads((folder / "results.json").read_text())
         return found

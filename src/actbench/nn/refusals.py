@@ -148,7 +148,22 @@ def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # imports as much as all of torch
+    from torch.distributed.fsdp import FSDPModule  # imports as much as all of torch
 
-    if any(isinstance(part, FSDPModule | FullyShardedDataParallel) for part in module.modules()):
+    refuse_flattened(module, what, why)
+    if any(isinstance(part, FSDPModule) for part in module.modules()):
+        raise ConversionError(f"FSDP does not go with {what}: {why}")
+
+
+def refuse_flattened(module: nn.Module, what: str, why: str) -> None:
+    """Raise a ConversionError where FSDP1 has made vectors of the parameters of a model with ``what``, and say why.
+
+    Raises:
+        ConversionError: It has.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
         raise ConversionError(f"FSDP does not go with {what}: {why}")

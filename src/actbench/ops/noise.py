@@ -48,6 +48,21 @@ def state_of(seed: int | Tensor) -> np.uint64:
     return np.uint64(mixed(int(seed)))
 
 
+def unmixed(state: int) -> int:
+    """Return the seed, 0 to 2**64 - 1, whose words a state is that of: the inverse of :func:`mixed`."""
+    word = state ^ (state >> 31) ^ (state >> 62)
+    word = (word * pow(SECOND, -1, 1 << 64)) & _WORD
+    word = word ^ (word >> 27) ^ (word >> 54)
+    word = (word * pow(FIRST, -1, 1 << 64)) & _WORD
+    word = word ^ (word >> 30) ^ (word >> 60)
+    return (word - GOLDEN) & _WORD
+
+
+def advanced(seed: int, words: int) -> int:
+    """Return the seed, an int64, whose words from index 0 on are those of ``seed`` from index ``words`` on."""
+    return signed(unmixed((mixed(seed) + words * GOLDEN) & _WORD)) if words else signed(seed)
+
+
 def signed(word: int) -> int:
     """Return the int64 with the bits of ``word``."""
     word &= _WORD

@@ -1,15 +1,9 @@
-"""What all optimizers with packed state have in common, loading of their state included.
-
-Bytes must be loaded as bytes, and torch's own state is packed when it is loaded.
-``torch.optim.Optimizer.load_state_dict`` casts every tensor of a parameter's state to the type of the parameter, bytes
-too. So states travel through it in :class:`Held`, which it has no rule for, and are complete before.
-"""
+"""What all optimizers with packed state have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import chain
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,94 +12,10 @@ from torch.autograd.graph import increment_version
 from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops import noise
+from actbench.optim.loading import Held, prepared
+from actbench.optim.shards import first_of, local_gradient, local_of, refuse_unknown_shards, saved_from
 from actbench.optim.storage import Storage, is_packed, storage_of
 from actbench.optim.wrapped import called
-
-_UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
-TORCHS_OWN = frozenset({*_UNSUPPORTED, "foreach", "fused", "decoupled_weight_decay"})
-"""Options of torch's groups that packed ones do not have."""
-
-
-class Held:
-    """A parameter's state, which torch passes on as it is."""
-
-    def __init__(self, values: dict[str, Tensor]) -> None:
-        self.values = values
-
-
-def prepared(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Return a state dict for this optimizer: a hook of torch, which goes on with what it returns.
-
-    Options that only these optimizers have are kept where the saved groups have none.
-
-    Raises:
-        UsageError: The state is not one that this optimizer can have.
-    """
-    ours = cast("PackedOptimizer", optimizer)
-    own, saved = ours.param_groups, state_dict["param_groups"]
-    groups = [_group_of(ours, group, other) for group, other in zip(own, saved, strict=False)]
-    numbers = chain.from_iterable(group["params"] for group in groups)
-    places = zip(
-        numbers,
-        ((parameter, new) for group, new in zip(own, groups, strict=False) for parameter in group["params"]),
-        strict=False,
-    )
-    states = dict(state_dict["state"])
-    for number, (parameter, group) in places:
-        if number in states:
-            states[number] = Held(_state_of(ours, parameter, group["encoding"], states[number], number))
-    return {**state_dict, "param_groups": groups + saved[len(groups) :], "state": states}
-
-
-def _group_of(optimizer: PackedOptimizer, own: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
-    refuse_unsupported(saved)
-    if saved.get("decoupled_weight_decay", optimizer.decoupled) != optimizer.decoupled:
-        raise UsageError(
-            f"the weight decay of the saved state is that of {'Adam' if optimizer.decoupled else 'AdamW'}, and this is "
-            f"{type(optimizer).__name__}; load it into the other one"
-        )
-    kept = {key: own[key] for key in ("encoding", "seed")}
-    return {**kept, **{key: value for key, value in saved.items() if key not in TORCHS_OWN}}
-
-
-def refuse_unsupported(group: dict[str, Any]) -> None:
-    """Raise a UsageError if a group of torch's optimizer has options that no packed one has."""
-    for option in _UNSUPPORTED:
-        if group.get(option):
-            raise UsageError(f"{option}=True is not supported by packed optimizers: build the optimizer without it")
-
-
-def _state_of(
-    optimizer: PackedOptimizer, parameter: Tensor, encoding: str | None, saved: dict[str, Any], number: int
-) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {}
-    for name, packed_name in optimizer.moments.items():
-        if packed_name in saved:
-            state[packed_name] = _bytes(saved[packed_name], parameter, encoding, f"state {number}: {packed_name}")
-        elif isinstance(saved.get(name), Tensor):
-            values = saved[name].to(device=parameter.device, dtype=torch.float32, copy=True)
-            if encoding is None or not is_packed(parameter):
-                state[name] = values
-            else:
-                values = values.sqrt_() if name in optimizer.roots else values
-                state[packed_name] = storage_of(encoding).pack(values.flatten())
-    if "step" in saved or any(name in state for name in optimizer.moments.values()):
-        # SGD of torch counts no steps; what it has made a buffer in is not the first one.
-        state["step"] = torch.as_tensor(saved.get("step", 1.0), dtype=torch.float32, device="cpu").clone()
-    return state
-
-
-def _bytes(packed: Tensor, parameter: Tensor, encoding: str | None, what: str) -> Tensor:
-    if encoding is None:
-        raise UsageError(f"{what} is packed, and its group has encoding=None; build the optimizer as it was saved")
-    expected = storage_of(encoding).packed_bytes(parameter.numel())
-    if packed.dtype != torch.uint8 or packed.shape != (expected,):
-        raise UsageError(
-            f"{what} must be {expected} bytes as {encoding!r}, found {packed.dtype} {tuple(packed.shape)}; build the "
-            "optimizer as it was saved"
-        )
-    return packed.to(device=parameter.device, copy=True)
-
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -123,7 +33,8 @@ class PackedOptimizer(torch.optim.Optimizer):
 
     The state of a parameter is ``packed_…``, one vector of bytes for each moment with the elements in the order of
     ``parameter.flatten()``, and ``step``. :func:`actbench.optim.storage.is_packed` says of which parameters; that of
-    the others is torch's, in float32.
+    the others is torch's, in float32. A parameter may be a DTensor that is spread by rows, as FSDP2 makes them: each
+    process has the state of its own rows, and noise is that of the whole (:mod:`actbench.optim.shards`).
 
     Class attributes: twin: The optimizer of torch whose updates these are. moments: How each moment that torch keeps is
     called where it is packed. roots: Those that are stored as their root. decoupled: Whether weight decay is apart from
@@ -144,7 +55,8 @@ class PackedOptimizer(torch.optim.Optimizer):
         """Add a group, as in torch.
 
         Raises:
-            UsageError: There is no such encoding, or a parameter is of a type that is not computed in float32.
+            UsageError: There is no such encoding, or a parameter is of a type that is not computed in float32, or a
+                DTensor that is not spread by rows.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -152,6 +64,8 @@ class PackedOptimizer(torch.optim.Optimizer):
             group["encoding"] = _spec_of(group["encoding"])
             for parameter in group["params"]:
                 _check(parameter)
+                if group["encoding"] is not None and is_packed(parameter):
+                    refuse_unknown_shards(parameter)
         except UsageError:
             del self.param_groups[-1]
             raise
@@ -180,11 +94,32 @@ class PackedOptimizer(torch.optim.Optimizer):
             self._step_others(others, group)
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch's optimizers do, the same for any number of processes.
+
+        Packed state is uint8 in rows of whole blocks, which share their memory with the optimizer where they lie so,
+        and of a DTensor a DTensor. Where blocks do not end with rows of the parameter it is one vector; of a DTensor it
+        is gathered and packed anew, so that all processes must call this.
+        """
+        found = super().state_dict()
+        numbered = _numbered(found["param_groups"], self.param_groups)
+        state = {
+            number: {name: self._saved(name, value, *numbered[number]) for name, value in of.items()}
+            for number, of in found["state"].items()
+        }
+        return {**found, "state": state}
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return the state with what this process holds, as it lies: for as many processes, nothing is packed anew."""
+        return super().state_dict()
+
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load what :meth:`state_dict` of this class gave, or that of the twin of torch, whose state is packed.
+        """Load what :meth:`state_dict` or :meth:`local_state_dict` gave, or the twin's of torch, which is packed.
+
+        State of a parameter that is a DTensor may be a DTensor that is spread alike, or a whole.
 
         Raises:
-            UsageError: The state is of other encodings or of options that are not supported.
+            UsageError: The state is of other encodings or of options that are not supported, or spread otherwise.
         """
         hook = self.register_load_state_dict_pre_hook(prepared)  # the last one: after those of the user
         try:
@@ -206,30 +141,55 @@ class PackedOptimizer(torch.optim.Optimizer):
     def _has_moments(self, group: Group) -> bool:
         return True
 
+    def _saved(self, name: str, value: Tensor, parameter: Tensor, group: Group) -> Tensor:
+        if name not in self.moments.values():
+            return value
+        return saved_from(value, parameter, storage_of(group["encoding"]))
+
     def _step_packed(self, parameter: Tensor, group: Group, storage: Storage, number: int) -> None:
-        state = self.state[parameter]
+        state, own, first = self.state[parameter], local_of(parameter.detach()), first_of(parameter)
         if "step" not in state:
             state["step"] = torch.tensor(0.0, device="cpu")
             for name in self.moments.values():
-                state[name] = storage.zeros(parameter.numel(), parameter.device)
+                state[name] = storage.zeros(own.numel(), own.device, first)
         state["step"] += 1
         step = state["step"].item()
-        assert parameter.grad is not None
-        values, gradient = parameter.detach().contiguous().view(-1), parameter.grad.contiguous().view(-1)
-        self._update(values, gradient, group, storage, state, _seed_of(group["seed"], number, int(step)), step)
-        if not parameter.is_contiguous():
-            parameter.copy_(values.view(parameter.shape))
-        else:
-            increment_version(parameter)  # kernels write past autograd, which has to notice
+        values, gradient = own.contiguous().view(-1), local_gradient(parameter).contiguous().view(-1)
+        at = Place(_seed_of(group["seed"], number, int(step)), first, step)
+        self._update(values, gradient, group, storage, state, at)
+        if not own.is_contiguous():
+            own.copy_(values.view(own.shape))
+        increment_version(parameter)  # kernels write past autograd, which has to notice
 
-    def _update(
-        self, p: Tensor, g: Tensor, group: Group, storage: Storage, state: State, seed: int, step: float
-    ) -> None:
+    def _update(self, p: Tensor, g: Tensor, group: Group, storage: Storage, state: State, at: Place) -> None:
         raise NotImplementedError
 
     def _step_others(self, parameters: list[Tensor], group: Group) -> None:
         """Step parameters whose state is float32, by torch's own function."""
         raise NotImplementedError
+
+
+class Place(NamedTuple):
+    """Where and when a parameter is stepped.
+
+    Attributes:
+        seed: Of the noise.
+        first: Index in the whole parameter of the first element that this process holds.
+        step: Which step it is, from 1.
+    """
+
+    seed: int
+    first: int
+    step: float
+
+
+def _numbered(saved: list[Group], groups: list[Group]) -> dict[int, tuple[Tensor, Group]]:
+    """Return parameters and their groups by the numbers that a saved state has for them."""
+    return {
+        number: (parameter, group)
+        for numbers, group in zip(saved, groups, strict=True)
+        for number, parameter in zip(numbers["params"], group["params"], strict=True)
+    }
 
 
 def in_float32(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -261,9 +221,4 @@ def _check(parameter: Tensor) -> None:
         raise UsageError(
             f"a parameter is {parameter.dtype}; packed optimizers compute in float32, for parameters that are float32, "
             "float16 or bfloat16"
-        )
-    if hasattr(parameter, "device_mesh"):
-        raise UsageError(
-            "a parameter is a DTensor, as FSDP2 makes them: its state would be that of one shard and could not be put "
-            "together again; use torch's optimizer there"
         )

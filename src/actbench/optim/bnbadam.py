@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.errors import ConversionError, MeasurementError
 from actbench.ops import hostmemory
 from actbench.optim.optimizers import adam_groups, is_decoupled
+from actbench.optim.shards import is_spread
 
 _PAGED_FROM: Final = 100_000  # elements of a parameter whose moments bitsandbytes pages
 _FLOATS: Final = 5  # float32 copies that its step on a CPU makes: both moments, the gradient, a root and what divides
@@ -27,7 +28,7 @@ def blockwise_adam(inner: optim.Optimizer, *, paged: bool) -> optim.Optimizer:
             device and the host; on a CPU nothing moves.
 
     Raises:
-        ConversionError: It is Adam with weight decay, which bitsandbytes has in the form of AdamW only.
+        ConversionError: It is Adam with weight decay, which bitsandbytes has in the form of AdamW only, or of DTensors.
         MeasurementError: bitsandbytes is not installed.
     """
     kind = adapted()
@@ -37,6 +38,11 @@ def blockwise_adam(inner: optim.Optimizer, *, paged: bool) -> optim.Optimizer:
             "--optimizer adamw, or adam8bit of torchao"
         )
     groups = adam_groups(inner)
+    if any(is_spread(each) for group in groups for each in group["params"]):
+        raise ConversionError(
+            "adam8bit:bnb: a parameter is a DTensor, as FSDP2 makes them, which bitsandbytes' operators do not take; "
+            "take adam8bit of torchao, or smaq,on=state"
+        )
     away = any(hostmemory.is_elsewhere(each) for group in groups for each in group["params"])
     made: optim.Optimizer = kind(groups, is_paged=paged and away)
     return made

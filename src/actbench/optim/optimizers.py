@@ -13,14 +13,14 @@ from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops.smaqstep import rules as steprules
 from actbench.optim.base import (
-    TORCHS_OWN,
     Group,
     PackedOptimizer,
+    Place,
     State,
     in_float32,
-    refuse_unsupported,
     write_back,
 )
+from actbench.optim.loading import TORCHS_OWN, refuse_unsupported
 from actbench.optim.storage import Storage
 
 _SGD = ("momentum", "dampening", "weight_decay", "nesterov", "maximize")
@@ -78,11 +78,9 @@ class Adam(PackedOptimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, options, encoding, seed)
 
-    def _update(
-        self, p: Tensor, g: Tensor, group: Group, storage: Storage, state: State, seed: int, step: float
-    ) -> None:
-        rule = steprules.adam_rule(step, decoupled=self.decoupled, **_numbers(group, *_ADAM))
-        storage.adam(p, g, state["packed_exp_avg"], state["packed_root_exp_avg_sq"], seed, rule)
+    def _update(self, p: Tensor, g: Tensor, group: Group, storage: Storage, state: State, at: Place) -> None:
+        rule = steprules.adam_rule(at.step, decoupled=self.decoupled, **_numbers(group, *_ADAM))
+        storage.adam(p, g, state["packed_exp_avg"], state["packed_root_exp_avg_sq"], at.seed, rule, at.first)
 
     def _step_others(self, parameters: list[Tensor], group: Group) -> None:
         for parameter in parameters:
@@ -177,10 +175,9 @@ class SGD(PackedOptimizer):
     def _has_moments(self, group: Group) -> bool:
         return bool(group["momentum"] != 0)
 
-    def _update(
-        self, p: Tensor, g: Tensor, group: Group, storage: Storage, state: State, seed: int, step: float
-    ) -> None:
-        storage.sgd(p, g, state["packed_momentum_buffer"], seed, steprules.sgd_rule(step, **_numbers(group, *_SGD)))
+    def _update(self, p: Tensor, g: Tensor, group: Group, storage: Storage, state: State, at: Place) -> None:
+        rule = steprules.sgd_rule(at.step, **_numbers(group, *_SGD))
+        storage.sgd(p, g, state["packed_momentum_buffer"], at.seed, rule, at.first)
 
     def _step_others(self, parameters: list[Tensor], group: Group) -> None:
         if not parameters:

@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +22,28 @@ from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 CHUNK = 1 << 18
 """Elements that are float32 at a time; temporary memory is a dozen times their 1 MiB. Groups and blocks divide it."""
 
-_Chunk = tuple[int, int, int]
-"""Its number, its first element and its end."""
+
+class _Chunk(NamedTuple):
+    """A chunk, or what of it is in a part of a tensor.
+
+    Attributes:
+        number: Of the chunk in the whole tensor.
+        start: First element, in the part.
+        end: Behind the last element, in the part.
+        skipped: Elements of the chunk that are before the part.
+        place: Its first byte in the packed part.
+    """
+
+    number: int
+    start: int
+    end: int
+    skipped: int
+    place: int
+
+    @property
+    def elements(self) -> int:
+        """Elements that are there."""
+        return self.end - self.start
 
 
 class ChunkedStorage:
@@ -30,98 +51,134 @@ class ChunkedStorage:
 
     In :meth:`adam` and :meth:`sgd`, here and in :class:`SmaqStorage`, parameter and gradient are contiguous vectors of
     float32, float16 or bfloat16, and the seed of their noise is another one at each step and for each parameter.
+    Everywhere ``count`` numbers may be a part of a tensor, from number ``first`` on. Chunks are those of the whole
+    tensor, and so is the noise.
+
+    Attributes:
+        unit: Numbers after which the format begins afresh: a part that is cut at multiples of it has the codes and the
+            noise that it has in the whole.
     """
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
-        self._chunk_bytes = encoding.packed_bytes((CHUNK,), torch.float32)
+        unit = encoding.unit
+        self.unit = CHUNK if unit is None or CHUNK % unit else unit
 
-    def packed_bytes(self, count: int) -> int:
+    def packed_bytes(self, count: int, first: int = 0) -> int:
         """Return the bytes of ``count`` numbers."""
-        whole, left = divmod(count, CHUNK)
-        return whole * self._chunk_bytes + (self.encoding.packed_bytes((left,), torch.float32) if left else 0)
+        *_, last = (_Chunk(0, 0, 0, 0, 0), *self._chunks(count, first))
+        return last.place + self._bytes(last.elements)
 
-    def zeros(self, count: int, device: torch.device) -> Tensor:
+    def zeros(self, count: int, device: torch.device, first: int = 0) -> Tensor:
         """Return the bytes of ``count`` zeros, uint8."""
-        packed = torch.empty(self.packed_bytes(count), dtype=torch.uint8, device=device)
-        for number, start, end in _stepped(packed, count):
-            self._write(packed, number, torch.zeros(end - start, device=device), seed=0)
+        packed = torch.empty(self.packed_bytes(count, first), dtype=torch.uint8, device=device)
+        for chunk in self._stepped(packed, count, first):
+            self._write(packed, chunk, torch.zeros(chunk.elements, device=device), seed=0)
         return packed
 
-    def pack(self, values: Tensor) -> Tensor:
+    def pack(self, values: Tensor, first: int = 0) -> Tensor:
         """Return the bytes of float32 ``(n,)``."""
-        packed = torch.empty(self.packed_bytes(values.numel()), dtype=torch.uint8, device=values.device)
-        for number, start, end in _chunks(values.numel()):
-            self._write(packed, number, values[start:end], _seed(0, 0, number))
+        packed = torch.empty(self.packed_bytes(values.numel(), first), dtype=torch.uint8, device=values.device)
+        for chunk in self._chunks(values.numel(), first):
+            self._write(packed, chunk, values[chunk.start : chunk.end], self._seed(0, 0, chunk))
         return packed
 
-    def unpack(self, packed: Tensor, count: int) -> Tensor:
+    def unpack(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
         """Return float32 ``(count,)``."""
-        return torch.cat([self._read(packed, number, end - start) for number, start, end in _chunks(count)])
+        found = [self._read(packed, chunk) for chunk in self._chunks(count, first)]
+        return torch.cat(found) if found else torch.empty(0, device=packed.device)
 
-    def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
+    def in_units(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
+        """Return the bytes of whole units in rows, those of a unit together: uint8 ``(count / unit, bytes)``."""
+        rows = [self._rows(packed, chunk) for chunk in self._chunks(count, first)]
+        return torch.cat(rows) if rows else packed.new_empty(0, self.packed_bytes(self.unit))
+
+    def from_units(self, units: Tensor, first: int = 0) -> Tensor:
+        """Return the bytes that :meth:`in_units` was given."""
+        count = len(units) * self.unit
+        packed = units.new_empty(self.packed_bytes(count, first))
+        for chunk in self._chunks(count, first):
+            rows = units[chunk.start // self.unit : chunk.end // self.unit]
+            sizes = [_bytes_of(*part) // len(rows) for part in _parts_of(self.encoding.spec, chunk.elements)]
+            data = torch.cat([part.reshape(-1) for part in torch.split(rows, sizes, 1)])
+            packed[chunk.place : chunk.place + data.numel()] = data
+        return packed
+
+    def adam(
+        self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, first: int = 0
+    ) -> None:
         """Step a parameter by Adam or AdamW, and its packed first moment and root of the second, in place."""
-        for chunk in _stepped(param, param.numel()):
+        for chunk in self._stepped(param, param.numel(), first):
             self._adam(chunk, param, grad, means, roots, seed, rule)
 
-    def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
+    def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, first: int = 0) -> None:
         """Step a parameter by SGD with momentum, and its packed buffer, in place."""
-        for chunk in _stepped(param, param.numel()):
+        for chunk in self._stepped(param, param.numel(), first):
             self._sgd(chunk, param, grad, buffers, seed, rule)
 
     def _adam(
         self, chunk: _Chunk, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule
     ) -> None:
-        number, start, end = chunk
-        m, s = self._read(means, number, end - start), self._read_roots(roots, number, end - start)
-        p, m, s = steprules.adam(param[start:end].float(), grad[start:end].float(), m, s, rule)
-        param[start:end] = p
-        self._write(means, number, m, _seed(seed, 0, number))
-        self._write(roots, number, s, _seed(seed, 1, number))
+        here = slice(chunk.start, chunk.end)
+        m, s = self._read(means, chunk), self._read_roots(roots, chunk)
+        p, m, s = steprules.adam(param[here].float(), grad[here].float(), m, s, rule)
+        param[here] = p
+        self._write(means, chunk, m, self._seed(seed, 0, chunk))
+        self._write(roots, chunk, s, self._seed(seed, 1, chunk))
 
     def _sgd(self, chunk: _Chunk, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
-        number, start, end = chunk
-        b = self._read(buffers, number, end - start)
-        p, b = steprules.sgd(param[start:end].float(), grad[start:end].float(), b, rule)
-        param[start:end] = p
-        self._write(buffers, number, b, _seed(seed, 0, number))
+        here = slice(chunk.start, chunk.end)
+        p, b = steprules.sgd(param[here].float(), grad[here].float(), self._read(buffers, chunk), rule)
+        param[here] = p
+        self._write(buffers, chunk, b, self._seed(seed, 0, chunk))
 
-    def _write(self, packed: Tensor, number: int, values: Tensor, seed: int) -> None:
+    def _seed(self, seed: int, moment: int, chunk: _Chunk) -> int:
+        of_chunk = noise.mixed(noise.mixed(seed) ^ (2 * chunk.number + moment))
+        return noise.advanced(of_chunk, chunk.skipped * self.encoding.noise_bits // 64)
+
+    def _write(self, packed: Tensor, chunk: _Chunk, values: Tensor, seed: int) -> None:
         parts = self.encoding.encode(values, torch.tensor(seed, device="cpu"))
         data = torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
-        packed[number * self._chunk_bytes :][: data.numel()] = data
+        packed[chunk.place : chunk.place + data.numel()] = data
 
-    def _read(self, packed: Tensor, number: int, count: int) -> Tensor:
-        return self.encoding.decode(self._parts(packed, number, count), (count,), torch.float32)
+    def _read(self, packed: Tensor, chunk: _Chunk) -> Tensor:
+        return self.encoding.decode(self._parts(packed, chunk), (chunk.elements,), torch.float32)
 
-    def _read_roots(self, packed: Tensor, number: int, count: int) -> Tensor:
+    def _read_roots(self, packed: Tensor, chunk: _Chunk) -> Tensor:
         """Return numbers that are divided by: none is nearer to zero than half a step, as in SmaQ's own operator."""
-        parts = self._parts(packed, number, count)
+        parts, count = self._parts(packed, chunk), chunk.elements
         roots, least = self.encoding.decode(parts, (count,), torch.float32), self.encoding.half_steps(parts, count)
         return roots.clamp_(min=0) if least is None else torch.maximum(roots, least)
 
-    def _parts(self, packed: Tensor, number: int, count: int) -> tuple[Tensor, ...]:
-        left, parts = packed[number * self._chunk_bytes :], []
-        for dtype, shape in _parts_of(self.encoding.spec, count):
-            size = math.prod(shape) * dtype.itemsize
+    def _rows(self, packed: Tensor, chunk: _Chunk) -> Tensor:
+        """Return the units of a chunk, of each the bytes of all parts."""
+        units = chunk.elements // self.unit
+        return torch.cat([part.view(torch.uint8).reshape(units, -1) for part in self._parts(packed, chunk)], 1)
+
+    def _parts(self, packed: Tensor, chunk: _Chunk) -> tuple[Tensor, ...]:
+        left, parts = packed[chunk.place :], []
+        for dtype, shape in _parts_of(self.encoding.spec, chunk.elements):
+            size = _bytes_of(dtype, shape)
             parts.append(left[:size].clone().view(dtype).view(shape))  # cloned, because numbers must be aligned
             left = left[size:]
         return tuple(parts)
 
+    def _bytes(self, count: int) -> int:
+        return self.encoding.packed_bytes((count,), torch.float32) if count else 0
 
-def _chunks(count: int) -> Iterator[_Chunk]:
-    """Yield the number, the first element and the end of each chunk."""
-    for number, start in enumerate(range(0, count, CHUNK)):
-        yield number, start, min(start + CHUNK, count)
+    def _chunks(self, count: int, first: int) -> Iterator[_Chunk]:
+        """Yield the chunks that a part of a tensor has elements of."""
+        start = place = 0
+        while start < count:
+            number, skipped = divmod(first + start, CHUNK)
+            end = min(start + CHUNK - skipped, count)
+            yield _Chunk(number, start, end, skipped, place)
+            place += self._bytes(end - start)
+            start = end
 
-
-def _stepped(written: Tensor, count: int) -> Iterator[_Chunk]:
-    """Yield the chunks that are written into a tensor one after the other; of a fake one the first, as large as any."""
-    return itertools.islice(_chunks(count), 1 if isinstance(written, FakeTensor) else None)
-
-
-def _seed(seed: int, moment: int, chunk: int) -> int:
-    return noise.signed(noise.mixed(noise.mixed(seed) ^ (2 * chunk + moment)))
+    def _stepped(self, written: Tensor, count: int, first: int) -> Iterator[_Chunk]:
+        """Yield the chunks that are written one after the other; of a fake tensor the first, as large as any."""
+        return itertools.islice(self._chunks(count, first), 1 if isinstance(written, FakeTensor) else None)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -129,6 +186,10 @@ def _parts_of(spec: str, count: int) -> tuple[tuple[torch.dtype, tuple[int, ...]
     """Return type and shape of each part that ``count`` numbers are stored as."""
     parts = encodings.build(spec).encode(torch.zeros(count, device="cpu"), torch.tensor(0, device="cpu"))
     return tuple((part.dtype, tuple(part.shape)) for part in parts)
+
+
+def _bytes_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * dtype.itemsize
 
 
 LEAST_PACKED = 4096
@@ -141,35 +202,49 @@ def is_packed(parameter: Tensor) -> bool:
 
 
 class SmaqStorage:
-    """SmaQ blocks of at most ``smaqstep.MOST_BLOCK``, each read, stepped and written in one pass."""
+    """SmaQ blocks of at most ``smaqstep.MOST_BLOCK``, each read, stepped and written in one pass.
+
+    Attributes:
+        unit: Numbers of a block.
+    """
 
     def __init__(self, encoding: Smaq) -> None:
-        self.form = encoding.form
+        self.form, self.unit = encoding.form, encoding.block
         self._nearest = encoding.model_copy(update={"rounding": "nearest"})
 
-    def packed_bytes(self, count: int) -> int:
+    def packed_bytes(self, count: int, first: int = 0) -> int:
         """Return the bytes of ``count`` numbers: 6.5 bits each in the usual form."""
         return self.form.packed_bytes(count)
 
-    def zeros(self, count: int, device: torch.device) -> Tensor:
+    def zeros(self, count: int, device: torch.device, first: int = 0) -> Tensor:
         """Return zero bytes, which are zeros."""
         return torch.zeros(self.packed_bytes(count), dtype=torch.uint8, device=device)
 
-    def pack(self, values: Tensor) -> Tensor:
+    def pack(self, values: Tensor, first: int = 0) -> Tensor:
         """Return the nearest codes: this is done once, so that nothing has to be right in the mean."""
         return self._nearest.encode(values, torch.tensor(0, device="cpu"))[0]
 
-    def unpack(self, packed: Tensor, count: int) -> Tensor:
+    def unpack(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
         """Return what the codes stand for."""
         return self._nearest.decode((packed,), (count,), torch.float32)
 
-    def adam(self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule) -> None:
-        """Step by Adam or AdamW."""
-        smaqstep.adam_(param, grad, means, roots, seed, rule, self.form)
+    def in_units(self, packed: Tensor, count: int, first: int = 0) -> Tensor:
+        """Return the bytes of whole blocks in rows, which share their memory: uint8 ``(count / unit, bytes)``."""
+        return packed.view(-1, self.form.block_bytes)
 
-    def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule) -> None:
+    def from_units(self, units: Tensor, first: int = 0) -> Tensor:
+        """Return the bytes that :meth:`in_units` was given."""
+        return units.reshape(-1)
+
+    def adam(
+        self, param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, first: int = 0
+    ) -> None:
+        """Step by Adam or AdamW."""
+        smaqstep.adam_(param, grad, means, roots, seed, rule, self.form, first)
+
+    def sgd(self, param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, first: int = 0) -> None:
         """Step by SGD with momentum."""
-        smaqstep.sgd_(param, grad, buffers, seed, rule, self.form)
+        smaqstep.sgd_(param, grad, buffers, seed, rule, self.form, first)
 
 
 Storage = ChunkedStorage | SmaqStorage

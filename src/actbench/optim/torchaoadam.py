@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from actbench.errors import MeasurementError
 from actbench.ops import hostmemory
 from actbench.optim.optimizers import adam_groups, is_decoupled
+from actbench.optim.shards import is_spread, local_of
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits
@@ -70,6 +71,16 @@ def _adapted(kind: type[Any]) -> type[Any]:
             state = {number: {name: _apart(each) for name, each in of.items()} for number, of in found["state"].items()}
             return {**found, "state": state, "param_groups": groups}
 
+        def local_state_dict(self) -> dict[str, Any]:
+            """Return the state with the parts of what this process holds of DTensors."""
+            found = super().state_dict()
+            groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
+            state = {
+                number: {name: _apart(local_of(each)) for name, each in of.items()}
+                for number, of in found["state"].items()
+            }
+            return {**found, "state": state, "param_groups": groups}
+
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             parameters = _by_number(state_dict, self.param_groups)
             state = {
@@ -82,10 +93,12 @@ def _adapted(kind: type[Any]) -> type[Any]:
             if name not in _MOMENTS:
                 return saved
             moment = self._new_buffer(parameter, signed=name == "exp_avg")
-            if not isinstance(saved, dict):  # torch's own, or of a small parameter
-                return moment.copy_(saved)
-            for part, tensor in saved.items():
-                getattr(moment, part).copy_(tensor)
+            own = local_of(moment)
+            if isinstance(saved, dict):
+                for part, tensor in saved.items():
+                    getattr(own, part).copy_(tensor)
+            else:  # torch's own, or of a small parameter
+                own.copy_(local_of(saved))
             return moment
 
     found = type(kind.__name__, (Adapted,), {})
@@ -127,6 +140,6 @@ def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict
 
 def _apart(value: Any) -> Any:
     """Return a tensor that is made of others as these by name, and anything else as it is."""
-    if not hasattr(value, "__tensor_flatten__"):
+    if not hasattr(value, "__tensor_flatten__") or is_spread(value):  # torch saves DTensors, these in them too
         return value
     return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}

@@ -58,6 +58,11 @@ class WrappedOptimizer(optim.Optimizer):
         """Return the state of the optimizer inside."""
         return self.inner.state_dict()
 
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return what this process holds of the state of the optimizer inside."""
+        found: dict[str, Any] = getattr(self.inner, "local_state_dict", self.inner.state_dict)()
+        return found
+
     def load_state_dict(self, state_dict: Any) -> None:
         """Load the state of the optimizer inside."""
         self.inner.load_state_dict(state_dict)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import nn
 
 from actbench.errors import ConversionError
-from actbench.nn.refusals import NotInParallel, refuse_sharded
+from actbench.nn.refusals import NotInParallel, refuse_flattened
 from actbench.optim import StepInBackward
 from actbench.results.records import Site
 from actbench.schemes.base import GRADIENTS, STEPS, Change, Scheme, refuse_untrained
@@ -15,6 +15,7 @@ from actbench.setup import MakeOptimizer, TrainingSetup
 
 _WHAT = "parameters that are stepped within the backward pass"
 _WHY = "each process would step by its own gradients before they are averaged; leave release out"
+_SHARED = "it has parameters of several modules in one; use FSDP2 (fully_shard), or leave release out"
 
 
 class Release(Scheme):
@@ -26,7 +27,7 @@ class Release(Scheme):
     making, in place of one for each parameter. Loss, gradients and updates are bit for bit those without the scheme; a
     tied parameter is stepped once, when its whole gradient is there.
     Not to be had: gradients added up over backward passes, clipped by their norm or scaled, which need all of them at
-    once; DDP and FSDP.
+    once; DDP and FSDP1. Under FSDP2 a process steps its rows as soon as the gradients of their block are averaged.
     Not reproduced: SGD without state fused into the backward pass, clipping by a second backward pass.
     """
 
@@ -46,7 +47,7 @@ class Release(Scheme):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There is no optimizer, gradients are added up over micro-batches, or FSDP has them.
+            ConversionError: There is no optimizer, or gradients are added up over micro-batches.
         """
         refuse_untrained(self.name, setup.module)
         if setup.make_optimizer is None:
@@ -74,7 +75,7 @@ def _stepping(make: MakeOptimizer) -> MakeOptimizer:
     made: list[weakref.ref[StepInBackward]] = []
 
     def stepping(module: nn.Module) -> StepInBackward:
-        refuse_sharded(module, _WHAT, _WHY)
+        refuse_flattened(module, _WHAT, _SHARED)
         for earlier in filter(None, (each() for each in made)):
             earlier.hold()
         optimizer = StepInBackward(make(module))

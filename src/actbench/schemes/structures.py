@@ -175,8 +175,8 @@ class EncodedStructures(Scheme):
             refuse_compiled(setup.module, *HOOKS)
         self._check_others(setup)
         shared = self._named("weights", "gradients")
-        if shared:
-            refuse_sharded(setup.module, *sharded(shared))
+        if self._whole:
+            refuse_sharded(setup.module, *sharded(self._whole))
         if setup.make_optimizer is None and (shared or self.on == ("state",)):
             raise ConversionError(
                 f"{self.spec}: {self._named('weights', 'gradients', 'state')} need the optimizer, which a model alone "
@@ -205,6 +205,12 @@ class EncodedStructures(Scheme):
             if structure != "activations" and path(structure) in taken:
                 raise ConversionError(f"{self.spec}: another scheme has {WAS[structure]} in a format; name them once")
 
+    @property
+    def _whole(self) -> str:
+        """What needs whole tensors, in words: state does where its format is simulated."""
+        state = WAS["state"] if "state" in self.on and not self.number_format.stored else ""
+        return self._named("weights", "gradients") or state
+
     def _named(self, *structures: Structure) -> str:
         """Return those of these structures that are switched on, in words."""
         return " and ".join(WAS[structure] for structure in self.on if structure in structures)
@@ -229,8 +235,8 @@ class EncodedStructures(Scheme):
             module.register_forward_pre_hook(NotInParallel(*replicated(shared or WAS["state"])))
 
         def wrapped(module: nn.Module) -> optim.Optimizer:
-            if shared:
-                refuse_sharded(module, *sharded(shared))
+            if self._whole:
+                refuse_sharded(module, *sharded(self._whole))
             optimizer = self._with_state(make(module))
             if "weights" in self.on:
                 optimizer.register_step_post_hook(RoundedWeights(self._unbiased))

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from pydantic import ValidationError
@@ -75,10 +75,10 @@ def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
 class State:
     """All that the next step depends on: trees as JSON has them, and their tensors by name.
 
-    ``adapted`` holds the tree of the scheme of each process, by rank.
+    ``optimizer`` and ``adapted`` hold the tree of the optimizer and of the scheme of each process, by rank.
     """
 
-    optimizer: Any
+    optimizer: tuple[Any, ...]
     scaler: Any
     adapted: tuple[Any, ...]
     tensors: dict[str, Tensor]
@@ -95,18 +95,41 @@ def state_of(step: LearningStep, group: ProcessGroup) -> State:
     """
     module = step.setup.module
     tensors = {f"model.{name}": tensor for name, tensor in _named(module).items()}
-    optimizer = take_apart(step.optimizer.state_dict(), tensors, "optimizer")
     own: dict[str, Tensor] = {}
+    optimizer = _optimizer_of(step, tensors, own, f"rank{group.rank}.")
     adapted = take_apart(adapted_states(module), own, f"rank{group.rank}.adapted")
     own[f"rank{group.rank}.random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         own[f"rank{group.rank}.random.cuda"] = torch.cuda.get_rng_state()
     kept = _kept(tensors, step.parallel, group.is_first)
-    trees = []
-    for tree, part in group.all_gather((adapted, _kept(own, step.parallel, True))):
+    optimizers, trees = [], []
+    for of_optimizer, tree, part in group.all_gather((optimizer, adapted, _kept(own, step.parallel, True))):
+        optimizers.append(of_optimizer)
         trees.append(tree)
         kept.update(part)
-    return State(optimizer, step.scaler.state_dict(), tuple(trees), kept)
+    return State(tuple(optimizers), step.scaler.state_dict(), tuple(trees), kept)
+
+
+@runtime_checkable
+class HoldsShares(Protocol):
+    """An optimizer that can tell what this process holds of its state, where parameters are spread over several."""
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return that as it lies; in as many processes ``load_state_dict`` takes it."""
+        ...
+
+
+def _optimizer_of(step: LearningStep, tensors: dict[str, Tensor], own: dict[str, Tensor], prefix: str) -> Any:
+    """Return the tree of the optimizer; what this process alone holds goes into ``own``, the rest into ``tensors``."""
+    optimizer, found = step.optimizer, dict[str, Tensor]()
+    state = optimizer.local_state_dict() if isinstance(optimizer, HoldsShares) else optimizer.state_dict()
+    tree = take_apart(state, found, "optimizer")
+    for name, tensor in found.items():
+        if step.parallel.is_own(tensor):
+            own[prefix + name] = tensor
+        else:
+            tensors[name] = tensor
+    return tree
 
 
 def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> None:
@@ -116,18 +139,19 @@ def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> 
         StoreError: The checkpoint does not fit the model.
     """
     tensors, progress, module = checkpoint.tensors, checkpoint.progress, step.setup.module
-    own = f"rank{group.rank}.random"
+    prefix = f"rank{group.rank}."
+    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     try:
         with torch.no_grad():
             for name, tensor in _named(module).items():
                 tensor.copy_(step.parallel.local_like(tensor, tensors[f"model.{name}"]))
-        step.optimizer.load_state_dict(put_together(progress.optimizer, tensors))
+        step.optimizer.load_state_dict(put_together(progress.optimizer[group.rank], {**tensors, **own}))
         _share_out(step.optimizer, step.parallel)
         step.scaler.load_state_dict(progress.scaler)
         adapt(module, put_together(progress.adapted[group.rank], tensors))
-        torch.set_rng_state(tensors[f"{own}.cpu"])
-        if f"{own}.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors[f"{own}.cuda"])
+        torch.set_rng_state(own["random.cpu"])
+        if "random.cuda" in own:
+            torch.cuda.set_rng_state(own["random.cuda"])
     except (KeyError, ValueError, RuntimeError) as error:
         raise StoreError(f"the checkpoint does not fit the model: {error}; run again with --force") from error
 
@@ -155,7 +179,7 @@ def _named(module: nn.Module) -> dict[str, Tensor]:
 
 
 FILE_NAME = "checkpoint.json"
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Progress(Data):
@@ -165,7 +189,7 @@ class Progress(Data):
         tensors: Name of the file of the tensors, beside this one.
         torch: Version that wrote it.
         threads: Threads of the processor that it used: sums may differ in their last bits with others.
-        optimizer: Its ``state_dict``, tensors by their names.
+        optimizer: Its ``state_dict`` in each process, tensors by their names.
         adapted: What the scheme has learned in each process; see :mod:`actbench.nn.forwardwrapper`.
     """
 
@@ -179,7 +203,7 @@ class Progress(Data):
     evaluations: tuple[Evaluation, ...]
     diverged_at: int | None
     resumed_at: tuple[int, ...]
-    optimizer: Any
+    optimizer: tuple[Any, ...]
     scaler: Any
     adapted: tuple[Any, ...]
 

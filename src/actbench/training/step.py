@@ -53,6 +53,10 @@ class Parallel:
         """Return a tensor, of which this process may hold a share, as a whole; all processes must call this."""
         return tensor
 
+    def is_own(self, tensor: Tensor) -> bool:
+        """Return whether a tensor of the optimizer's state may be another one in each process, and no known share."""
+        return False
+
     def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
         """Return what this process holds of ``given``, a whole tensor, if it is held as ``tensor`` is."""
         return given
@@ -103,6 +107,9 @@ class _Sharded(_Distributed):
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def is_own(self, tensor: Tensor) -> bool:
+        return tensor.dim() > 0 and not isinstance(tensor, DTensor)
 
     def local_like(self, tensor: Tensor, given: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):

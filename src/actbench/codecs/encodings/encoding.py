@@ -32,6 +32,8 @@ class Encoding(Data):
         positional: The field that the value after the colon fills; None when it takes none.
         stored: False for what only simulates: its part is a tensor of the type that came in, and its bits are counted.
         fixed_rate: Whether :meth:`packed_bytes` is exact; otherwise it is an upper bound, and the values decide.
+        noise_bits: Of the noise of each element where rounding is stochastic; element i has number i of
+            :func:`actbench.ops.noise.lanes`.
     """
 
     name: ClassVar[str] = ""
@@ -40,6 +42,16 @@ class Encoding(Data):
     positional: ClassVar[str | None] = None
     stored: ClassVar[bool] = True
     fixed_rate: ClassVar[bool] = True
+    noise_bits: ClassVar[int] = 16
+
+    @property
+    def unit(self) -> int | None:
+        """Elements after which the format begins afresh, bytes and words of noise included.
+
+        A part that begins and ends at multiples of it is encoded as it is in the whole. None where there is no such
+        number: statistics are of all elements.
+        """
+        return None
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return the tensors that x is stored as.
@@ -114,6 +126,11 @@ def at_most(bound: float, dtype: torch.dtype) -> float:
 def parts_bytes(parts: Parts) -> int:
     """Return the bytes that parts hold."""
     return sum(part.nbytes for part in parts)
+
+
+def noise_unit(rounding: Rounding, noise_bits: int) -> int:
+    """Return the elements that share a word of noise; 1 where there is none."""
+    return 64 // noise_bits if rounding == "stochastic" else 1
 
 
 def lanes(seed: Tensor, count: int, bits: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, within
+from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, noise_unit, within
 
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,11 +36,17 @@ class Fp8(Encoding):
     name: ClassVar[str] = "fp8"
     summary: ClassVar[str] = "8-bit floats, scaled by the largest magnitude of each group"
     positional: ClassVar[str | None] = "format"
+    noise_bits: ClassVar[int] = 32
 
     format: Literal["e4m3", "e5m2"] = "e4m3"
     group_size: Annotated[int, Field(ge=1)] = 256
     scale: Literal["float32", "bfloat16", "none"] = "float32"
     rounding: Rounding = "nearest"
+
+    @property
+    def unit(self) -> int:
+        """The elements of a whole number of groups and of words of noise."""
+        return math.lcm(1 if self.scale == "none" else self.group_size, noise_unit(self.rounding, self.noise_bits))
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (n,) of the format and, unless unscaled, (ceil(n / group_size),) of the type of a scale."""
@@ -145,6 +151,7 @@ class S2fp8(Encoding):
     """
 
     name: ClassVar[str] = "s2fp8"
+    noise_bits: ClassVar[int] = 32
     summary: ClassVar[str] = "e5m2 of magnitudes shifted and squeezed on the axis of their logarithm"
     paper: ClassVar[str] = "Cambier et al. 2020, arXiv 2001.05674"
 

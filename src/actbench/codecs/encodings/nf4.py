@@ -59,6 +59,11 @@ class Nf4(Encoding):
     group_size: ClassVar[int] = 64
     scales_together: ClassVar[int] = 256
 
+    @property
+    def unit(self) -> int:
+        """The elements whose scales share two bounds."""
+        return self.group_size * self.scales_together
+
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (ceil(n / 2),) uint8, (ceil(n / 64),) uint8 and (ceil(n / 16384),) int32; there is no noise."""
         values = flat(x)

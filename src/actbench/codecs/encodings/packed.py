@@ -10,7 +10,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from actbench.codecs.encodings.encoding import FP16, Encoding, Parts, Rounding, at_most, bf16_stochastic, flat
+from actbench.codecs.encodings.encoding import (
+    FP16,
+    Encoding,
+    Parts,
+    Rounding,
+    at_most,
+    bf16_stochastic,
+    flat,
+    noise_unit,
+)
 from actbench.ops import groupquant, smaq
 from actbench.ops.smaq import reference
 from actbench.ops.smaq.format import Format, format_of
@@ -29,6 +38,11 @@ class Bf16(Encoding):
     kept_as: ClassVar[torch.dtype] = torch.bfloat16
 
     rounding: Rounding = "nearest"
+
+    @property
+    def unit(self) -> int:
+        """The elements that share a word of noise."""
+        return noise_unit(self.rounding, self.noise_bits)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (n,) bfloat16."""
@@ -63,6 +77,7 @@ class Fp16(Bf16):
     name: ClassVar[str] = "fp16"
     summary: ClassVar[str] = "float16: 11 bits of precision from 6e-5 to 65504, unscaled"
     kept_as: ClassVar[torch.dtype] = torch.float16
+    noise_bits: ClassVar[int] = 32
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (n,) float16."""
@@ -91,6 +106,11 @@ class IntGroups(Encoding):
     bits: Annotated[int, Field(ge=2, le=8)] = 6
     group_size: Annotated[int, Field(ge=32, le=1024, multiple_of=32)] = 64
     rounding: Rounding = "nearest"
+
+    @property
+    def unit(self) -> int:
+        """The elements of a group."""
+        return self.group_size
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (ceil(n bits / 8),) uint8 and (ceil(n / group_size),) int32."""
@@ -151,6 +171,11 @@ class Smaq(SmaqParameters, Encoding):
     name: ClassVar[str] = "smaq"
     summary: ClassVar[str] = "SmaQ in blocks with a fixed share of outliers, packed"
     paper: ClassVar[str] = "Shoghi et al. 2021, DOI 10.1109/LCA.2021.3108505"
+
+    @property
+    def unit(self) -> int:
+        """The elements of a block."""
+        return self.block
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return one uint8 vector."""

@@ -25,13 +25,16 @@ from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 MOST_BLOCK = 256
 """Elements of the largest block: state, parameter and gradient of one stay in a warp's registers."""
 
-_REST = "int seed, float[] rule, int main_bits, int outlier_bits, int outliers, int block"
+_LANES = 4
+"""Elements that share a word of noise."""
+
+_REST = "int seed, int first, float[] rule, int main_bits, int outlier_bits, int outliers, int block"
 
 
-def _seeds(seed: int) -> tuple[int, int]:
-    """Return the seeds of the noise of the first and of the second moment."""
-    first = noise.mixed(seed)
-    return noise.signed(first), noise.signed(first ^ 1)
+def _seeds(seed: int, first: int = 0) -> tuple[int, int]:
+    """Return the seeds of the noise of the first and of the second moment, for elements from ``first`` on."""
+    word = noise.mixed(seed)
+    return noise.advanced(word, first // _LANES), noise.advanced(word ^ 1, first // _LANES)
 
 
 def launch_adam(
@@ -64,14 +67,14 @@ def _launch(kernel: str, param: Tensor, form: Format, *arguments: Tensor | np.ge
 
 
 def _adam_by(step: Implementation) -> Implementation:
-    return lambda p, g, means, roots, seed, rule, *parts: step(
-        p, g, means, roots, Format(*parts), _seeds(seed), AdamRule(*rule)
+    return lambda p, g, means, roots, seed, first, rule, *parts: step(
+        p, g, means, roots, Format(*parts), _seeds(seed, first), AdamRule(*rule)
     )
 
 
 def _sgd_by(step: Implementation) -> Implementation:
-    return lambda p, g, buffers, seed, rule, *parts: step(
-        p, g, buffers, Format(*parts), _seeds(seed)[0], SgdRule(*rule)
+    return lambda p, g, buffers, seed, first, rule, *parts: step(
+        p, g, buffers, Format(*parts), _seeds(seed, first)[0], SgdRule(*rule)
     )
 
 
@@ -79,8 +82,10 @@ def _sgd_by(step: Implementation) -> Implementation:
     f"smaqstep_adam_(Tensor(a!) param, Tensor grad, Tensor(b!) means, Tensor(c!) roots, {_REST}) -> ()",
     Kernels(_adam_by(cpu.adam), _adam_by(launch_adam)),
 )
-def _adam(p: Tensor, g: Tensor, means: Tensor, roots: Tensor, seed: int, rule: list[float], *parts: int) -> None:
-    _check(p, g, (means, roots), Format(*parts))
+def _adam(
+    p: Tensor, g: Tensor, means: Tensor, roots: Tensor, seed: int, first: int, rule: list[float], *parts: int
+) -> None:
+    _check(p, g, (means, roots), first, Format(*parts))
     _check_rule(rule, AdamRule._fields)
 
 
@@ -88,13 +93,15 @@ def _adam(p: Tensor, g: Tensor, means: Tensor, roots: Tensor, seed: int, rule: l
     f"smaqstep_sgd_(Tensor(a!) param, Tensor grad, Tensor(b!) buffers, {_REST}) -> ()",
     Kernels(_sgd_by(cpu.sgd), _sgd_by(launch_sgd)),
 )
-def _sgd(p: Tensor, g: Tensor, buffers: Tensor, seed: int, rule: list[float], *parts: int) -> None:
-    _check(p, g, (buffers,), Format(*parts))
+def _sgd(p: Tensor, g: Tensor, buffers: Tensor, seed: int, first: int, rule: list[float], *parts: int) -> None:
+    _check(p, g, (buffers,), first, Format(*parts))
     _check_rule(rule, SgdRule._fields)
 
 
-def _check(p: Tensor, g: Tensor, states: tuple[Tensor, ...], form: Format) -> None:
+def _check(p: Tensor, g: Tensor, states: tuple[Tensor, ...], first: int, form: Format) -> None:
     check_format(form)
+    if first < 0:
+        raise ValueError(f"the index of the first element must not be negative, found {first}")
     if form.block > MOST_BLOCK:
         raise ValueError(f"blocks of a step have at most {MOST_BLOCK} elements, found {form.block}")
     check_contiguous(p)
@@ -119,7 +126,16 @@ def _check_rule(rule: list[float], names: tuple[str, ...]) -> None:
         raise ValueError(f"the rule must be {len(names)} numbers, {', '.join(names)}; found {len(rule)}")
 
 
-def adam_(param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format) -> None:
+def adam_(
+    param: Tensor,
+    grad: Tensor,
+    means: Tensor,
+    roots: Tensor,
+    seed: int,
+    rule: AdamRule,
+    form: Format,
+    first: int = 0,
+) -> None:
     """Step a parameter by Adam or AdamW, and its packed moments, in place.
 
     Args:
@@ -130,24 +146,34 @@ def adam_(param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, 
         seed: Of the noise, 64 bits: another one at each step and for each parameter.
         rule: The coefficients of the step.
         form: Which SmaQ; blocks of at most :data:`MOST_BLOCK`.
+        first: Index of the first element in the whole tensor of which ``param`` is a part: a part whose first index is
+            a multiple of ``form.block`` is stepped as it is in the whole, bit for bit. Four elements share a word of
+            noise, so that another index counts as the multiple of four below it.
 
     Raises:
         ValueError: An argument is not as above.
         KernelError: The kernel for CUDA cannot be compiled or launched.
     """
-    _adam(param, grad, means, roots, seed, list(rule), *form)
+    _adam(param, grad, means, roots, seed, first, list(rule), *form)
 
 
-def sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format) -> None:
+def sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format, first: int = 0) -> None:
     """Step a parameter by SGD with momentum, and its packed buffer, in place; else as :func:`adam_`."""
-    _sgd(param, grad, buffers, seed, list(rule), *form)
+    _sgd(param, grad, buffers, seed, first, list(rule), *form)
 
 
 def reference_adam_(
-    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format
+    param: Tensor,
+    grad: Tensor,
+    means: Tensor,
+    roots: Tensor,
+    seed: int,
+    rule: AdamRule,
+    form: Format,
+    first: int = 0,
 ) -> None:
     """Do what :func:`adam_` does, in plain torch: what every kernel is held to, bit for bit."""
-    count, seeds = param.numel(), _seeds(seed)
+    count, seeds = param.numel(), _seeds(seed, first)
     m = reference.decode(means, 0, count, torch.float32, *form)
     s = reference.decode(roots, 0, count, torch.float32, *form)
     least = reference.half_steps(roots, count, form)
@@ -158,9 +184,11 @@ def reference_adam_(
     roots.copy_(reference.encode(s, seeds[1], True, *form))
 
 
-def reference_sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format) -> None:
+def reference_sgd_(
+    param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule, form: Format, first: int = 0
+) -> None:
     """Do what :func:`sgd_` does, in plain torch."""
     b = reference.decode(buffers, 0, param.numel(), torch.float32, *form)
     p, b = rules.sgd(param.flatten().float(), grad.flatten().float(), b, rule)
     param.copy_(p.view(param.shape))
-    buffers.copy_(reference.encode(b, _seeds(seed)[0], True, *form))
+    buffers.copy_(reference.encode(b, _seeds(seed, first)[0], True, *form))
