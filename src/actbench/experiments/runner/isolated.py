@@ -29,24 +29,31 @@ Reply = TypeVar("Reply", Measurement, Seconds)
 class IsolatedSession:
     """``actbench.measuring.bench.Session`` in another process; errors come back as failures.
 
-    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. Of a trial nothing
-    but the peak is read. ``died`` is whether the process ended without an answer.
+    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. ``is_trial`` and
+    ``gpu`` are as in :class:`~actbench.experiments.runner.worker.CaseRequest`. ``died`` is whether the process ended
+    without an answer.
     """
 
     def __init__(
-        self, server: ForkServer, case: Case, timeout_seconds: float | None, *, is_trial: bool = False
+        self,
+        server: ForkServer,
+        case: Case,
+        timeout_seconds: float | None,
+        *,
+        is_trial: bool = False,
+        gpu: str | None = None,
     ) -> None:
         self._kills_before = memory_kills()
         self._process = server.fork()
         self._case = case
-        self._is_trial = is_trial
+        self._is_trial, self._gpu = is_trial, gpu
         self._timeout_seconds = timeout_seconds
         self._worked_seconds = 0.0
         self.died = False
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
-        request = CaseRequest(case=self._case, is_trial=self._is_trial)
+        request = CaseRequest(case=self._case, is_trial=self._is_trial, gpu=self._gpu)
         return self._ask(request.model_dump_json(), Measurement, "its memory was read")
 
     def time(self, steps: int) -> tuple[float, ...] | Failure | None:

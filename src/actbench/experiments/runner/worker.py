@@ -118,10 +118,16 @@ class Session(Protocol):
 
 
 class CaseRequest(Data):
-    """A case to measure; a trial is one of a search for its largest batch, of which nothing but the peak is read."""
+    """A case to measure.
+
+    Attributes:
+        is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
+        gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
+    """
 
     case: Case
     is_trial: bool = False
+    gpu: str | None = None
 
 
 class Bench(Protocol):
@@ -141,6 +147,8 @@ def work(frames: Frames, bench: Bench) -> None:
     """
     asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
+    if asked.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
     volunteer_for_the_oom_killer()
     if case.meter != "cuda":
         limit_memory()
