@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import app, argument, count_option, named, option
-from actbench.cli.clusters import ClusterFlags
+from actbench.cli.clusters import GpuClusterFlags
 from actbench.cli.flags import (
     CaseFlags,
     ModelArgument,
@@ -65,7 +65,7 @@ def sweep(
     timeout: TimeoutOption = 1800.0,
     force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
     retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
-    nodes: ClusterFlags,
+    nodes: GpuClusterFlags,
     trust_recipe: TrustRecipeOption = False,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,

@@ -57,13 +57,18 @@ def run(
 
 @dataclass(frozen=True)
 class CaseWork:
-    """Measuring cases that belong together on a node; fields are as of :func:`run`, and ``done`` as of stores."""
+    """Measuring cases that belong together on a node.
+
+    Fields are as of :func:`run`, and ``done`` as of stores. ``is_ahead`` says whether simulated cases are handed over
+    before the last ones end.
+    """
 
     progress: Progress
     timeout_seconds: float | None = None
     done: Callable[[Case], bool] = lambda case: False
     bench: str = BENCH
     preload: tuple[str, ...] = PRELOAD
+    is_ahead: bool = True
     function: Callable[[str, str], str] = field(default=node.measure)
 
     def request(self, item: Cases) -> str:
@@ -152,7 +157,7 @@ class ClusterCases:
             f"a case of --meter {meter}",
             {"CPU": 1.0, **gpus, **self.cluster.resources},
             whole_node=meter == "cpu",
-            is_short=meter == "simulated",
+            is_short=meter == "simulated" and self.work.is_ahead,
         )
 
     def _outcomes(self, item: Cases, reply: node.CasesReply | Lost) -> Sequence[tuple[Case, Outcome]]:
