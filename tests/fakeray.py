@@ -67,6 +67,7 @@ class FakeRay:
         return text
 
     def _run(self, request: str, shared: str, options: dict[str, Any]) -> int:
+        options = dict(options)
         assert options.pop("max_retries") == 0  # retries are counted here, so that they go elsewhere
         self.asked.append((request, shared, options))
         return len(self.asked) - 1

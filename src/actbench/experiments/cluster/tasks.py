@@ -67,6 +67,7 @@ class Tasks(Generic[ItemT, ReplyT]):
         self._ray, self._work = ray, work
         self._function, self._shared = ray.remote(work.function), ray.put(shared)
         self._nodes = Nodes(ray)
+        self._plain: tuple[Needs, Any] | None = None
 
     def replies(
         self, items: Iterable[ItemT], needs: Needs, may_begin: Callable[[], bool] = lambda: True
@@ -117,18 +118,26 @@ class Tasks(Generic[ItemT, ReplyT]):
         return list(ended)
 
     def _submit(self, task: _Task[ItemT], needs: Needs, flying: Iterable[_Task[ItemT]]) -> Any:
-        options = self._options(task, needs, Counter(each.node for each in flying))
-        return self._function.options(**options, max_retries=0).remote(self._work.request(task.item), self._shared)
+        if needs.whole_node or task.failed_on:
+            options = self._options(task, needs, Counter(each.node for each in flying))
+            function = self._function.options(**options, max_retries=0)
+        else:
+            function = self._anywhere(needs)
+        return function.remote(self._work.request(task.item), self._shared)
+
+    def _anywhere(self, needs: Needs) -> Any:
+        """Return the function with what most tasks ask for: Ray takes its time to check that."""
+        if self._plain is None or self._plain[0] is not needs:
+            self._plain = needs, self._function.options(**_asking(needs.amounts), max_retries=0)
+        return self._plain[1]
 
     def _options(self, task: _Task[ItemT], needs: Needs, busy: Mapping[str | None, int]) -> dict[str, Any]:
-        """Return what a task asks for, and the node that it is sent to where that matters.
+        """Return what a task asks for that is sent to a node, all of it or one on which it did not fail.
 
         Raises:
             UsageError: No node has it.
         """
         task.node = None
-        if not (needs.whole_node or task.failed_on):
-            return _asking(needs.amounts)
         able = self._nodes.able(needs)
         others = [node for node in able if node.id not in task.failed_on]
         if needs.whole_node:
