@@ -124,6 +124,7 @@ def overhead(count: int, seconds: float) -> None:
     """Run sleeping cases both ways."""
     cases = plan(count, round(1000 * seconds))
     least = count * seconds / NODES
+    _import_schemes(cases)
     took = {}
     with local_cluster() as (address, _), tempfile.TemporaryDirectory() as folder:
         for name, run, given in (
@@ -151,7 +152,7 @@ def schedule(count: int) -> None:
     """Hand over many tasks that answer at once."""
     cases, clock, process = plan(count), Clock(), psutil.Process()
     work, sizes = CaseWork(clock, function=answer), []
-    on_cluster.shared_of([cases[0].case])  # a sweep has imported by then what names of schemes need
+    _import_schemes(cases)
     with local_cluster() as (address, _), tempfile.TemporaryDirectory() as folder:
         rows = Store.opened(Path(folder) / "rows.jsonl", MeasuredRecord)
         with rows as stored, on_cluster.connected(Cluster(address), "", work) as nodes:
@@ -170,6 +171,11 @@ def schedule(count: int) -> None:
     print(f"{1000 * used / count:.2f} ms of the driver's processor time for each row")
     for number, seconds, size in sizes:
         print(f"{number:>7,} rows after {seconds:6.1f} s: the driver has {size / 2**20:.1f} MiB")
+
+
+def _import_schemes(cases: Sequence[Planned[Case]]) -> None:
+    """Import what a sweep has imported when it has checked its plan, on a cluster or not."""
+    on_cluster.shared_of([cases[0].case])
 
 
 def same(count: int) -> None:

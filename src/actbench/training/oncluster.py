@@ -141,8 +141,9 @@ class ClusterRuns:
         for device in ("cuda", "cpu"):
             chosen = [case for case in cases if case.device == device]
             if chosen:
-                for case, reply in tasks.replies(chosen, self._needs(device)):
-                    yield case, self._outcome(case, reply)
+                with closing(tasks.replies(chosen, self._needs(device))) as replies:
+                    for case, reply in replies:
+                        yield case, self._outcome(case, reply)
 
     def _needs(self, device: str) -> Needs:
         cores = self.settings.cores if device == "cpu" else None

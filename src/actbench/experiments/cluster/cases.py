@@ -142,8 +142,9 @@ class ClusterCases:
         }
         for meter, groups in by_meter.items():  # what is timed has no simulated case beside it
             if groups:
-                for item, reply in tasks.replies(groups, self._needs(meter), may_begin):
-                    yield from self._outcomes(item, reply)
+                with closing(tasks.replies(groups, self._needs(meter), may_begin)) as replies:
+                    for item, reply in replies:
+                        yield from self._outcomes(item, reply)
 
     def _tasks(self, cases: Sequence[Case]) -> Tasks[Cases, node.CasesReply]:
         shared = shared_of(cases)
