@@ -39,7 +39,9 @@ from actbench.results.records import Case, Failure
 from actbench.results.store import Store
 
 HOST = """
+import os
 import sys
+os.environ["RAY_worker_niceness"] = "0"  # as that of processes without a cluster
 from ray.cluster_utils import Cluster
 small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})

@@ -23,7 +23,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 pytest.importorskip("ray")
 
 HOST = """
+import os
 import sys
+os.environ["RAY_worker_niceness"] = "0"  # as that of processes without a cluster
 from ray.cluster_utils import Cluster
 small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
@@ -146,6 +148,7 @@ def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_
 
 
 RECIPE = """
+title = "Which?"
 [train]
 model = "resnet-cifar@depth=8,width=4,channels=1"
 data = "digits"
