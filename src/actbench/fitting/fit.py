@@ -127,9 +127,10 @@ def fit(
         max_slowdown=asked.max_slowdown,
         jobs=jobs,
     )
-    settings = {"jobs": jobs, "timeout_seconds": timeout_seconds, "command": command, "progress": progress}
     with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
-        with simulator(cluster, **settings) as simulates:
+        with simulator(
+            cluster, jobs=jobs, timeout_seconds=timeout_seconds, command=command, progress=progress
+        ) as simulates:
             run = Simulations(simulates, store, make_record, progress, jobs=jobs, budget_seconds=budget_seconds)
             search.run(run, (EXACT,) if asked.exact else LEVELS)
         tried = [case_of(stack, case) for stack in search.outcomes]

@@ -14,20 +14,21 @@ from actbench.experiments.cluster.nodes import LOOK_SECONDS, Needs, Node, Nodes
 
 ItemT = TypeVar("ItemT")
 ReplyT = TypeVar("ReplyT", bound=Reply)
+AnyItem = TypeVar("AnyItem", contravariant=True)
 
 _RETRIES: Final = 1
 _OPTIONS: Final = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _AFFINITY: Final = "ray.util.scheduling_strategies"
 
 
-class Work(Protocol[ItemT, ReplyT]):
+class Work(Protocol[AnyItem, ReplyT]):
     """What is done with an item, on a node and here."""
 
     @property
     def function(self) -> Callable[[str, str], str]:
         """From a request and what all requests share to a reply, all in JSON; it runs on a node."""
 
-    def request(self, item: ItemT) -> str:
+    def request(self, item: AnyItem) -> str:
         """Return the request of an item."""
 
     def reply(self, text: str) -> ReplyT:
@@ -36,7 +37,7 @@ class Work(Protocol[ItemT, ReplyT]):
     def crashed(self, reply: ReplyT) -> bool:
         """Whether something ended its process, so that another node may do better."""
 
-    def started(self, item: ItemT) -> None:
+    def started(self, item: AnyItem) -> None:
         """Tell that work on an item starts."""
 
 
