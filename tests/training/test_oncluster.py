@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from actbench.experiments.recipes.runs import TrainingRecipe
 from actbench.results.records import Failure
 from actbench.results.runs import Evaluation, Trained, TrainingCase
 from actbench.results.store.linefile import locked
-from actbench.training import noderun
+from actbench.training import noderun, trainhere
 from actbench.training.checkpoint import FILE_NAME, CheckpointFolder
 from actbench.training.loop import TrainingLoop
 from actbench.training.noderun import RunReply, RunRequest
@@ -183,13 +185,19 @@ def test_several_processes_and_a_cluster_do_not_go_together(cli: Any, monkeypatc
     cli.refused("train", "digits", "--cluster", "auto", naming="2 were launched: start actbench train by itself")
 
 
+def test_a_worker_of_ray_s_imports_no_torch() -> None:
+    """The process of the run does: it would stand in memory twice, once for each core."""
+    code = "import sys, actbench.training.noderun; assert 'torch' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
 def here(folder: Path, *, force: bool = False) -> Trained | Failure:
     """Train the case in this process, as that of a node does."""
     request = RunRequest(
         case=CASE, experiment="test", checkpoints=None, force=force, checkpoint_seconds=60.0, timeout_seconds=None
     )
-    text = noderun._Run(**dict(request), folder=str(folder)).model_dump_json()
-    return noderun._OUTCOMES.validate_json(noderun.train_here(text))
+    text = noderun.PlacedRun(**dict(request), folder=str(folder)).model_dump_json()
+    return noderun._OUTCOMES.validate_json(trainhere.train_here(text))
 
 
 def stopped(folder: Path, after: int) -> None:

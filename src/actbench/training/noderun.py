@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -11,16 +10,14 @@ import platformdirs
 from pydantic import Field, TypeAdapter
 
 from actbench import errors
-from actbench.errors import MeasurementError, StoreError
+from actbench.errors import MeasurementError
 from actbench.experiments.cluster import node
 from actbench.experiments.runner.isolated import IsolatedProcess
-from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.worker import Answer, TaskRequest
 from actbench.results.records import Data, Failure
 from actbench.results.runs import Trained, TrainingCase
-from actbench.results.store.linefile import locked
-from actbench.training.comparison import Training
 
+_MODULE = "actbench.training.trainhere"  # which imports torch: a worker of Ray's does without
 _OUTCOMES: TypeAdapter[Trained | Failure] = TypeAdapter(Annotated[Trained | Failure, Field(discriminator="kind")])
 
 
@@ -60,9 +57,9 @@ def train(text: str, shared: str) -> str:
     request = RunRequest.model_validate_json(text)
     changes = hashlib.sha256(shared.encode()).hexdigest()[:16]
     folder = _root(request.checkpoints) / f"{request.experiment}-{changes}"
-    asked = _Run(**dict(request), folder=str(folder))
+    asked = PlacedRun(**dict(request), folder=str(folder))
     with (
-        node.serving(__name__, kind="task") as server,
+        node.serving(_MODULE, kind="task") as server,
         IsolatedProcess(server, request.timeout_seconds, what="run", again="give the same command") as process,
     ):
         task = TaskRequest(function="train_here", text=asked.model_dump_json(), is_limited=request.case.device == "cpu")
@@ -70,27 +67,10 @@ def train(text: str, shared: str) -> str:
     return RunReply(outcome=outcome, **dict(node.here())).model_dump_json()
 
 
-class _Run(RunRequest):
-    """``folder`` is where the checkpoints lie."""
+class PlacedRun(RunRequest):
+    """A run to train on this node; ``folder`` is where its checkpoints lie."""
 
     folder: str
-
-
-def train_here(text: str) -> str:
-    """Train a run in this process, from its last checkpoint if there is one, and return what came of it, in JSON.
-
-    Raises:
-        StoreError: The checkpoint is broken, or cannot be written.
-    """
-    asked = _Run.model_validate_json(text)
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(Path(f"{asked.folder}-{asked.case.key()}")))
-        except StoreError as error:  # a task that was taken for lost goes on with it, or the folder cannot be written
-            return Failure(reason="unavailable", message=f"its checkpoints: {error}").model_dump_json()
-        training = Training(Path(asked.folder), asked.force, asked.checkpoint_seconds, Progress())
-        ((_, outcome),) = training.outcomes([asked.case])
-    return outcome.model_dump_json()
 
 
 def _root(shared: str | None) -> Path:
