@@ -178,7 +178,8 @@ def test_runs_on_nodes_are_those_of_one_machine_and_survive_a_lost_node(host: Ho
     again = started(tmp_path, "mine.toml", "-o", there, *flags, verb="train")
     assert "6 taken from the results file" in again.communicate()[1]
     alone = started(tmp_path, "mine.toml", "-o", here, verb="train", OMP_NUM_THREADS="1")  # as a node of one core
-    assert alone.wait() == 0, alone.communicate()
+    out, err = alone.communicate()
+    assert alone.returncode == 0, out + err
 
     mine, others = ({run.case: run.outcome for run in store.read(file, TrainingRun).records} for file in (there, here))
     assert rows_in(there) == len(mine) == 6
