@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import hypothesis
@@ -176,3 +177,10 @@ def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
 def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
     """Return the command line, run in this process: ``cli("sweep", "resnet50").status``."""
     return Cli(monkeypatch, capfd)
+
+
+@pytest.fixture
+def fakeray(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the module that stands in for Ray."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return importlib.import_module("fakeray")

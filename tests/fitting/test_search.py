@@ -338,3 +338,28 @@ def test_on_a_small_model_nothing_that_is_put_together_by_hand_is_faster(limit: 
     assert found is not None
     times = [step_seconds_of(o) for o in by_hand.values() if isinstance(o, Measurement) and o.fits]
     assert search.seconds(found) <= min(time for time in times if time is not None) * 1.002 if times else True
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_in_which_simulations_end_decides_nothing(seed: int, jobs: int) -> None:
+    """On a cluster they end in any order, and what is tried next must be what one machine would try."""
+    shuffled = random.Random(seed)
+
+    class AnyOrder(MadeUp):
+        def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+            ended = list(super().__call__(stacks))
+            shuffled.shuffle(ended)
+            return iter(ended)
+
+    case, found = made_up_case(12), []
+    choices = choices_for(case, {}, names=NAMES)
+    factors = MadeUp(seed, 0.1)
+    for device in (factors, AnyOrder(seed, 0.1), AnyOrder(seed, 0.1)):
+        device.outcome = factors.outcome  # type: ignore[method-assign]
+        search = Search(case, 12 * GIB, choices, jobs=jobs)
+        search.run(device)
+        found.append((list(search.outcomes.items()), search.untried, device.calls))
+
+    assert len(found[0][0]) > 10
+    assert found[0] == found[1] == found[2]

@@ -147,28 +147,68 @@ def test_the_machine_is_as_small_as_its_container(control_group):
     assert machine.available_memory_bytes() == 1_000_000_000
 
 
-@pytest.mark.parametrize(
-    ("visible", "expected"), [(None, "gpu 0"), ("2,1", "gpu 2"), ("GPU-ab", "gpu GPU-ab"), ("", None), ("-1", None)]
-)
-def test_the_gpu_is_the_first_that_is_visible(monkeypatch, visible, expected):
+@pytest.fixture
+def driver(monkeypatch):
+    """Stand in for the driver's library: four GPUs, of which ``parted`` are divided."""
+
     class Driver:
         NVMLError = OSError
+        parted = ()
         nvmlInit = nvmlShutdown = staticmethod(lambda: None)
-        nvmlDeviceGetHandleByIndex = nvmlDeviceGetHandleByUUID = staticmethod(str)
+        nvmlDeviceGetCount = staticmethod(lambda: 4)
+        nvmlDeviceGetHandleByUUID = staticmethod(str)
         nvmlDeviceGetName = staticmethod(lambda handle: f"gpu {handle}".encode())
+        nvmlDeviceGetUUID = staticmethod(lambda handle: f"GPU-{handle}")
         nvmlSystemGetDriverVersion = staticmethod(lambda: "580.1")
+
+        @staticmethod
+        def nvmlDeviceGetHandleByIndex(index):
+            if index >= 4:
+                raise OSError("no such device")
+            return str(index)
 
         @staticmethod
         def nvmlDeviceGetMemoryInfo(handle):
             return type("Memory", (), {"total": 16})
 
+        @classmethod
+        def nvmlDeviceGetMigMode(cls, handle):
+            if handle == "3":
+                raise OSError("cannot be parted")
+            return [handle in cls.parted, False]
+
     monkeypatch.setattr(machine, "pynvml", Driver)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return Driver
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ["gpu 0", "gpu 1", "gpu 2", "gpu 3"]),
+        ("2, 1", ["gpu 2", "gpu 1"]),
+        ("GPU-ab", ["gpu GPU-ab"]),
+        ("1,-1,2", ["gpu 1"]),
+        ("1,7,2", ["gpu 1"]),
+        ("", []),
+        ("-1", []),
+    ],
+)
+def test_the_gpus_are_those_that_are_visible(driver, monkeypatch, visible, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    found = machine.find_gpu()
-    assert (found and found.name) == expected
-    assert found is None or (found.memory_bytes, found.driver) == (16, "580.1")
+
+    found = machine.find_gpus()
+
+    assert [gpu.name for gpu in found] == expected
+    assert all((gpu.memory_bytes, gpu.driver) == (16, "580.1") for gpu in found)
+    assert machine.find_gpu() == (found[0] if found else None)
+
+
+def test_a_gpu_has_the_name_that_cuda_knows_it_by_and_a_parted_one_has_none(driver):
+    driver.parted = ("1",)
+
+    assert [gpu.uuid for gpu in machine.find_gpus()] == ["GPU-0", None, "GPU-2", "GPU-3"]
 
 
 def test_a_machine_without_a_driver_has_no_gpu(monkeypatch):

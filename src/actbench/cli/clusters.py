@@ -1,12 +1,12 @@
-"""The flags that send the cases of a sweep to a cluster."""
+"""The flags that send cases and runs to a cluster."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated
 
-from actbench.cli.app import option
+from actbench.cli.app import count_option, option, seconds_option
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LEAST = 0.0001  # that Ray counts in
 _OTHERS = {
-    "CPU": "a simulated case asks for one core, and one of --meter cpu for all of a node",
+    "CPU": "a simulated case asks for one core, one of --meter cpu for all of a node; --cores-per-run is for training",
     "GPU": "--gpus-per-case says how many GPUs a case asks for",
     "object_store_memory": "cases keep nothing in Ray's object store",
     "bundle": "cases stand in no placement group",
@@ -24,20 +24,16 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class ClusterFlags:
-    """Where cases are measured."""
+    """Where cases run."""
 
     cluster: Annotated[
         str | None,
         option(
             "--cluster",
-            "Measure on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT. Rows come "
-            "back to this machine's results file; docs/cluster.md.",
+            "Run on the nodes of a Ray cluster (actbench[cluster]): auto, ray://HOST:PORT or HOST:PORT. Rows come back "
+            "to this machine's results file; docs/cluster.md.",
             metavar="ADDRESS",
         ),
-    ] = None
-    gpus_per_case: Annotated[
-        float | None,
-        option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of a case of --meter cuda.", min=0),
     ] = None
     resources: Annotated[
         str | None,
@@ -55,16 +51,70 @@ class ClusterFlags:
         Raises:
             UsageError: A flag of a cluster stands without one, or resources are no amounts.
         """
-        if self.cluster is None:
-            if self.gpus_per_case is not None or self.resources is not None:
-                raise UsageError("--gpus-per-case and --resources are for --cluster: give it, or leave them out")
-            return None
+        if self.cluster is not None:
+            return self._on(self.cluster)
+        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        if given:
+            names = " and ".join("--" + name.replace("_", "-") for name in given)
+            raise UsageError(f"{names}: only with --cluster, which is not given; give it, or leave the others out")
+        return None
+
+    def _on(self, address: str) -> Cluster:
         from actbench.experiments.cluster.cluster import Cluster
 
+        return Cluster(address, resources=_amounts(self.resources or ""))
+
+
+@dataclass(frozen=True)
+class GpuClusterFlags(ClusterFlags):
+    """Where cases run of which some need a GPU."""
+
+    gpus_per_case: Annotated[
+        float | None,
+        option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0),
+    ] = None
+
+    def _on(self, address: str) -> Cluster:
         gpus = 1.0 if self.gpus_per_case is None else self.gpus_per_case
         if not 0 < gpus <= 1 and (gpus == 0 or not gpus.is_integer()):
             raise UsageError(f"--gpus-per-case {gpus:g}: give a part of one GPU, such as 0.5, or a whole number")
-        return Cluster(self.cluster, gpus, _amounts(self.resources or ""))
+        return replace(super()._on(address), gpus=gpus)
+
+
+@dataclass(frozen=True)
+class TrainClusterFlags(GpuClusterFlags):
+    """Where training runs run."""
+
+    cores_per_run: Annotated[
+        int | None,
+        count_option(
+            "--cores-per-run",
+            "With --cluster: cores of a run on the CPU (default: all of a node, so that nothing runs beside it).",
+        ),
+    ] = None
+    checkpoints: Annotated[
+        str | None,
+        option(
+            "--checkpoints",
+            "With --cluster: folder for checkpoints that all nodes share (default: each node has its own, in the user "
+            "cache).",
+            metavar="FOLDER",
+        ),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        seconds_option(
+            "--timeout", "With --cluster: seconds after which a run is stopped, and is a row that failed.", least=1
+        ),
+    ] = None
+
+    def _on(self, address: str) -> Cluster:
+        if self.checkpoints is not None and not self.checkpoints.startswith("/"):
+            raise UsageError(
+                f"--checkpoints {self.checkpoints}: give the path from the root, as all nodes have it, such as "
+                "/shared/checkpoints"
+            )
+        return super()._on(address)
 
 
 def _amounts(text: str) -> dict[str, float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 
 from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
+from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
 from actbench.cli.outputs import ExportFlags
 from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
@@ -87,13 +88,17 @@ def fit(
     ] = 1,
     jobs: Annotated[
         int | None,
-        count_option("--jobs -j", "Stacks that are simulated at a time (default: one a core)."),
+        count_option(
+            "--jobs -j",
+            "Promising stacks that are simulated at a time before the next are chosen (default: one a core here).",
+        ),
     ] = None,
     budget: Annotated[
         float,
         seconds_option("--budget", "Seconds after which nothing new is simulated.", least=1),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
+    nodes: ClusterFlags,
     output: OutputOption = Path("results/fit"),
     exports: ExportFlags,
 ) -> None:
@@ -118,11 +123,14 @@ def fit(
     actbench fit qwen3-0.6b --device-profile rtx-4090 --batch-size 8 --sequence-length 4096 --measure
 
     actbench fit train.py:build --device-profile rtx-3090 --memory-limit 20GiB --budget 600
+
+    actbench fit llama-3.1-8b --device-profile h100 --batch-size 4 --cluster ray://head:10001
     """
     from actbench.fitting import fit as find
     from actbench.results.render.formats import json_lines
     from actbench.results.tables.fits import FIT_TITLE, tables_of
 
+    cluster = nodes.chosen
     case, asked = _asked(model, flags, max_slowdown, exact)
     with schemes_from("--scheme"):
         schemes = _alone(among)
@@ -138,6 +146,7 @@ def fit(
             budget_seconds=budget,
             timeout_seconds=timeout,
             progress=progress,
+            cluster=cluster,
         )
     tables = tables_of(found.found, FIT_TITLE)
     show(*tables, beside=exports)

@@ -13,8 +13,8 @@ PANELS = {
         "--time-by --timeline --ledger --top --all"
     ),
     "How it is run": (
-        "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case --resources "
-        "--checkpoint-seconds --trust-recipe --dry-run"
+        "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
+        "--cores-per-run --resources --checkpoints --checkpoint-seconds --trust-recipe --dry-run"
     ),
     "What is written": (
         "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import app, argument, count_option, named, option
-from actbench.cli.clusters import ClusterFlags
+from actbench.cli.clusters import GpuClusterFlags
 from actbench.cli.flags import (
     CaseFlags,
     ModelArgument,
@@ -55,12 +55,17 @@ def sweep(
     target: RecipeOrModel = None,
     flags: CaseFlags,
     jobs: Annotated[
-        int | None, count_option("--jobs -j", "Simulated cases that run at a time (default: one a core).")
+        int | None,
+        count_option(
+            "--jobs -j",
+            "Simulated cases that run at a time (default: one a core), and GPUs of one kind that measure side by side "
+            "(default: one).",
+        ),
     ] = None,
     timeout: TimeoutOption = 1800.0,
     force: Annotated[bool, option("--force", "Measure again what the results file already holds.")] = False,
     retry_failed: Annotated[bool, option("--retry-failed", "Measure again the rows of that file that failed.")] = False,
-    nodes: ClusterFlags,
+    nodes: GpuClusterFlags,
     trust_recipe: TrustRecipeOption = False,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
@@ -187,7 +192,6 @@ def _compare(
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
-    from actbench.results.machine import machine
     from actbench.results.render.formats import json_lines
     from actbench.results.render.page import rows
     from actbench.results.tables import report_tables
@@ -199,7 +203,7 @@ def _compare(
             recipe,
             output,
             command=command_line(),
-            jobs=jobs or machine().cores,
+            jobs=jobs,
             timeout_seconds=timeout,
             force=force,
             retry_failed=retry_failed,

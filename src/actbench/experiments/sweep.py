@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from actbench import schemes, workloads
+from actbench.experiments.cluster.cases import run as on_cluster
 from actbench.experiments.cluster.cluster import Cluster
-from actbench.experiments.cluster.cluster import run as on_cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
 from actbench.experiments.recipes import Recipe, load, names, runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sidebyside import chosen_gpus
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
 from actbench.results import store
 from actbench.results.kinds import MEASURED, OTHERS, TRAINED, Kind
+from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
 
@@ -62,7 +64,7 @@ def run(
     output: Path | None,
     *,
     command: str,
-    jobs: int,
+    jobs: int | None = None,
     timeout_seconds: float | None,
     force: bool = False,
     retry_failed: bool = False,
@@ -74,16 +76,22 @@ def run(
 
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
     or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
-    too. With a ``cluster`` its nodes measure, and what any machine measured is not measured again. The other arguments
-    are those of :func:`actbench.experiments.runner.runner.run`.
+    too. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many GPUs measure side by
+    side, one unless given. With a ``cluster`` its nodes measure, and what any machine measured is not measured again.
+    The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
         UsageError: The recipe names something that does not exist.
         StoreError: The results file is in use, broken or cannot be written.
     """
     planned = plan(recipe, elsewhere=cluster is not None)
-    bench = _WITH_TIMELINES if timelines else runner.BENCH
-    measure = partial(runner.run, jobs=jobs, bench=bench) if cluster is None else partial(on_cluster, cluster)
+    progress = progress or Progress()
+    if cluster is None:
+        has_gpus = any(entry.case.meter == "cuda" for entry in planned)
+        gpus = chosen_gpus(jobs, progress) if has_gpus else (None,)
+        measure = partial(runner.run, jobs=jobs or machine().cores, gpus=gpus)
+    else:
+        measure = partial(on_cluster, cluster)
     with MEASURED.opened(recipe.name, output, of_any_machine=cluster is not None) as opened:
         summary = measure(
             planned,
@@ -94,6 +102,7 @@ def run(
             force=force,
             retry_failed=retry_failed,
             progress=progress,
+            bench=_WITH_TIMELINES if timelines else runner.BENCH,
         )
         return finished(MEASURED, opened, planned, summary, recipe.title, output)
 

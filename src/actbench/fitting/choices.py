@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from actbench import schemes
 from actbench.errors import SpecError
@@ -86,6 +87,9 @@ class Choice:
             return False
         return True
 
+
+Rung = tuple[str, tuple[Change, ...], tuple[Any, ...]]
+"""What values of one scheme have in common."""
 
 Stack = frozenset[Choice]
 """Choices that are tried together; empty for the exact step."""
@@ -169,3 +173,12 @@ def choices_for(
         found = [choice for choice in found if not (choice.scheme and choice.scheme.needs_bfloat16)]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
     return Choices([choice for choice in found if choice.training.is_exact or not only_exact])
+
+
+def rung_of(choice: Choice) -> Rung:
+    """Return what the values of one scheme have in common, of which each next one saves more and takes longer.
+
+    Lists say what a scheme works on, such as ``only=`` and ``functions=``: with others it is another thing.
+    """
+    lists = (value for value in vars(choice.scheme).values() if isinstance(value, tuple)) if choice.scheme else ()
+    return choice.kind, choice.changes, tuple(lists)

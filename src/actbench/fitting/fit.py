@@ -8,17 +8,18 @@ from pathlib import Path
 
 from actbench import workloads
 from actbench.errors import MeasurementError, UsageError
+from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
 from actbench.fitting.levels import EXACT, LEVELS
 from actbench.fitting.search import Search
-from actbench.fitting.simulations import Simulations, simulations
+from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.results.fits import Asked, FitRecord
 from actbench.results.kinds import FITTED
-from actbench.results.machine import machine, now, provenance
+from actbench.results.machine import machine, now
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Failure, Optimizer
 from actbench.results.store import Store
@@ -79,6 +80,7 @@ def fit(
     budget_seconds: float | None = BUDGET_SECONDS,
     timeout_seconds: float | None = None,
     progress: Progress | None = None,
+    cluster: Cluster | None = None,
 ) -> Fit:
     """Find which stacks of schemes let a step fit on a device, and which of them are fastest.
 
@@ -90,13 +92,15 @@ def fit(
         schemes: Specifications to choose among, in place of what the schemes say is worth trying.
         measure: Whether the first three stacks are measured, too, on the device of this machine: the GPU for a profile
             of one, or else the CPU.
-        jobs: How many stacks are simulated at a time; one a core unless given.
+        jobs: How many of the most promising stacks are simulated before the next are chosen, and on this machine at a
+            time; one a core of it unless given.
         budget_seconds: After which nothing new is simulated; None is without end.
         timeout_seconds: That one simulation may take.
         progress: Told what happens.
+        cluster: Whose nodes simulate, in place of this machine; what any machine simulated is not simulated again.
 
     Raises:
-        UsageError: The device profile does not exist or has no figures of time.
+        UsageError: The device profile does not exist or has no figures of time, or the cluster cannot be reached.
         ModelError: The model does not exist.
         MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
         StoreError: The results file is in use, broken or cannot be written.
@@ -104,9 +108,9 @@ def fit(
     asked, case, profile = _checked(case, asked or Asked())
     meter = ondevice.meter_of(profile) if measure else None
     progress = progress or Progress()
-    name, origin = f"{case.model}-{profile.name}", provenance(command)
+    name = f"{case.model}-{profile.name}"
 
-    def make_record(tried: Case, stack: Stack, outcome: Outcome) -> FitRecord:
+    def make_record(tried: Case, stack: Stack, outcome: Outcome, origin: Origin) -> FitRecord:
         said = {
             "recipe": name,
             "asked": asked,
@@ -123,9 +127,11 @@ def fit(
         max_slowdown=asked.max_slowdown,
         jobs=jobs,
     )
-    settings = {"jobs": jobs, "timeout_seconds": timeout_seconds, "budget_seconds": budget_seconds}
-    with FITTED.opened(name, output) as store:
-        with simulations(store, make_record, progress, **settings) as run:
+    with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
+        with simulator(
+            cluster, jobs=jobs, timeout_seconds=timeout_seconds, command=command, progress=progress
+        ) as simulates:
+            run = Simulations(simulates, store, make_record, progress, jobs=jobs, budget_seconds=budget_seconds)
             search.run(run, (EXACT,) if asked.exact else LEVELS)
         tried = [case_of(stack, case) for stack in search.outcomes]
         result = _result(search, _records(store, tried), run, store.path if output is not None else None)

@@ -6,9 +6,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from actbench.fitting.choices import ADAPTS, Choice, Choices, Stack, case_of, training_of
+from actbench.fitting.choices import ADAPTS, Choice, Choices, Rung, Stack, case_of, rung_of, training_of
 from actbench.fitting.fronts import front
 from actbench.fitting.levels import LEVELS, Level
 from actbench.fitting.prediction import Needs, Predictions
@@ -35,10 +34,6 @@ _LEAST_SHARE = 0.03  # of a peak; saving less is no reason to try
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 _FITTING_RUNGS = 2  # values of one scheme that fit alone; those that save more are not tried then
 _DESCENTS = 4  # stacks of the least predicted need that are tried where none is predicted to fit
-
-
-Rung = tuple[str, tuple[Change, ...], tuple[Any, ...]]
-"""What values of one scheme have in common."""
 
 
 @dataclass
@@ -103,18 +98,25 @@ class Search:
         return min(near, key=self.seconds, default=None)
 
     def _try(self, stacks: Sequence[Stack]) -> bool:
-        """Simulate stacks, those that were not; return whether anything new is known."""
+        """Simulate stacks, those that were not; return whether anything new is known.
+
+        They are learned of in the order that they stand in, however they end: where they run decides nothing.
+        """
         new = {case_of(stack, self.exact): stack for stack in stacks if stack not in self.outcomes}
-        left = dict(new)
-        for case, outcome in self.simulate(new):
-            stack = left.pop(case)
-            self.outcomes[stack] = outcome
-            self._trainings.clear()
-            needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
-            if needs is not None:
-                self.predictions.learn(stack, needs)
-        self.untried += [stack for stack in left.values() if stack not in self.untried]
-        return len(left) < len(new)
+        ended = dict(self.simulate(new))
+        for case, stack in new.items():
+            if case in ended:
+                self._learn_of(stack, ended[case])
+            elif stack not in self.untried:
+                self.untried.append(stack)
+        return bool(ended)
+
+    def _learn_of(self, stack: Stack, outcome: Outcome) -> None:
+        self.outcomes[stack] = outcome
+        self._trainings.clear()
+        needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
+        if needs is not None:
+            self.predictions.learn(stack, needs)
 
     def _learn(self, level: Level) -> None:
         """See what each choice does alone that is new at a level and may matter there."""
@@ -129,13 +131,13 @@ class Search:
         rungs: dict[Rung, list[Choice]] = {}
         for choice in new:
             if matters.issuperset(choice.changes):
-                rungs.setdefault(_rung(choice), []).append(choice)
+                rungs.setdefault(rung_of(choice), []).append(choice)
         while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
             self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
 
     def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
-        alone = [stack for stack in self.outcomes for choice in stack if stack == {choice} and _rung(choice) == kind]
+        alone = [stack for stack in self.outcomes for choice in stack if stack == {choice} and rung_of(choice) == kind]
         is_refused = any(getattr(self.outcomes[stack], "reason", None) in _REFUSALS for stack in alone)
         return is_refused or sum(map(self.fits, alone)) >= _FITTING_RUNGS
 
@@ -277,15 +279,6 @@ class Search:
         for other in allowed:
             if _group(other) != "parameters" and self._stands(stack, other):
                 yield stack | {other}
-
-
-def _rung(choice: Choice) -> Rung:
-    """Return what the values of one scheme have in common, of which each next one saves more and takes longer.
-
-    Lists say what a scheme works on, such as ``only=`` and ``functions=``: with others it is another thing.
-    """
-    lists = (value for value in vars(choice.scheme).values() if isinstance(value, tuple)) if choice.scheme else ()
-    return choice.kind, choice.changes, tuple(lists)
 
 
 def _group(choice: Choice) -> str:

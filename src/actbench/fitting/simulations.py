@@ -1,28 +1,87 @@
-"""Simulating the cases of a search in processes of their own, several at a time, each stored as soon as it ends."""
+"""Simulating the cases of a search, here or on a cluster, each stored as soon as it ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from actbench.experiments.cluster.cases import CaseWork, ClusterCases, connected
+from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.isolated import IsolatedSession
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD
 from actbench.fitting.choices import Stack
 from actbench.results.fits import FitRecord
+from actbench.results.machine import provenance
 from actbench.results.measured import Outcome
 from actbench.results.records import Case
 from actbench.results.store import Store
 
-MakeRecord = Callable[[Case, Stack, Outcome], FitRecord]
+Origin = Mapping[str, Any]
+MakeRecord = Callable[[Case, Stack, Outcome, Origin], FitRecord]
+Told = tuple[Case, Outcome, Origin]
+"""A case, what came of it, and machine, versions and command for its record."""
+
+
+class Simulator(Protocol):
+    """What simulates cases, several at a time."""
+
+    def outcomes(self, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
+        """Yield each case as it ends; those that would begin once ``may_begin()`` is false are left out."""
+
+
+@dataclass(frozen=True)
+class ProcessesHere:
+    """Simulates in processes of this machine, ``jobs`` at a time."""
+
+    server: ForkServer
+    origin: Origin
+    jobs: int
+    timeout_seconds: float | None
+    progress: Progress
+
+    def outcomes(self, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
+        """Yield each case as it ends."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            futures = {pool.submit(self._outcome, case, may_begin): case for case in cases}
+            try:
+                for future in as_completed(futures):
+                    outcome = future.result()
+                    if outcome is not None:
+                        yield futures[future], outcome, self.origin
+            except BaseException:  # the user, or whoever stores the records, stops the fit
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.server.close()
+                raise
+
+    def _outcome(self, case: Case, may_begin: Callable[[], bool]) -> Outcome | None:
+        if not may_begin():
+            return None
+        self.progress.started(case)
+        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+            return session.memory()
+
+
+@dataclass(frozen=True)
+class NodesOfCluster:
+    """Simulates on the nodes of a cluster, as many at a time as they have cores."""
+
+    nodes: ClusterCases
+
+    def outcomes(self, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
+        """Yield each case as it ends."""
+        with closing(self.nodes.outcomes(cases, may_begin)) as found:
+            for case, outcome in found:
+                yield case, outcome, self.nodes.origins.pop(case)
 
 
 class Simulations:
-    """Gives outcomes of cases: from a results file, or from a process that simulates them.
+    """Gives outcomes of cases: from a results file, or from what simulates them.
 
     Attributes:
         simulated: How many were simulated.
@@ -32,17 +91,16 @@ class Simulations:
 
     def __init__(
         self,
-        server: ForkServer,
+        simulator: Simulator,
         store: Store[FitRecord],
         make_record: MakeRecord,
         progress: Progress,
         *,
         jobs: int,
-        timeout_seconds: float | None,
         budget_seconds: float | None,
     ) -> None:
-        self._server, self._store, self._make_record, self._progress = server, store, make_record, progress
-        self._jobs, self._timeout_seconds = jobs, timeout_seconds
+        self._simulator, self._store, self._make_record = simulator, store, make_record
+        self._progress, self._jobs = progress, jobs
         self._deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         self._planned: list[Case] = []
         self.simulated = self.found = 0
@@ -61,38 +119,31 @@ class Simulations:
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs)
             self._planned += todo
-            for case, outcome in self._simulate(todo):
-                self._store.append(self._make_record(case, stacks[case], outcome))
-                self._progress.finished(case, outcome)
-                self.simulated += 1
-                yield case, outcome
+            with closing(self._simulator.outcomes(todo, self._in_time)) as told:
+                for case, outcome, origin in told:
+                    self._store.append(self._make_record(case, stacks[case], outcome, origin))
+                    self._progress.finished(case, outcome)
+                    self.simulated += 1
+                    yield case, outcome
 
-    def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-        with ThreadPoolExecutor(self._jobs) as pool:
-            futures = {pool.submit(self._simulate_one, case): case for case in cases}
-            try:
-                for future in as_completed(futures):
-                    outcome = future.result()
-                    if outcome is not None:
-                        yield futures[future], outcome
-            except BaseException:  # the user, or whoever stores the records, stops the fit
-                pool.shutdown(wait=False, cancel_futures=True)
-                self._server.close()
-                raise
-
-    def _simulate_one(self, case: Case) -> Outcome | None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self.over = True
-            return None
-        self._progress.started(case)
-        with IsolatedSession(self._server, case, self._timeout_seconds) as session:
-            return session.memory()
+    def _in_time(self) -> bool:
+        self.over = self.over or (self._deadline is not None and time.monotonic() > self._deadline)
+        return not self.over
 
 
 @contextmanager
-def simulations(
-    store: Store[FitRecord], make_record: MakeRecord, progress: Progress, **settings: Any
-) -> Iterator[Simulations]:
-    """Hold the process that cases are forked from for as long as a search runs."""
-    with ForkServer(BENCH, PRELOAD) as server:
-        yield Simulations(server, store, make_record, progress, **settings)
+def simulator(
+    cluster: Cluster | None, *, jobs: int, timeout_seconds: float | None, command: str, progress: Progress
+) -> Iterator[Simulator]:
+    """Hold what simulates cases for as long as a search runs: the nodes of a cluster, or processes of this machine.
+
+    Raises:
+        UsageError: The cluster cannot be reached.
+    """
+    if cluster is None:
+        with ForkServer(BENCH, PRELOAD) as server:
+            yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress)
+    else:
+        work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=PRELOAD, is_ahead=False)
+        with connected(cluster, command, work) as nodes:
+            yield NodesOfCluster(nodes)

@@ -112,40 +112,64 @@ def _statistic(path: Path, key: str) -> int | None:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The first GPU that is visible."""
+    """A GPU that is visible.
+
+    Attributes:
+        uuid: What names it in ``CUDA_VISIBLE_DEVICES``: numbers there count in CUDA's order, which may be another than
+            the driver's. None for one that is parted (MIG), of which CUDA shows a part.
+    """
 
     name: str
     memory_bytes: int
     driver: str
+    uuid: str | None = None
 
 
 def find_gpu() -> Gpu | None:
     """Return the first visible GPU, or None where there is no driver or ``CUDA_VISIBLE_DEVICES`` hides all."""
+    return next(iter(find_gpus()), None)
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """Return the visible GPUs; none where there is no driver or ``CUDA_VISIBLE_DEVICES`` hides all."""
     nvml: Any = pynvml
+    found: list[Gpu] = []
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
-        return None
+        return ()
     try:
-        handle = _first_visible(nvml)
-        if handle is None:
-            return None
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
-        return Gpu(_text(nvml.nvmlDeviceGetName(handle)), int(memory), _text(nvml.nvmlSystemGetDriverVersion()))
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        for handle in _visible(nvml):
+            memory, name = int(nvml.nvmlDeviceGetMemoryInfo(handle).total), _text(nvml.nvmlDeviceGetName(handle))
+            uuid = None if _is_parted(nvml, handle) else _text(nvml.nvmlDeviceGetUUID(handle))
+            found.append(Gpu(name, memory, driver, uuid))
     except nvml.NVMLError:
-        return None
+        return tuple(found)  # what follows a name that is none is hidden, as for CUDA
     finally:
         nvml.nvmlShutdown()
+    return tuple(found)
 
 
-def _first_visible(nvml: Any) -> Any | None:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    first = "0" if visible is None else visible.split(",")[0].strip()
-    if first.isdigit():
-        return nvml.nvmlDeviceGetHandleByIndex(int(first))
-    if first.startswith(("GPU-", "MIG-")):
-        return nvml.nvmlDeviceGetHandleByUUID(first)
-    return None  # empty or -1 hides every device, as for CUDA
+def _visible(nvml: Any) -> Iterator[Any]:
+    """Yield the driver's handles of the visible GPUs."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = map(str, range(nvml.nvmlDeviceGetCount())) if named is None else map(str.strip, named.split(","))
+    for name in names:
+        if name.isdigit():
+            yield nvml.nvmlDeviceGetHandleByIndex(int(name))
+        elif name.startswith(("GPU-", "MIG-")):
+            yield nvml.nvmlDeviceGetHandleByUUID(name)
+        else:
+            return  # empty or -1 hides it and all that follow, as for CUDA
+
+
+def _is_parted(nvml: Any, handle: Any) -> bool:
+    """Return whether a GPU is parted; a part of one is not."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:
+        return False  # it cannot be parted
 
 
 def _text(value: str | bytes) -> str:

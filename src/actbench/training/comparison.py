@@ -22,7 +22,7 @@ from actbench.measuring.meters import cuda
 from actbench.results.kinds import TRAINED
 from actbench.results.machine import provenance
 from actbench.results.records import Failure
-from actbench.results.runs import Trained, TrainingCase, TrainingRun
+from actbench.results.runs import DeviceName, Trained, TrainingCase, TrainingRun
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
 from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
@@ -32,20 +32,25 @@ LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, the tracebacks of runs that failed."""
 
 
-def plan(recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS) -> tuple[Planned[TrainingCase], ...]:
+def plan(
+    recipe: runs.TrainingRecipe, group: ProcessGroup = SINGLE_PROCESS, *, elsewhere: DeviceName | None = None
+) -> tuple[Planned[TrainingCase], ...]:
     """Return the runs of a recipe, every name checked and the schemes in canonical form.
+
+    ``elsewhere`` is what the device ``auto`` stands for where other machines train; this one needs no device then.
 
     Raises:
         UsageError: A model, data set or scheme does not exist, or they do not go together.
         MeasurementError: The device is not there.
     """
     together = {"processes": group.size, "strategy": group.launch.strategy}
-    written = recipe.runs(group.device)
-    if any(run.case.device == "cuda" for run in written):
+    written = recipe.runs(elsewhere or group.device)
+    if elsewhere is None and any(run.case.device == "cuda" for run in written):
         cuda.check("--device", "cpu")
     planned = tuple(replace(run, case=_canonical(run.case, together)) for run in written)
     check_distinct(recipe.name, written, planned)
-    for case in dict.fromkeys(run.case.model_copy(update={"scheme": "exact", "seed": 0}) for run in planned):
+    checked = {"scheme": "exact", "seed": 0, **({} if elsewhere is None else {"device": "cpu"})}
+    for case in dict.fromkeys(run.case.model_copy(update=checked) for run in planned):
         with boundary(f"model {case.model!r} cannot be trained"):
             TrainingLoop(case, group).check()
     return planned
@@ -90,7 +95,8 @@ def run(
         store = group.all_succeed(lambda: stack.enter_context(opened) if group.is_first else None)
         todo = group.broadcast([] if store is None else pending(planned, store, progress, force=force))
         path = group.broadcast(Path() if store is None else store.path)
-        outcomes = _Training(path, force, checkpoint_seconds, progress, group).outcomes(todo)
+        checkpoints = path.with_suffix(".checkpoints")
+        outcomes = Training(checkpoints, force, checkpoint_seconds, progress, group).outcomes(todo)
         if store is None:
             deque(outcomes, maxlen=0)  # the first process stores what all of them train
             return ExperimentResult((), Summary(), None)
@@ -100,17 +106,24 @@ def run(
 
 
 @dataclass(frozen=True)
-class _Training:
-    path: Path
+class Training:
+    """Trains runs in this process, and the others of its group.
+
+    Attributes:
+        checkpoints: Folder of the checkpoints, in one of its own for each run.
+        force: Whether runs begin anew where there is a checkpoint.
+    """
+
+    checkpoints: Path
     force: bool
     checkpoint_seconds: float
     progress: Progress
-    group: ProcessGroup
+    group: ProcessGroup = SINGLE_PROCESS
 
     def outcomes(self, cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained | Failure]]:
         """Train one case after the other; the checkpoints of one are removed before the next."""
         for case in cases:
-            folder = CheckpointFolder(self.path.with_suffix(".checkpoints") / case.key())
+            folder = CheckpointFolder(self.checkpoints / case.key())
             if self.group.is_first and self.force:
                 folder.remove()
             yield case, self._outcome(case, folder)

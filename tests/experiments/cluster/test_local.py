@@ -1,7 +1,8 @@
-"""Sweeps on a real cluster of several nodes on this machine."""
+"""Sweeps, runs and fits on a real cluster of several nodes on this machine."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,14 +14,18 @@ from typing import Any
 import pytest
 
 from actbench.results import store
+from actbench.results.fits import FitRecord
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Failure
+from actbench.results.runs import Trained, TrainingRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
 pytest.importorskip("ray")
 
 HOST = """
+import os
 import sys
+os.environ["RAY_worker_niceness"] = "0"  # as that of processes without a cluster
 from ray.cluster_utils import Cluster
 small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
@@ -76,10 +81,11 @@ def host() -> Any:
     made.close()
 
 
-def started(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Start a sweep in a folder."""
-    command = [sys.executable, "-m", "actbench", "sweep", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def started(folder: Path, *arguments: object, verb: str = "sweep", **environment: str) -> subprocess.Popen[str]:
+    """Start a sweep, or what another verb does, in a folder."""
+    command = [sys.executable, "-m", "actbench", verb, *map(str, arguments)]
+    pipe: Any = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=os.environ | environment)
 
 
 def records_in(folder: Path) -> tuple[MeasuredRecord, ...]:
@@ -139,3 +145,66 @@ def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_
     assert isinstance(left.outcome, Failure)
     assert left.outcome.reason == "crash"
     assert "exit" in left.outcome.message
+
+
+RECIPE = """
+title = "Which?"
+[train]
+model = "resnet-cifar@depth=8,width=4,channels=1"
+data = "digits"
+image_size = 8
+batch_size = 32
+steps = 40
+optimizer = "sgd"
+learning_rate = 0.1
+seeds = [0, 1, 2]
+[[scheme]]
+spec = "exact"
+[[scheme]]
+spec = "fewbit:3"
+"""
+
+
+def test_runs_on_nodes_are_those_of_one_machine_and_survive_a_lost_node(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    there, here = tmp_path / "cluster.runs.jsonl", tmp_path / "alone.runs.jsonl"
+    flags = ("--cluster", host.address, "--checkpoints", tmp_path / "shared", "--checkpoint-seconds", 0)
+    train = started(tmp_path, "mine.toml", "-o", there, *flags, verb="train")
+    while rows_in(there) < 2 and train.poll() is None:
+        time.sleep(0.1)
+    host.remove_node()
+    out, err = train.communicate()
+    assert train.returncode == 0, out + err
+    again = started(tmp_path, "mine.toml", "-o", there, *flags, verb="train")
+    assert "6 taken from the results file" in again.communicate()[1]
+    alone = started(tmp_path, "mine.toml", "-o", here, verb="train", OMP_NUM_THREADS="1")  # as a node of one core
+    out, err = alone.communicate()
+    assert alone.returncode == 0, out + err
+
+    mine, others = ({run.case: run.outcome for run in store.read(file, TrainingRun).records} for file in (there, here))
+    assert rows_in(there) == len(mine) == 6
+    for case, outcome in others.items():
+        found = mine[case]
+        assert isinstance(outcome, Trained)
+        assert isinstance(found, Trained)
+        assert (found.losses, found.evaluations, found.peak_bytes) == (
+            outcome.losses,
+            outcome.evaluations,
+            outcome.peak_bytes,
+        )
+
+
+def test_a_fit_on_nodes_simulates_and_finds_what_one_machine_does(host: Host, tmp_path: Path) -> None:
+    among = [part for spec in ("checkpoint", "gact:L2", "chunked_loss:8", "adam8bit") for part in ("-s", spec)]
+    step = ("tiny-llama", "--device-profile", "rtx-4090", "-b", 16, "--sequence-length", 64, "--memory-limit", "10MiB")
+    flags = (*step, *among, "--budget", 3600, "--jobs", 2)
+    found = []
+    for name, more in (("there", ["--cluster", host.address]), ("here", [])):
+        fit = started(tmp_path, *flags, "-o", tmp_path / f"{name}.fit.jsonl", *more, verb="fit")
+        out, err = fit.communicate()
+        assert fit.returncode in (0, 1), out + err
+        records = store.read(tmp_path / f"{name}.fit.jsonl", FitRecord).records
+        found.append((out, {record.case: (record.outcome, record.training) for record in records}))
+
+    assert len(found[0][1]) > 5
+    assert found[0] == found[1]

@@ -155,6 +155,15 @@ class Session:
         lasting = f"import subprocess, sys, time; {_SECOND} time.sleep(300)"
         subprocess.run([sys.executable, "-c", _FIRST, lasting, str(self.log)], start_new_session=True, check=True)
 
+    def gpu(self, value: str) -> None:
+        """Log what ``CUDA_VISIBLE_DEVICES`` is."""
+        self._write(f"gpu {os.environ.get('CUDA_VISIBLE_DEVICES', 'as-here')}")
+
+    def meets(self, value: str) -> None:
+        """Wait until a case of the batch ``value`` has begun, too."""
+        while f" {value} begin" not in self.log.read_text():
+            time.sleep(0.01)
+
     def clockless(self, value: str) -> None:
         self.time = lambda steps: None
 

@@ -1,1 +1,1 @@
-"""Cases of a sweep on the nodes of a Ray cluster."""
+"""Cases and runs on the nodes of a Ray cluster."""

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import os
 import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
 
 import actbench
 from actbench.errors import MeasurementError
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
-from actbench.results.machine import machine, provenance
+from actbench.results.machine import machine, versions
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Data, Machine, Versions
+
+
+class Shared(Data):
+    """What all requests of an experiment have in common.
+
+    Attributes:
+        files: The text of each file that cases name, by its path from the current folder of who asks.
+        sources: What :func:`sources` returns where it is asked.
+    """
+
+    files: dict[str, str]
+    sources: str
 
 
 class Request(Data):
@@ -24,55 +40,66 @@ class Request(Data):
 
     Attributes:
         known_exact: Whether their exact model, which is not among them, has a record: it is timed again beside them.
-        timeout_seconds: As of :func:`actbench.experiments.runner.runner.run`.
-        files: The text of each file that the cases name, by its path from the current folder of who asks.
-        sources: What :func:`sources` returns where it is asked.
-        command: For the records.
+        timeout_seconds: As of :func:`actbench.experiments.runner.runner.run`; likewise ``bench`` and ``preload``.
     """
 
     cases: tuple[Case, ...]
     known_exact: bool = False
     timeout_seconds: float | None
-    files: dict[str, str]
-    sources: str
-    command: str
+    bench: str = BENCH
+    preload: tuple[str, ...] = PRELOAD
 
 
 class Reply(Data):
-    """What came of each case, in any order, and where.
+    """Where something was done.
 
     Attributes:
-        host: Of the node, for messages.
+        node: Ray's name of the node.
     """
 
-    outcomes: tuple[tuple[Case, Outcome], ...]
     machine: Machine
     versions: Versions
-    host: str
+    node: str
 
 
-def measure(text: str) -> str:
-    """Measure the cases of a :class:`Request` in JSON and return a :class:`Reply` in JSON.
+class CasesReply(Reply):
+    """What came of each case, in any order."""
+
+    outcomes: tuple[tuple[Case, Outcome], ...]
+
+
+def measure(text: str, shared: str) -> str:
+    """Measure the cases of a :class:`Request` and return a :class:`CasesReply`; ``shared`` is a :class:`Shared`.
+
+    All are JSON.
 
     Raises:
         MeasurementError: This node has another actbench, or the processes of cases cannot be started.
     """
+    prepare(shared)
     request = Request.model_validate_json(text)
-    if request.sources != sources():
+    where = here()
+    with serving(request.bench, request.preload) as server:
+        known = request.known_exact
+        sweep = Sweep(server, where.machine, lambda case: known, 1, request.timeout_seconds, Progress())
+        outcomes = tuple(sweep.outcomes(request.cases))
+    return CasesReply(outcomes=outcomes, **dict(where)).model_dump_json()
+
+
+@functools.lru_cache(maxsize=1)  # the same for all tasks of an experiment
+def prepare(text: str) -> None:
+    """Compare the sources of a :class:`Shared`, in JSON, and make a folder with its files the current one.
+
+    Raises:
+        MeasurementError: This node has another actbench.
+    """
+    shared = Shared.model_validate_json(text)
+    if shared.sources != sources():
         raise MeasurementError(
             f"the node {socket.gethostname()} has another actbench ({actbench.__version__} in "
-            f"{Path(actbench.__file__).parent}) than the machine that runs the sweep: install the same on all nodes"
+            f"{Path(actbench.__file__).parent}) than the machine that asks it: install the same on all nodes"
         )
-    _place(request.files)
-    try:
-        sweep = Sweep(_server(), machine(), lambda case: request.known_exact, 1, request.timeout_seconds, Progress())
-        outcomes = tuple(sweep.outcomes(request.cases))
-    except MeasurementError:
-        _server.cache_clear()  # the next cases get another
-        raise
-    origin = provenance(request.command)
-    reply = Reply(outcomes=outcomes, machine=origin["machine"], versions=origin["versions"], host=socket.gethostname())
-    return reply.model_dump_json()
+    _place(shared.files)
 
 
 @functools.cache
@@ -85,10 +112,62 @@ def sources() -> str:
     return digest.hexdigest()
 
 
+def here() -> Reply:
+    """Return where this task runs; a worker of Ray's sees other GPUs in each task."""
+    return _here(os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 @functools.cache
-def _server() -> ForkServer:
-    """Return the server of this worker of Ray's, which does several tasks in turn and ends it with itself."""
-    return ForkServer(BENCH, PRELOAD)
+def _here(visible: str | None) -> Reply:
+    return Reply(machine=machine(), versions=versions(), node=_node())
+
+
+def _node() -> str:
+    ray: Any = importlib.import_module("ray")
+    return str(ray.get_runtime_context().get_node_id())
+
+
+class _Serving:
+    """The fork server of a worker of Ray's, which does several tasks in turn and ends it with itself.
+
+    What Ray lets a task see and use stands in the environment, and another environment needs another server.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[Any, ...] | None = None
+        self._server: ForkServer | None = None
+
+    def server(self, bench: str, preload: tuple[str, ...], kind: Literal["case", "task"]) -> ForkServer:
+        """Return a server, the last one where that will do."""
+        key = (bench, preload, kind, *map(os.environ.get, ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")))
+        if self._server is None or key != self._key:
+            self.close()
+            self._key, self._server = key, ForkServer(bench, preload, kind)
+        return self._server
+
+    def close(self) -> None:
+        """End the server; the next is another."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+@contextmanager
+def serving(
+    bench: str, preload: tuple[str, ...] = PRELOAD, kind: Literal["case", "task"] = "case"
+) -> Iterator[ForkServer]:
+    """Give this worker's server; after a MeasurementError, such as that it is gone, the next is another."""
+    held = _held()
+    try:
+        yield held.server(bench, preload, kind)
+    except MeasurementError:
+        held.close()
+        raise
+
+
+@functools.cache
+def _held() -> _Serving:
+    return _Serving()
 
 
 @functools.cache

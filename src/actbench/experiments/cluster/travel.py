@@ -1,4 +1,4 @@
-"""Which files of the user's own the cases of a sweep name: they travel to the nodes."""
+"""Which files of the user's own cases and runs name: they travel to the nodes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from actbench.errors import UsageError
+from actbench.experiments.cluster import node
 from actbench.results.records import Case
+from actbench.results.runs import TrainingCase
 
 _MOST_BYTES = 2**20
 
 
-def files_of(cases: Iterable[Case]) -> dict[str, str]:
+def shared_of(cases: Iterable[Case | TrainingCase]) -> str:
+    """Return what all requests of these cases share, as :class:`~actbench.experiments.cluster.node.Shared` in JSON.
+
+    Raises:
+        UsageError: As of :func:`files_of`.
+    """
+    return node.Shared(files=files_of(cases), sources=node.sources()).model_dump_json()
+
+
+def files_of(cases: Iterable[Case | TrainingCase]) -> dict[str, str]:
     """Return the text of each ``.py`` and ``.toml`` file that models, schemes or device profiles name, by its path.
 
     A path that begins at the root, or with ``~``, is left to the nodes, which may share a file system.
@@ -20,20 +31,21 @@ def files_of(cases: Iterable[Case]) -> dict[str, str]:
     Raises:
         UsageError: A file is above the current folder, is not text, or has more than 1 MiB.
     """
-    names = dict.fromkeys(name for case in cases for name in _named(case))
+    told = dict.fromkeys((case.model, case.scheme, getattr(case, "device_profile", None)) for case in cases)
+    names = dict.fromkeys(name for each in told for name in _named(*each))
     ours = (name for name in names if not os.path.isabs(name) and not name.startswith("~"))
     return {name: _text(name) for name in ours if Path(name).is_file()}  # the node says of others that they are missing
 
 
-def _named(case: Case) -> Iterator[str]:
-    from actbench import schemes  # and with them torch, which only a sweep needs
+def _named(model: str, scheme: str, device_profile: str | None) -> Iterator[str]:
+    from actbench import schemes  # and with them torch, which reading results does without
 
-    for spec in (case.model, *schemes.build(case.scheme).runs_files):
+    for spec in (model, *schemes.build(scheme).runs_files):
         file, _, name = spec.rpartition(":")
         if name and file.endswith(".py"):
             yield file
-    if case.device_profile is not None and case.device_profile.endswith(".toml"):
-        yield case.device_profile
+    if device_profile is not None and device_profile.endswith(".toml"):
+        yield device_profile
 
 
 def _text(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -24,38 +24,38 @@ LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, what the processes of failed cases wrote: their tracebacks."""
 
 Reply = TypeVar("Reply", Measurement, Seconds)
+T = TypeVar("T")
 
 
-class IsolatedSession:
-    """``actbench.measuring.bench.Session`` in another process; errors come back as failures.
+class IsolatedProcess:
+    """A process that answers requests, and whose death or delay is a failure.
 
-    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. Of a trial nothing
-    but the peak is read. ``died`` is whether the process ended without an answer.
+    ``timeout_seconds`` limits the time that it may work; waiting for its turn is not work. ``what`` it works on, and
+    ``again``, what has it tried again, are for messages. ``died`` is whether the process ended without an answer.
     """
 
     def __init__(
-        self, server: ForkServer, case: Case, timeout_seconds: float | None, *, is_trial: bool = False
+        self,
+        server: ForkServer,
+        timeout_seconds: float | None,
+        *,
+        what: str = "case",
+        again: str = "give --retry-failed",
     ) -> None:
         self._kills_before = memory_kills()
         self._process = server.fork()
-        self._case = case
-        self._is_trial = is_trial
+        self._what, self._again = what, again
         self._timeout_seconds = timeout_seconds
         self._worked_seconds = 0.0
         self.died = False
 
-    def memory(self) -> Measurement | Failure:
-        """Build the case and read everything but time."""
-        request = CaseRequest(case=self._case, is_trial=self._is_trial)
-        return self._ask(request.model_dump_json(), Measurement, "its memory was read")
+    @property
+    def written(self) -> str:
+        """What it wrote, a traceback too; of very much the last."""
+        return self._process.written
 
-    def time(self, steps: int) -> tuple[float, ...] | Failure | None:
-        """Run one round of timed steps; None where the meter has no clock."""
-        reply = self._ask(str(steps), Seconds, "its steps were timed")
-        return reply.steps if isinstance(reply, Seconds) else reply
-
-    def _ask(self, request: str, expected: type[Reply], doing: str) -> Reply | Failure:
-        """Send a request and return the answer, or the failure of the process.
+    def ask(self, request: bytes, read: Callable[[bytes], T], doing: str) -> T | Failure:
+        """Send a request and return what ``read`` makes of the answer, or the failure of the process.
 
         Raises:
             MeasurementError: The fork server is gone, and this process with it.
@@ -63,12 +63,7 @@ class IsolatedSession:
         left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
         started = time.monotonic()
         try:
-            reply = REPLIES.validate_json(self._process.ask(request.encode(), left))
-            if isinstance(reply, Failure):
-                LOG.debug("%s: in its process:\n%s", self._case.name, self._process.written)
-            if isinstance(reply, expected | Failure):
-                return reply
-            raise GarbledError("the answer to another question")
+            return read(self._process.ask(request, left))
         except ProcessDiedError as death:
             if death.code is None:
                 raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
@@ -79,15 +74,16 @@ class IsolatedSession:
             limit = format_seconds(self._timeout_seconds or 0)
             return Failure(
                 reason="timeout",
-                message=f"the case worked for longer than --timeout {limit} and was stopped while {doing}; allow more",
+                message=f"the {self._what} worked for longer than --timeout {limit} and was stopped while {doing}; "
+                "allow more",
             )
         except (GarbledError, ValidationError) as garbled:
             self._process.kill()
             found = garbled if isinstance(garbled, GarbledError) else "an answer that cannot be read"
             return Failure(
                 reason="crash",
-                message=f"the process of the case sent {found}; does the model write into descriptors that are not "
-                f"its own? The process was stopped while {doing}",
+                message=f"the process of the {self._what} sent {found}; does the model write into descriptors that are "
+                f"not its own? The process was stopped while {doing}",
             )
         finally:
             self._worked_seconds += time.monotonic() - started
@@ -98,11 +94,12 @@ class IsolatedSession:
         if death.code == -signal.SIGKILL and kills is not None and before is not None and kills > before:
             return Failure(
                 reason="out-of-memory",
-                message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
-                "close other programs and give --retry-failed",
+                message=f"the kernel ended the process of the {self._what}, because memory had run out: try a smaller "
+                f"batch, or close other programs and {self._again}",
             )
-        advice = " and give --retry-failed"
-        return Failure(reason="crash", message=f"the process of the case {describe(death, advice)}")
+        return Failure(
+            reason="crash", message=f"the process of the {self._what} {describe(death, f' and {self._again}')}"
+        )
 
     def close(self) -> None:
         """Let the process end."""
@@ -118,6 +115,45 @@ class IsolatedSession:
             self.close()
         else:
             self._process.kill()
+
+
+class IsolatedSession(IsolatedProcess):
+    """``actbench.measuring.bench.Session`` in another process; errors come back as failures.
+
+    ``is_trial`` and ``gpu`` are as in :class:`~actbench.experiments.runner.worker.CaseRequest`.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        case: Case,
+        timeout_seconds: float | None,
+        *,
+        is_trial: bool = False,
+        gpu: str | None = None,
+    ) -> None:
+        super().__init__(server, timeout_seconds)
+        self._name, self._request = case.name, CaseRequest(case=case, is_trial=is_trial, gpu=gpu)
+
+    def memory(self) -> Measurement | Failure:
+        """Build the case and read everything but time."""
+        return self._reply(self._request.model_dump_json(), Measurement, "its memory was read")
+
+    def time(self, steps: int) -> tuple[float, ...] | Failure | None:
+        """Run one round of timed steps; None where the meter has no clock."""
+        reply = self._reply(str(steps), Seconds, "its steps were timed")
+        return reply.steps if isinstance(reply, Seconds) else reply
+
+    def _reply(self, request: str, expected: type[Reply], doing: str) -> Reply | Failure:
+        def read(answer: bytes) -> Reply | Failure:
+            reply = REPLIES.validate_json(answer)
+            if isinstance(reply, Failure):
+                LOG.debug("%s: in its process:\n%s", self._name, self.written)
+            if isinstance(reply, expected | Failure):
+                return reply
+            raise GarbledError("the answer to another question")
+
+        return self.ask(request.encode(), read, doing)
 
 
 class Tasks:

@@ -29,7 +29,7 @@ AnyOutcome = Outcome | Trained | KernelTimes
 class Progress:
     """Is told what happens in an experiment, and shows nothing; subclasses override what they show.
 
-    Simulated cases may tell it from several threads.
+    Cases that run side by side may tell it from several threads.
     """
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
@@ -202,7 +202,7 @@ class LiveTable(Progress):
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Show the case at work."""
         row = self._rows[case]
-        row.state, row.started = "memory", time.monotonic()
+        row.state, row.started = "memory" if isinstance(case, Case) else "at work", time.monotonic()
 
     def memory_read(self, case: Case, peak_bytes: int) -> None:
         """Show the peak."""

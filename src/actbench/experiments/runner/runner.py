@@ -1,4 +1,4 @@
-"""Measuring the cases of a plan, each in a process of its own, and finding their largest batches."""
+"""Measuring the cases of a plan, each in a process of its own: simulated ones side by side, timed ones by device."""
 
 from __future__ import annotations
 
@@ -13,97 +13,12 @@ from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.isolated import IsolatedSession
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sidebyside import side_by_side
 from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
-from actbench.measuring import search
+from actbench.experiments.runner.trials import Trials
 from actbench.results.machine import available_memory_bytes, provenance
-from actbench.results.measured import LargestBatch, MeasuredRecord, Measurement, Outcome
-from actbench.results.records import Case, Failure, Machine, MeterName
-
-
-class _UndecidedError(Exception):
-    """There is no telling the largest batch; the message says why."""
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Finds largest batches on a device that nothing else uses meanwhile.
-
-    ``memory_bytes`` limits a step whose case sets no limit; ``timeout_seconds`` limits each trial.
-    """
-
-    server: ForkServer
-    memory_bytes: int | None
-    timeout_seconds: float | None
-    progress: Progress
-
-    def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
-        """Return a case's outcome with its largest batch, or with the reason why there is none.
-
-        A measurement, one over its limit too, gets it as a number, or a warning. A case that ran out of memory stays
-        failed, with the largest batch that fits in its message.
-        """
-        try:
-            found = self._search(case, outcome)
-        except _UndecidedError as undecided:
-            why = f"the largest batch is unknown: {undecided}"
-            if isinstance(outcome, Failure):
-                return _explained(outcome, why)
-            return outcome.model_copy(update={"warnings": (*outcome.warnings, why)})
-        if isinstance(outcome, Failure):
-            return _explained(outcome, f"the largest batch that fits is {found.batch_size}")
-        return outcome.model_copy(update={"largest_batch": found.batch_size, "largest_batch_search": found})
-
-    def _search(self, case: Case, outcome: Outcome) -> LargestBatch:
-        limit = case.memory_limit_bytes or self.memory_bytes
-        if limit is None:
-            raise _UndecidedError("the memory of the device cannot be read; give --memory-limit")
-        return search.largest(
-            lambda batch_size: self._try(case, batch_size, limit),
-            memory_limit_bytes=limit,
-            predicted=self._predict(case, limit),
-            known={case.batch_size: _trial(outcome)},
-        )
-
-    def _predict(self, case: Case, limit: int) -> int | None:
-        simulated = {
-            "meter": "simulated",
-            "batch_size": 1,  # the search does not need it, and the case's own may be too much for a simulation
-            "device_profile": "cpu" if case.meter == "cpu" else case.device_profile,
-            "memory_limit_bytes": limit,
-            "gradient_quality": False,
-        }
-        outcome = self._memory(case.model_copy(update=simulated))
-        if isinstance(outcome, Failure):
-            self.progress.message(f"no prediction of the largest batch: {outcome.message}")
-            return None
-        return outcome.largest_batch
-
-    def _try(self, case: Case, batch_size: int, limit: int) -> search.Trial:
-        alone = {
-            "batch_size": batch_size,
-            "memory_limit_bytes": limit,
-            "find_largest_batch": False,
-            "gradient_quality": False,
-        }
-        outcome = self._memory(case.model_copy(update=alone))
-        if isinstance(outcome, Failure) and outcome.reason != "out-of-memory":
-            raise _UndecidedError(f"the step at batch {batch_size} ended in {outcome.reason}: {outcome.message}")
-        trial = _trial(outcome)
-        self.progress.tried(case, batch_size, trial.fits)
-        return trial
-
-    def _memory(self, case: Case) -> Measurement | Failure:
-        with IsolatedSession(self.server, case, self.timeout_seconds, is_trial=True) as session:
-            return session.memory()
-
-
-def _trial(outcome: Outcome) -> search.Trial:
-    return search.Trial(isinstance(outcome, Measurement) and outcome.fits, outcome.peak_bytes)
-
-
-def _explained(failure: Failure, why: str) -> Failure:
-    return failure.model_copy(update={"message": f"{failure.message}; {why}"})
-
+from actbench.results.measured import MeasuredRecord, Outcome
+from actbench.results.records import Case, Machine, MeterName
 
 BENCH = "actbench.measuring.bench"
 PRELOAD = (
@@ -126,6 +41,7 @@ def run(
     recipe: str,
     command: str,
     jobs: int = 1,
+    gpus: Sequence[str | None] = (None,),
     timeout_seconds: float | None = None,
     force: bool = False,
     retry_failed: bool = False,
@@ -136,8 +52,8 @@ def run(
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
     A case that runs out of memory, takes too long, raises or dies becomes a failed record, and the sweep goes on.
-    Simulated cases come first, several at a time; of the others, one works at a time. Killed at any moment, the sweep
-    leaves no process behind and resumes when it is run again.
+    Simulated cases come first, several at a time; of the others, one works at a time on each device. Killed at any
+    moment, the sweep leaves no process behind and resumes when it is run again.
 
     Args:
         plan: Cases in the order of the table; one that stands twice is measured once.
@@ -145,6 +61,8 @@ def run(
         recipe: Name of the recipe, for the records.
         command: What the user can type to have the same, for the records.
         jobs: How many simulated cases run at a time.
+        gpus: Names in ``CUDA_VISIBLE_DEVICES`` of the GPUs, all of one kind, that measure side by side: cases that are
+            timed against each other stay on one. None is what is visible here.
         timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         force: Whether to measure what is done as well.
         retry_failed: Whether to measure again what is done and failed.
@@ -163,14 +81,17 @@ def run(
         return Summary(skipped=len({entry.case for entry in plan}))
     origin = provenance(command)
     with ForkServer(bench, preload) as server:
-        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress)
+        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus)
         with closing(sweep.outcomes(todo)) as outcomes:
             return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Measures cases on this machine: simulated ones side by side, then timing groups one after the other."""
+    """Measures cases on this machine: simulated ones side by side, then timing groups one after the other on each GPU.
+
+    ``gpus`` are as in :func:`run`.
+    """
 
     server: ForkServer
     here: Machine
@@ -178,12 +99,18 @@ class Sweep:
     jobs: int
     timeout_seconds: float | None
     progress: Progress
+    gpus: Sequence[str | None] = (None,)
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
         """Yield each case with its outcome as soon as it ends."""
         yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        for group in timing_groups([case for case in cases if case.meter != "simulated"]):
-            yield from self._measure(group)
+        groups = timing_groups([case for case in cases if case.meter != "simulated"])
+        if len(self.gpus) > 1:  # what runs on the CPU has nothing beside it
+            on_gpus = [group for group in groups if group[0].meter == "cuda"]
+            groups = [group for group in groups if group[0].meter != "cuda"]
+            yield from side_by_side(self._measure, on_gpus, self.gpus, self.server.close)
+        for group in groups:
+            yield from self._measure(group, self.gpus[0])
 
     def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
         with ThreadPoolExecutor(self.jobs) as pool:
@@ -201,16 +128,16 @@ class Sweep:
         with IsolatedSession(self.server, case, self.timeout_seconds) as session:
             return session.memory()
 
-    def _measure(self, group: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
+    def _measure(self, group: Sequence[Case], gpu: str | None) -> Iterator[tuple[Case, Outcome]]:
         memory_bytes = self._memory_bytes(group[0].meter)
-        rounds = TimingGroup(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
+        rounds = TimingGroup(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress, gpu)
         exact = exact_of(group[0])
         is_known = exact not in group and self.done(exact)
         for case, outcome in rounds.measure(group, exact if is_known else None):
-            yield case, self._with_largest_batch(case, outcome) if needs_search(case, outcome) else outcome
+            yield case, self._with_largest_batch(case, outcome, gpu) if needs_search(case, outcome) else outcome
 
-    def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
-        trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress)
+    def _with_largest_batch(self, case: Case, outcome: Outcome, gpu: str | None) -> Outcome:
+        trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress, gpu)
         return trials.add_largest_batch(case, outcome)
 
     def _memory_bytes(self, meter: MeterName) -> int | None:

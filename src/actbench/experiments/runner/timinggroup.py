@@ -141,12 +141,16 @@ class _ExactModel:
 
 @dataclass(frozen=True)
 class TimingGroup:
-    """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile."""
+    """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile.
+
+    ``gpu`` names the device in ``CUDA_VISIBLE_DEVICES``; None for the first that is visible.
+    """
 
     server: ForkServer
     memory_bytes: float
     timeout_seconds: float | None
     progress: Progress
+    gpu: str | None = None
 
     def measure(self, cases: Sequence[Case], exact: Case | None = None) -> Iterator[tuple[Case, Outcome]]:
         """Measure cases that differ in the scheme only, and yield each with its outcome.
@@ -199,7 +203,7 @@ class TimingGroup:
                 yield from turns.pop_finished()
 
     def _begin(self, case: Case, held: ExitStack) -> Member:
-        session = held.enter_context(IsolatedSession(self.server, case, self.timeout_seconds))
+        session = held.enter_context(IsolatedSession(self.server, case, self.timeout_seconds, gpu=self.gpu))
         return Member(case, session, session.memory())
 
     def _add_reference(self, known: _ExactModel, turns: _Turns, held: ExitStack) -> None:

@@ -118,10 +118,16 @@ class Session(Protocol):
 
 
 class CaseRequest(Data):
-    """A case to measure; a trial is one of a search for its largest batch, of which nothing but the peak is read."""
+    """A case to measure.
+
+    Attributes:
+        is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
+        gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
+    """
 
     case: Case
     is_trial: bool = False
+    gpu: str | None = None
 
 
 class Bench(Protocol):
@@ -141,6 +147,8 @@ def work(frames: Frames, bench: Bench) -> None:
     """
     asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
+    if asked.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = asked.gpu  # read when CUDA is first touched: not before the fork
     volunteer_for_the_oom_killer()
     if case.meter != "cuda":
         limit_memory()
@@ -192,11 +200,19 @@ def volunteer_for_the_oom_killer() -> None:
 
 
 class TaskRequest(Data):
-    """A task: the function, its argument, and the memory that it may take beside what is there."""
+    """A task.
+
+    Attributes:
+        function: Of the server's module, from text to text.
+        text: Its argument.
+        memory_bytes: Memory that it may take beside what is there; None for all that is free.
+        is_limited: Whether its memory is limited at all: CUDA cannot work within a limit.
+    """
 
     function: str
     text: str
-    memory_bytes: int | None
+    memory_bytes: int | None = None
+    is_limited: bool = True
 
 
 class Raised(Data):
@@ -220,7 +236,8 @@ def work_task(frames: Frames, module: ModuleType) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("it was stopped"))
     asked = TaskRequest.model_validate_json(frames.receive())
     volunteer_for_the_oom_killer()
-    limit_memory(asked.memory_bytes)
+    if asked.is_limited:
+        limit_memory(asked.memory_bytes)
     try:
         answer = Answer(text=getattr(module, asked.function)(asked.text)).model_dump_json()
     except BaseException as error:  # whatever a model does, SystemExit too, is an answer

@@ -53,6 +53,7 @@ class Store(Generic[RecordT]):
         self._machine = machine
         self._records: dict[Identity, RecordT] = {}
         self._here: dict[Data, RecordT] = {}
+        self._interned = _Interned()
         for record in results.records:
             self._note(record)
 
@@ -103,6 +104,7 @@ class Store(Generic[RecordT]):
             StoreError: The line cannot be written; the file is then as it was before.
         """
         self._file.append(record.model_dump_json().encode())
+        self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)
 
 

@@ -1,0 +1,99 @@
+"""Finding the largest batch of a case on a real device, each trial in a process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actbench.experiments.runner.isolated import IsolatedSession
+from actbench.experiments.runner.processes import ForkServer
+from actbench.experiments.runner.progress import Progress
+from actbench.measuring import search
+from actbench.results.measured import LargestBatch, Measurement, Outcome
+from actbench.results.records import Case, Failure
+
+
+class _UndecidedError(Exception):
+    """There is no telling the largest batch; the message says why."""
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Finds largest batches on a device that nothing else uses meanwhile.
+
+    ``memory_bytes`` limits a step whose case sets no limit; ``timeout_seconds`` limits each trial; ``gpu`` names the
+    device in ``CUDA_VISIBLE_DEVICES``, None for the first that is visible.
+    """
+
+    server: ForkServer
+    memory_bytes: int | None
+    timeout_seconds: float | None
+    progress: Progress
+    gpu: str | None = None
+
+    def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
+        """Return a case's outcome with its largest batch, or with the reason why there is none.
+
+        A measurement, one over its limit too, gets it as a number, or a warning. A case that ran out of memory stays
+        failed, with the largest batch that fits in its message.
+        """
+        try:
+            found = self._search(case, outcome)
+        except _UndecidedError as undecided:
+            why = f"the largest batch is unknown: {undecided}"
+            if isinstance(outcome, Failure):
+                return _explained(outcome, why)
+            return outcome.model_copy(update={"warnings": (*outcome.warnings, why)})
+        if isinstance(outcome, Failure):
+            return _explained(outcome, f"the largest batch that fits is {found.batch_size}")
+        return outcome.model_copy(update={"largest_batch": found.batch_size, "largest_batch_search": found})
+
+    def _search(self, case: Case, outcome: Outcome) -> LargestBatch:
+        limit = case.memory_limit_bytes or self.memory_bytes
+        if limit is None:
+            raise _UndecidedError("the memory of the device cannot be read; give --memory-limit")
+        return search.largest(
+            lambda batch_size: self._try(case, batch_size, limit),
+            memory_limit_bytes=limit,
+            predicted=self._predict(case, limit),
+            known={case.batch_size: _trial(outcome)},
+        )
+
+    def _predict(self, case: Case, limit: int) -> int | None:
+        simulated = {
+            "meter": "simulated",
+            "batch_size": 1,  # the search does not need it, and the case's own may be too much for a simulation
+            "device_profile": "cpu" if case.meter == "cpu" else case.device_profile,
+            "memory_limit_bytes": limit,
+            "gradient_quality": False,
+        }
+        outcome = self._memory(case.model_copy(update=simulated))
+        if isinstance(outcome, Failure):
+            self.progress.message(f"no prediction of the largest batch: {outcome.message}")
+            return None
+        return outcome.largest_batch
+
+    def _try(self, case: Case, batch_size: int, limit: int) -> search.Trial:
+        alone = {
+            "batch_size": batch_size,
+            "memory_limit_bytes": limit,
+            "find_largest_batch": False,
+            "gradient_quality": False,
+        }
+        outcome = self._memory(case.model_copy(update=alone))
+        if isinstance(outcome, Failure) and outcome.reason != "out-of-memory":
+            raise _UndecidedError(f"the step at batch {batch_size} ended in {outcome.reason}: {outcome.message}")
+        trial = _trial(outcome)
+        self.progress.tried(case, batch_size, trial.fits)
+        return trial
+
+    def _memory(self, case: Case) -> Measurement | Failure:
+        with IsolatedSession(self.server, case, self.timeout_seconds, is_trial=True, gpu=self.gpu) as session:
+            return session.memory()
+
+
+def _trial(outcome: Outcome) -> search.Trial:
+    return search.Trial(isinstance(outcome, Measurement) and outcome.fits, outcome.peak_bytes)
+
+
+def _explained(failure: Failure, why: str) -> Failure:
+    return failure.model_copy(update={"message": f"{failure.message}; {why}"})

@@ -1,0 +1,163 @@
+"""Training runs on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actbench.experiments.cluster.cluster import Cluster
+from actbench.experiments.cluster.nodes import Needs, Nodes
+from actbench.experiments.cluster.origins import Origins
+from actbench.experiments.cluster.tasks import Lost, Tasks
+from actbench.experiments.cluster.travel import shared_of
+from actbench.experiments.experiment import ExperimentResult, finished, keep, pending
+from actbench.experiments.recipes.runs import TrainingRecipe
+from actbench.experiments.runner.progress import Progress
+from actbench.paths import file_name
+from actbench.results.kinds import TRAINED
+from actbench.results.records import Failure
+from actbench.results.runs import DeviceName, Trained, TrainingCase, TrainingRun
+from actbench.training import noderun
+from actbench.training.comparison import CHECKPOINT_SECONDS, plan
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """How runs are trained on nodes.
+
+    Attributes:
+        cores: Of a run on the CPU; None for all of a node.
+        checkpoints: Folder that all nodes share; None for each node's own.
+        checkpoint_seconds: Time between checkpoints.
+        timeout_seconds: After which a run is stopped; None is without end.
+        force: Train again what the file holds, from the beginning.
+    """
+
+    cores: int | None = None
+    checkpoints: str | None = None
+    checkpoint_seconds: float = CHECKPOINT_SECONDS
+    timeout_seconds: float | None = None
+    force: bool = False
+
+
+def run(
+    cluster: Cluster,
+    recipe: TrainingRecipe,
+    output: Path | None,
+    *,
+    command: str,
+    settings: RunSettings = RunSettings(),
+    progress: Progress | None = None,
+) -> ExperimentResult[TrainingRun]:
+    """Train the runs of a recipe that the file does not hold yet, each on a node of a cluster.
+
+    A run is a task of a GPU, or of all cores of a node. One whose worker or node is lost, or which ends its process, is
+    tried once more, on another node where there is one. It goes on from its last checkpoint where the node finds that,
+    and begins anew where not. What any machine trained is not trained again.
+
+    ``output`` and ``command`` are as of :func:`actbench.training.comparison.run`.
+
+    Raises:
+        UsageError: The recipe names something that does not exist, the cluster cannot be reached, or no node has what
+            a run asks for.
+        MeasurementError: A node has another actbench, or none.
+        StoreError: The file, or a checkpoint, is in use, broken or cannot be written.
+    """
+    progress = progress or Progress()
+    with cluster.connected() as ray:
+        planned = plan(recipe, elsewhere=_device(ray))
+        with TRAINED.opened(recipe.name, output, of_any_machine=True) as store:
+            todo = pending(planned, store, progress, force=settings.force)
+            experiment = (
+                f"{file_name(recipe.name)}-{hashlib.sha256(str(store.path.resolve()).encode()).hexdigest()[:16]}"
+            )
+            runs = ClusterRuns(ray, cluster, settings, RunWork(experiment, settings, progress), Origins(command))
+            with closing(runs.outcomes(todo)) as outcomes:
+                origin = runs.origins.pop
+                summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
+            return finished(TRAINED, store, planned, summary, recipe.title, output)
+
+
+def _device(ray: Any) -> DeviceName:
+    """Return what the device ``auto`` stands for: a GPU where a node has one."""
+    return "cuda" if any(node.resources.get("GPU") for node in Nodes(ray).alive) else "cpu"
+
+
+@dataclass(frozen=True)
+class RunWork:
+    """Training a run on a node; ``experiment`` is as of :class:`~actbench.training.noderun.RunRequest`."""
+
+    experiment: str
+    settings: RunSettings
+    progress: Progress
+    function: Callable[[str, str], str] = field(default=noderun.train)
+
+    def request(self, item: TrainingCase) -> str:
+        """Return a :class:`~actbench.training.noderun.RunRequest` in JSON."""
+        request = noderun.RunRequest(
+            case=item,
+            experiment=self.experiment,
+            checkpoints=self.settings.checkpoints,
+            force=self.settings.force,
+            checkpoint_seconds=self.settings.checkpoint_seconds,
+            timeout_seconds=self.settings.timeout_seconds,
+        )
+        return request.model_dump_json()
+
+    def reply(self, text: str) -> noderun.RunReply:
+        """Read what a node returned."""
+        return noderun.RunReply.model_validate_json(text)
+
+    def crashed(self, reply: noderun.RunReply) -> bool:
+        """Whether the run ended its process."""
+        return isinstance(reply.outcome, Failure) and reply.outcome.reason == "crash"
+
+    def started(self, item: TrainingCase) -> None:
+        """Tell the progress."""
+        self.progress.started(item)
+
+
+@dataclass
+class ClusterRuns:
+    """Trains runs on the nodes of the cluster that ``ray`` is connected to.
+
+    Attributes:
+        origins: Machine, versions and command of the records of runs that ended.
+    """
+
+    ray: Any
+    cluster: Cluster
+    settings: RunSettings
+    work: RunWork
+    origins: Origins[TrainingCase]
+
+    def outcomes(self, cases: Sequence[TrainingCase]) -> Generator[tuple[TrainingCase, Trained | Failure], None, None]:
+        """Yield each run with what came of it as soon as its task ends, those on a GPU before the others."""
+        tasks = Tasks(self.ray, self.work, shared_of(cases))
+        for device in ("cuda", "cpu"):
+            chosen = [case for case in cases if case.device == device]
+            if chosen:
+                with closing(tasks.replies(chosen, self._needs(device))) as replies:
+                    for case, reply in replies:
+                        yield case, self._outcome(case, reply)
+
+    def _needs(self, device: str) -> Needs:
+        cores = self.settings.cores if device == "cpu" else None
+        gpus = {"GPU": self.cluster.gpus} if device == "cuda" else {}
+        return Needs(
+            f"a run on device {device}",
+            {"CPU": float(cores or 1), **gpus, **self.cluster.resources},
+            whole_node=device == "cpu" and cores is None,
+        )
+
+    def _outcome(self, case: TrainingCase, reply: noderun.RunReply | Lost) -> Trained | Failure:
+        if isinstance(reply, Lost):
+            self.origins.note([case], None)
+            why = f"the worker or node of the run was lost, twice: {reply.why}"
+            return Failure(reason="unavailable", message=why)
+        self.origins.note([case], reply)
+        return reply.outcome
