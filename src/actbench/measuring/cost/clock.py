@@ -15,7 +15,7 @@ from actbench.results.records import Phase
 WAITING = "(waiting for the host)"
 COPYING = "(waiting for copies)"
 
-WITHOUT_TENSOR_CORES = ("depthwise convolution",)
+WITHOUT_TENSOR_CORES = ("depthwise convolution", "uneven grouped convolution")
 """Kinds whose shares are of the rate of float32, whatever their type."""
 
 _MOST_NAMED = 24
@@ -124,7 +124,7 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     if work.flops:
         precision = work.precision if work.precision in rates.flops else "fp32"
         peak = rates.of("fp32" if work.kind in WITHOUT_TENSOR_CORES else precision)
-        products = work.flops / (peak * share.flops.get(precision, 1.0))
+        products = work.flops / (peak * share.flops.get(precision, 1.0) * work.filled)
         power = efficiencies.overlap
         seconds = float((seconds**power + products**power) ** (1 / power))
     return seconds + share.ramp + work.launches * rates.launch

@@ -18,6 +18,8 @@ from actbench.measuring.cost.rates import Precision
 _HALVES = (torch.float16, torch.bfloat16)
 _LISTED_AT_ONCE = 48
 """Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
+_TILE = 32
+"""Channels that a kernel computes at once."""
 _READ_AGAIN: dict[str, int] = {
     "native_batch_norm": 0,
     "_native_batch_norm_legit": 0,
@@ -45,6 +47,7 @@ class Work:
         launches: Kernels.
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
+        filled: Which share of what is computed is asked for: a kernel computes whole tiles.
     """
 
     name: str
@@ -55,12 +58,14 @@ class Work:
     launches: int = 0
     listed: int = 0
     is_known: bool = True
+    filled: float = 1.0
 
     @property
     def label(self) -> str:
         """Under which name the operator is measured: convolutions with groups are others than those without."""
-        is_grouped = self.kind in ("grouped convolution", "depthwise convolution")
-        return self.name.replace("convolution", self.kind or "") if is_grouped else self.name
+        kind = (self.kind or "").removeprefix("uneven ")
+        is_grouped = kind in ("grouped convolution", "depthwise convolution")
+        return self.name.replace("convolution", kind) if is_grouped else self.name
 
 
 def idle(func: Any) -> bool:
@@ -93,6 +98,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         launches=launches + (name in _READ_AGAIN),
         listed=listed,
         is_known=kind is not None,
+        filled=_filled(kind, name, args),
     )
 
 
@@ -130,6 +136,14 @@ def _out_of_place(func: Any) -> Any:
 def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> int:
     """Return the operations of a convolution, or of either of its gradients, which torch counts wrong with groups."""
     return 2 * (x if transposed else output).numel() * math.prod(weight.shape[1:])
+
+
+def _filled(kind: Kind | None, name: str, args: tuple[Any, ...]) -> float:
+    """Return the share of a tile that the channels of a group fill, where a kernel computes one group at a time."""
+    if kind != "uneven grouped convolution":
+        return 1.0
+    channels: int = args[1 if name == "convolution" else 2].shape[1]
+    return channels / (_TILE * math.ceil(channels / _TILE))
 
 
 def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
