@@ -38,6 +38,8 @@ NOTHING = frozenset(
         "_record_function_enter_new",
         "_record_function_exit",
         "_amp_update_scale_",
+        "wait_tensor",
+        "wait_tensors",
     )
 )
 """Operators beside views that move no bytes of the device."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from actbench.measuring.cost.collectives import Collective
 from actbench.measuring.cost.kinds import IGNORED, NOTHING, Kind, kind_of
 from actbench.measuring.cost.rates import Precision
 
@@ -48,6 +49,7 @@ class Work:
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
         filled: Which share of what is computed is asked for: a kernel computes whole tiles.
+        collective: What is exchanged with other processes, where that is all that it does.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Work:
     listed: int = 0
     is_known: bool = True
     filled: float = 1.0
+    collective: Collective | None = None
 
     @property
     def label(self) -> str:
@@ -100,6 +103,11 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         is_known=kind is not None,
         filled=_filled(kind, name, args),
     )
+
+
+def exchange(collective: Collective) -> Work:
+    """Return what a collective does."""
+    return Work(collective.kind, "communication", launches=1, collective=collective)
 
 
 def _is_list_of_tensors(value: Any) -> bool:
@@ -168,9 +176,11 @@ def _precision(kind: Kind | None, tensors: Iterable[Tensor]) -> Precision:
 
 def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], result: Any) -> int:
     """Return the bytes read and written; what is changed in place is both."""
+    if name == "all_gather_copy_in":  # the rest of the buffer is for others to write
+        return 2 * sum(map(_bytes, args[0]))
     total = sum(map(_bytes, tensors)) + sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
     if result is None or (isinstance(result, list | tuple) and not result):
-        total += sum(map(_bytes, _written(func, args)))
+        total += sum(map(_bytes, written(func, args)))
     if name in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"):
         total -= _bytes(args[0])  # it is written, and not read
     if name in ("embedding", "gather", "index", "index_select"):
@@ -180,7 +190,7 @@ def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], r
     return total
 
 
-def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     """Return the tensors of arguments that an operator writes and does not return."""
     changed = [
         value

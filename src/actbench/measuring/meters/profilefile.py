@@ -78,6 +78,10 @@ class DeviceTable(Data):
     bandwidth: Positive | None = None
     link: Positive | None = None
     launch: Annotated[float, Field(ge=0)] | None = None
+    peer: Positive | None = None  # that of link
+    devices: Annotated[int, Field(gt=0)] = 8
+    network: Positive = 12.5
+    machine: str = ""
     sustained: Share = 1.0
     source: str = ""
     host: HostTable | None = None
