@@ -85,6 +85,12 @@ def test_products_run_at_the_share_of_their_precision(precision: str, rate: floa
     assert computing(product, RATES, SHARES) == pytest.approx(1e10 / rate)
 
 
+def test_a_tile_that_is_half_filled_takes_the_time_of_a_whole_one() -> None:
+    whole = Work("convolution", "matmul", flops=10**10, launches=1)
+
+    assert computing(replace(whole, filled=0.5), RATES, SHARES) == pytest.approx(2 * computing(whole, RATES, SHARES))
+
+
 def test_operations_and_bytes_that_do_not_overlap_add_up() -> None:
     product = Work("mm", "matmul", flops=10**9, moved=10**8, launches=1)
     serial = replace(SHARES, overlap=1.0)

@@ -81,6 +81,7 @@ class _Clock:
         work = done.work
         self.host += issuing(work, done.phase, self.efficiencies)
         if done.turn.needs is not None:
+            self._wait(self.host, WAITING)
             self._wait(self.exchanges.over(done.turn.needs), EXCHANGING)
         if work.collective is not None:
             self._exchange(done, work.collective)

@@ -94,6 +94,10 @@ def _with_estimate(
     )
 
 
+def _of_estimate(name: str) -> Callable[[Entry], Value]:
+    return lambda entry: getattr(entry.measured.estimated, name, None) if entry.measured else None
+
+
 def _estimated(name: str) -> Callable[[Entry], Value]:
     return lambda entry: getattr(entry.estimate, name, None)
 
@@ -254,6 +258,15 @@ RESULTS: tuple[Column[Entry], ...] = (
         with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
         lambda entry: entry.estimated_step,
     ),
+    Column("sent_bytes", "Comm.", "bytes", computed.sent_bytes, "lower"),
+    Column(
+        "estimated_communication_seconds",
+        "Comm. time, est.",
+        "seconds",
+        _of_estimate("communication_seconds"),
+        detail=1,
+    ),
+    Column("estimated_exposed_seconds", "Comm. exposed, est.", "seconds", _of_estimate("exposed_seconds"), "lower"),
     Column(
         "estimated_largest_batch_rate",
         "Samples/s at largest batch, est.",
