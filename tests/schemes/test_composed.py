@@ -17,6 +17,10 @@ LAYERS = "both replace activation layers"
         ("smaq+offload", f"smaq and offload {HOOKS}"),
         ("encode:bf16+gact", f"encode and gact {HOOKS}"),
         ("smaq,on=state+encode:int:6,on=state/maps", "smaq and encode both say how optimizer state is kept"),
+        (
+            "encode:int:6,on=gradients+optimizer_offload",
+            "encode and optimizer_offload both say where gradients wait for the optimizer",
+        ),
         ("fewbit:3,functions=relu+regelu2", f"fewbit and regelu2 {LAYERS}"),
         ("invact+resilu2", f"invact and resilu2 {LAYERS}"),
     ],

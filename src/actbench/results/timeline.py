@@ -94,8 +94,3 @@ class Timeline(Data):
     def peak_phase(self) -> Phase:
         """The part of the step in which the peak is."""
         return [span.phase for span in self.spans if span.start < self.peak_event or span is self.spans[0]][-1]
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes that lie in host memory at the peak."""
-        return sum(holder.held_bytes for holder in self.holders if holder.kind == "host")

@@ -8,7 +8,7 @@ from torch import nn, optim
 from actbench.errors import ConversionError
 from actbench.optim.onhost import HostOptimizer
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
+from actbench.schemes.base import OPTIMIZER_STATE, WAITING_GRADIENTS, Change, Scheme, refuse_untrained
 from actbench.schemes.pasted import InTrainer
 from actbench.setup import Part, TrainingSetup
 
@@ -32,7 +32,7 @@ class OptimizerOffload(Scheme):
     summary: ClassVar[str] = "optimizer state and step in host memory; gradients and updates are exact"
     paper: ClassVar[str] = "Ren et al. 2021, arXiv 2101.06840"
     rank: ClassVar[int] = 55
-    claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE,)
+    claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE, WAITING_GRADIENTS)
 
     @property
     def changes(self) -> tuple[Change, ...]:

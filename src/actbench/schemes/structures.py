@@ -39,6 +39,7 @@ from actbench.schemes.base import (
     OPTIMIZER_STATE,
     SAVED_RESULTS,
     SAVED_TENSORS,
+    WAITING_GRADIENTS,
     Change,
     Scheme,
     refuse_untrained,
@@ -52,6 +53,7 @@ _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
 _ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
 
 _CLAIMS: dict[Structure, str] = {"activations": SAVED_TENSORS, "gradients": GRADIENTS, "state": OPTIMIZER_STATE}
+_FURTHER_CLAIMS: dict[Structure, str] = {"activations": SAVED_RESULTS, "gradients": WAITING_GRADIENTS}
 
 
 class EncodedStructures(Scheme):
@@ -103,8 +105,8 @@ class EncodedStructures(Scheme):
     @property
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do beside this one: each of its structures is in one format."""
-        others = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
-        return (*others, SAVED_RESULTS) if "activations" in self.on else others
+        own = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
+        return own + tuple(claim for each, claim in _FURTHER_CLAIMS.items() if each in self.on)
 
     def in_trainer(self, batch_size: int) -> InTrainer:
         """The state by an optimizer that is given to Trainer, saved tensors by the callback."""

@@ -73,6 +73,25 @@ def test_cases_that_are_planned_later_leave_what_is_known_of_others():
     assert "waiting" in text_of(table)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_counting_begins_anew_where_other_cases_are_planned(terminal):
+    where = console(terminal=terminal)
+    first, second, third = cases(3)
+    with shown(where) as told:
+        told.planned([first])
+        told.started(first)
+        told.finished(first, MEASURED)
+        told.planned([first, second])
+        told.started(second)
+        told.finished(second, MEASURED)
+        told.planned([third])
+        told.started(third)
+        told.finished(third, MEASURED)
+        said = text_of(told) if terminal else where.file.getvalue()
+    assert ("1 of 1 cases" if terminal else "[1/1] model2") in said
+    assert terminal or "[2/2] model1" in said
+
+
 def test_the_table_follows_a_case_through_its_states():
     [case] = cases(1)
     table = LiveTable(console(terminal=True))

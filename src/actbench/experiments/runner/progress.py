@@ -33,7 +33,7 @@ class Progress:
     """
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
-        """These cases will be run, simulated ones up to ``jobs`` at a time."""
+        """These cases will be run, simulated ones up to ``jobs`` at a time; of others it is told no more."""
 
     def skipped(self, case: AnyCase) -> None:
         """The case stands in the results already."""
@@ -92,12 +92,15 @@ class Lines(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._total = 0
-        self._ended = 0
+        self._ended: set[AnyCase] = set()
         self._began = time.monotonic()
 
     def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
-        """Remember how many there are."""
+        """Remember how many there are; time is counted from now where none of them is among those that ended."""
         self._total = len(cases)
+        if self._ended and self._ended.isdisjoint(cases):
+            self._began = time.monotonic()
+        self._ended &= set(cases)
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Write that the case starts."""
@@ -105,15 +108,15 @@ class Lines(Progress):
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
-        self._ended += 1
-        self.message(f"[{self._ended}/{self._total}] {case.name}: {_ending(outcome)}{self._times()}")
+        self._ended.add(case)
+        self.message(f"[{len(self._ended)}/{self._total}] {case.name}: {_ending(outcome)}{self._times()}")
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""
         spent = time.monotonic() - self._began
         if spent < _WORTH_TELLING_SECONDS:
             return ""
-        left = spent / self._ended * (self._total - self._ended)
+        left = spent / len(self._ended) * (self._total - len(self._ended))
         return f" (after {format_seconds(spent)}" + (f", about {format_seconds(left)} left)" if left > 0 else ")")
 
     def message(self, text: str) -> None:
@@ -189,7 +192,8 @@ class LiveTable(Progress):
         """Show the cases that have not started as waiting."""
         with self._lock:
             self._rows = {case: self._rows.get(case, _Row()) for case in cases}
-        self._bar.update(self._task, total=len(cases))
+            ended = sum(row.ended is not None for row in self._rows.values())
+        self._bar.update(self._task, total=len(cases), completed=ended)
 
     def skipped(self, case: AnyCase) -> None:
         """Count the case among those that were done before."""
