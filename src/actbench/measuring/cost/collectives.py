@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from torch import ScriptObject, Tensor, distributed
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.distributed.distributed_c10d import GroupName
 from torch.utils._pytree import tree_leaves
 
 CollectiveKind = Literal[
@@ -96,5 +98,5 @@ def _group(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> distr
     named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
     found: Any = named["group_name"] if "group_name" in named else named["process_group"]
     if isinstance(found, str):
-        return distributed.distributed_c10d._resolve_process_group(found)
+        return _resolve_process_group(GroupName(found))
     return distributed.ProcessGroup.unbox(found) if isinstance(found, ScriptObject) else found
