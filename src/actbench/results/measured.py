@@ -69,6 +69,8 @@ class OperatorTime(Data):
 
     Attributes:
         name: Of the operator; in parentheses what is none: the device waits, or all that is not named.
+        is_beside: Whether it runs beside what the device computes, as collectives do; its seconds are no part of the
+            step's.
     """
 
     name: str
@@ -76,6 +78,20 @@ class OperatorTime(Data):
     seconds: NonNegativeFloat
     flops: NonNegativeInt = 0
     moved_bytes: NonNegativeInt = 0
+    is_beside: bool = False
+
+
+class Communication(Data):
+    """What one process sends to others in a step by one kind of collective.
+
+    Attributes:
+        kind: ``all-gather``, ``reduce-scatter``, ``all-reduce``, ``all-to-all``, ``broadcast``, ``reduce`` or ``send``.
+        sent_bytes: In rings: of what n processes gather or scatter (n - 1)/n, of what all of them add up twice that.
+    """
+
+    kind: str
+    calls: NonNegativeInt
+    sent_bytes: NonNegativeInt
 
 
 class EstimatedTime(Data):
@@ -89,6 +105,9 @@ class EstimatedTime(Data):
         moved_bytes: Bytes that operators read and write.
         by_operator: The dearest first.
         unknown: Operators that the cost model has no kind for, counted by their bytes.
+        communication_seconds: In which something is exchanged with other processes; None where there is one alone,
+            and in older records.
+        exposed_seconds: In which the device waits for that.
     """
 
     step_seconds: NonNegativeFloat
@@ -101,6 +120,8 @@ class EstimatedTime(Data):
     moved_bytes: NonNegativeInt
     by_operator: tuple[OperatorTime, ...] = ()
     unknown: tuple[str, ...] = ()
+    communication_seconds: NonNegativeFloat | None = None
+    exposed_seconds: NonNegativeFloat | None = None
 
 
 class Diagnostic(Data):
@@ -145,6 +166,8 @@ class Measurement(Data):
         step_seconds: Seconds of each timed step.
         estimated: How long a simulated step would take; None of other meters, of devices without rates and in older
             records.
+        communication: What one process of several sends in a simulated step; None where there is one alone, of other
+            meters and in older records.
         untimed: Why the time of a simulated step is not estimated.
         simulated: What kind of device a simulated step was run for; None of other meters and in older records.
         timing_round: What the group of cases that took turns with this one is called; None in older records.
@@ -174,6 +197,7 @@ class Measurement(Data):
     process_bytes: NonNegativeInt | None = None
     step_seconds: tuple[float, ...] | None = None
     estimated: EstimatedTime | None = None
+    communication: tuple[Communication, ...] | None = None
     untimed: str | None = None
     simulated: Literal["cpu", "cuda"] | None = None
     timing_round: str | None = None

@@ -7,16 +7,19 @@ from dataclasses import replace
 import pytest
 
 from actbench.measuring.cost.clock import COPYING, WAITING, computing, estimate, issuing
+from actbench.measuring.cost.links import Links, LinkShares
 from actbench.measuring.cost.rates import Curve, Efficiencies, Efficiency, Host, Rates, Surface
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
 from actbench.results.measured import EstimatedTime
 from actbench.results.records import Phase
 
-RATES = Rates({"fp32": 1e12, "half": 4e12}, bandwidth=1e11, link=1e10, launch=0.0, source="")
+LINKS = Links(peer=1e10, network=1e10, devices=8)
+RATES = Rates({"fp32": 1e12, "half": 4e12}, bandwidth=1e11, link=1e10, launch=0.0, links=LINKS, source="")
 WHOLE = Efficiency({"fp32": 1.0, "half": 0.5}, memory=1.0, ramp=0.0)
 KINDS = dict.fromkeys(("matmul", "elementwise", "packing", "host copy"), WHOLE)
-SHARES = Efficiencies(KINDS, Host(1e-6, 1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10), overlap=20.0)
+HOST = Host(1e-6, 1e-6, 1e-6, 1e-7, 1e-6, 0.0, bandwidth=1e10)
+SHARES = Efficiencies(KINDS, HOST, LinkShares(1.0, 0.0, 0.0, 0.0), overlap=20.0)
 
 
 def work(seconds: float, kind: str = "elementwise") -> Work:
@@ -80,6 +83,12 @@ def test_products_run_at_the_share_of_their_precision(precision: str, rate: floa
     product = Work("mm", "matmul", flops=10**10, precision=precision, launches=1)  # type: ignore[arg-type]
 
     assert computing(product, RATES, SHARES) == pytest.approx(1e10 / rate)
+
+
+def test_a_tile_that_is_half_filled_takes_the_time_of_a_whole_one() -> None:
+    whole = Work("convolution", "matmul", flops=10**10, launches=1)
+
+    assert computing(replace(whole, filled=0.5), RATES, SHARES) == pytest.approx(2 * computing(whole, RATES, SHARES))
 
 
 def test_operations_and_bytes_that_do_not_overlap_add_up() -> None:

@@ -59,6 +59,35 @@ def test_a_convolution_and_each_of_its_gradients_cost_the_same_operations(groups
     assert {forward.kind, backward.kind} == {kind}
 
 
+@pytest.mark.parametrize(
+    ("groups", "channels", "filled"), [(2, 8, 8 / 32), (3, 16, 0.5), (31, 32, 1.0), (4, 48, 0.75), (33, 2, 2 / 32)]
+)
+def test_uneven_groups_in_half_run_on_general_kernels_that_compute_whole_tiles(
+    groups: int, channels: int, filled: float
+) -> None:
+    def run(x: Tensor, weight: Tensor) -> None:
+        F.conv2d(x, weight, padding=1, groups=groups).sum().backward()  # type: ignore[no-untyped-call]
+
+    shapes = (2, groups * channels, 4, 4), (groups * channels, channels, 3, 3)
+    half = [work for work in works(run, *shapes, dtype=torch.float16) if "convolution" in work.name]
+    single = [work for work in works(run, *shapes) if "convolution" in work.name]
+
+    assert [work.kind for work in half] == ["uneven grouped convolution"] * 2
+    assert [work.filled for work in half] == [filled] * 2
+    assert [(work.kind, work.filled) for work in single] == [("grouped convolution", 1.0)] * 2
+    assert [work.label for work in half] == [work.label for work in single]
+
+
+@pytest.mark.parametrize("groups", [32, 64])
+def test_groups_that_tensor_cores_work_on_together_are_even_in_half_too(groups: int) -> None:
+    def run(x: Tensor, weight: Tensor) -> None:
+        F.conv2d(x, weight, groups=groups)
+
+    [work] = works(run, (2, 2 * groups, 4, 4), (2 * groups, 2, 3, 3), dtype=torch.float16)
+
+    assert (work.kind, work.filled) == ("grouped convolution", 1.0)
+
+
 def test_convolutions_use_tf32_and_matrices_do_not_as_torch_does_by_default() -> None:
     convolution = works(F.conv2d, (1, 4, 8, 8), (4, 4, 3, 3))[0]
     product = works(torch.mm, (8, 8), (8, 8))[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
+from actbench.measuring.cost.links import Links
 from actbench.measuring.cost.rates import published
 from actbench.measuring.meters import profiles
 from actbench.units import GIB
@@ -52,6 +53,16 @@ def test_a_file_may_bring_what_single_operators_took(tmp_path: Path) -> None:
     assert found["mm", "half"].at(2e6, 1e4) == pytest.approx(100e-6)
 
 
+def test_a_file_says_how_devices_are_connected(tmp_path: Path) -> None:
+    alone = profiles.get(written(tmp_path, RATES)).rates
+    assert alone is not None
+    assert alone.links == Links(peer=12e9, network=12.5e9, devices=8)
+
+    connected = profiles.get(written(tmp_path, RATES + "peer = 200\nnetwork = 100\ndevices = 4\n")).rates
+    assert connected is not None
+    assert connected.links == Links(peer=200e9, network=100e9, devices=4)
+
+
 def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> None:
     assert not profiles.get(written(tmp_path, "gib = 4\n")).is_cuda
 
@@ -63,6 +74,9 @@ def test_a_file_without_a_compute_capability_is_a_processor(tmp_path: Path) -> N
         ("fp32 = 3\n", "gib"),
         ("gib = 4\nspeed = 3\n", "speed"),
         ("gib = 4\nfp32 = 3\n", "belong together; it has fp32"),
+        ("gib = 4\nnetwork = 50\n", "belong together; it has network"),
+        (RATES + "peer = 0\n", "peer"),
+        (RATES + "devices = 1.5\n", "devices"),
         (RATES + HOST + "[efficiencies.magic]\nmemory = 1\nramp = 0\n", "no kind of operator magic; known: .*matmul"),
         (RATES + "[efficiencies.matmul]\nmemory = 1\nramp = 0\n", r"need the table \[host\]"),
         (RATES + HOST + "[efficiencies.matmul]\nmemory = 1\nrampp = 0\n", "did you mean 'ramp'"),

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from actbench.results.measured import EstimatedTime, LargestBatch, MeasuredRecord, Measurement, OperatorTime
+from actbench.results.measured import (
+    Communication,
+    EstimatedTime,
+    LargestBatch,
+    MeasuredRecord,
+    Measurement,
+    OperatorTime,
+)
 from actbench.results.records import Case, Machine, Versions
 from actbench.results.render import csv_text, markdown
 from actbench.results.tables import results_table
@@ -48,6 +55,45 @@ ROWS = [
 
 def rows_of(records: list[MeasuredRecord]) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(csv_text(results_table(records)))))
+
+
+def shared(scheme: str, sent: dict[str, int], seconds: float, exposed: float) -> MeasuredRecord:
+    """Return the record of one process of several, which sends so many bytes by each kind of collective."""
+    beside = (OperatorTime(name=kind, calls=2, seconds=seconds, is_beside=True) for kind in sent)
+    whole = time(0.5, mm=0.5 - exposed)
+    estimated = whole.model_copy(
+        update={
+            "by_operator": (*whole.by_operator, *beside),
+            "communication_seconds": seconds * len(sent),
+            "exposed_seconds": exposed,
+        }
+    )
+    kinds = tuple(Communication(kind=kind, calls=2, sent_bytes=amount) for kind, amount in sent.items())
+    return record(scheme, 50, estimated, communication=kinds)
+
+
+def test_what_a_process_sends_has_columns_of_its_own() -> None:
+    found = rows_of(
+        [record("exact", 100, time(0.5)), shared("offload", {"all-gather": 7, "all-reduce": 5}, 0.25, 0.125)]
+    )
+
+    assert [row["sent_bytes"] for row in found] == ["", "12"]
+    assert [row["estimated_communication_seconds"] for row in found] == ["", "0.5"]
+    assert [row["estimated_exposed_seconds"] for row in found] == ["", "0.125"]
+
+
+def test_nothing_is_said_of_communication_where_there_is_none() -> None:
+    assert "Comm." not in markdown(results_table(ROWS))
+
+
+def test_what_is_exchanged_stands_below_the_step_and_is_no_part_of_it() -> None:
+    [table] = operator_tables([shared("offload", {"all-gather": 7}, 0.25, 0.125)])
+
+    rows = {row["operator"]: row["offload_seconds"] for row in table.rows}
+    names = list(rows)
+    assert names.index("all-gather, beside the step") > names.index("step")
+    assert rows["all-gather, beside the step"] == 0.25
+    assert sum(value for name, value in rows.items() if name in ("mm", "(all others)")) == pytest.approx(0.375)
 
 
 def test_people_see_an_estimate_marked_in_the_column_of_measured_values() -> None:

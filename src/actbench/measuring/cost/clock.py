@@ -1,4 +1,4 @@
-"""When the operators of a step are done: the host issues them, the device computes, and copies run beside it."""
+"""When the operators of a step are done: the host issues them, the device computes, copies and collectives beside."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from actbench.measuring.cost.collectives import Collective
+from actbench.measuring.cost.exchanges import Exchanges
+from actbench.measuring.cost.links import exchanging
 from actbench.measuring.cost.rates import Efficiencies, Rates
 from actbench.measuring.cost.recorder import Done
 from actbench.measuring.cost.work import Work
-from actbench.results.measured import OTHERS, EstimatedTime, OperatorTime
+from actbench.results.measured import OTHERS, Communication, EstimatedTime, OperatorTime
 from actbench.results.records import Phase
 
 WAITING = "(waiting for the host)"
 COPYING = "(waiting for copies)"
+EXCHANGING = "(waiting for communication)"
 
-WITHOUT_TENSOR_CORES = ("depthwise convolution",)
+WITHOUT_TENSOR_CORES = ("depthwise convolution", "uneven grouped convolution")
 """Kinds whose shares are of the rate of float32, whatever their type."""
 
 _MOST_NAMED = 24
@@ -31,7 +35,7 @@ class _Sum:
 
 @dataclass
 class _Clock:
-    """Three queues, each with the time at which it has done all that it was given."""
+    """Four queues, each with the time at which it has done all that it was given."""
 
     rates: Rates
     efficiencies: Efficiencies
@@ -41,29 +45,68 @@ class _Clock:
     copies: float = 0.0
     phases: dict[Phase, float] = field(default_factory=lambda: defaultdict(float))
     operators: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
+    beside: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
     busy: float = 0.0
+
+    def __post_init__(self) -> None:
+        links, shares = self.rates.links, self.efficiencies.links
+        self.exchanges = Exchanges(lambda found: exchanging(found, links, shares))
 
     def run(self, done: Sequence[Done]) -> None:
         """Let a step pass."""
         self.phases.clear()
         self.operators.clear()
+        self.beside.clear()
         self.busy = 0.0
+        self.exchanges.begin()
+        phase: Phase | None = None
         for each in done:
             before = self.device
+            if each.phase != phase:
+                self._meet()
+                phase = each.phase
             self._issue(each)
             self.phases[each.phase] += self.device - before
+        before = self.device
+        self._meet()
+        if phase is not None:
+            self.phases[phase] += self.device - before
+
+    def _meet(self) -> None:
+        """Let the device and the queue of collectives wait for each other, as between two parts of a step."""
+        self._wait(self.exchanges.time, EXCHANGING)
+        self.exchanges.time = self.device
 
     def _issue(self, done: Done) -> None:
         work = done.work
         self.host += issuing(work, done.phase, self.efficiencies)
-        if done.on_host and self.asynchronous:
+        if done.turn.needs is not None:
+            self._wait(self.host, WAITING)
+            self._wait(self.exchanges.over(done.turn.needs), EXCHANGING)
+        if work.collective is not None:
+            self._exchange(done, work.collective)
+        elif done.turn.is_beside and self.asynchronous:
+            seconds = computing(work, self.rates, self.efficiencies)
+            self.exchanges.run(seconds, self.host, done.phase)
+            _add(self.beside[work.name], seconds, work)
+        elif done.on_host and self.asynchronous:
             self._compute_on_host(work)
         elif work.kind == "host copy" and self.asynchronous:
             self._copy(work)
         elif work.kind is not None:
             self._compute(work)
+        if done.turn.needs is not None:
+            self.exchanges.copied_out(self.device)
         if not self.asynchronous:
             self.host = self.device = max(self.host, self.device)
+
+    def _exchange(self, done: Done, found: Collective) -> None:
+        """Let collectives run beside what is computed; on a processor nothing does."""
+        self._wait(self.exchanges.before(found, done.turn), EXCHANGING)
+        seconds = self.exchanges.exchange(found, done.turn, done.phase, self.host, self.device)
+        _add(self.beside[found.kind], seconds, done.work)
+        if not self.asynchronous:
+            self._wait(self.exchanges.time, EXCHANGING)
 
     def _compute(self, work: Work) -> None:
         seconds = computing(work, self.rates, self.efficiencies)
@@ -93,11 +136,14 @@ class _Clock:
             self.device = until
 
     def _add(self, name: str, seconds: float, work: Work | None) -> None:
-        total = self.operators[name]
-        total.calls += 1
-        total.seconds += seconds
-        total.flops += work.flops if work else 0
-        total.moved += work.moved if work else 0
+        _add(self.operators[name], seconds, work)
+
+
+def _add(total: _Sum, seconds: float, work: Work | None) -> None:
+    total.calls += 1
+    total.seconds += seconds
+    total.flops += work.flops if work else 0
+    total.moved += work.moved if work else 0
 
 
 def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
@@ -113,7 +159,7 @@ def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
 
 def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     """Return the seconds that the device needs for an operator: its operations and its bytes, which overlap."""
-    if work.kind is None:
+    if work.kind is None or work.collective is not None:
         return 0.0
     share = efficiencies.kinds[work.kind]
     measured = efficiencies.operators.get((work.label, work.precision))
@@ -124,7 +170,7 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     if work.flops:
         precision = work.precision if work.precision in rates.flops else "fp32"
         peak = rates.of("fp32" if work.kind in WITHOUT_TENSOR_CORES else precision)
-        products = work.flops / (peak * share.flops.get(precision, 1.0))
+        products = work.flops / (peak * share.flops.get(precision, 1.0) * work.filled)
         power = efficiencies.overlap
         seconds = float((seconds**power + products**power) ** (1 / power))
     return seconds + share.ramp + work.launches * rates.launch
@@ -146,6 +192,7 @@ def estimate(
     begun, host_begun = clock.device, clock.host
     clock.run(done)
     unknown = sorted({each.work.name for each in done if not each.work.is_known})
+    exchanges = any(each.work.collective for each in done)
     return EstimatedTime(
         step_seconds=clock.device - begun,
         forward_seconds=clock.phases["forward"],
@@ -155,9 +202,19 @@ def estimate(
         device_seconds=clock.busy,
         flops=sum(each.work.flops for each in done),
         moved_bytes=sum(each.work.moved for each in done),
-        by_operator=_by_operator(clock.operators),
+        by_operator=_by_operator(clock.operators) + _beside(clock.beside),
+        communication_seconds=clock.exchanges.busy if exchanges else None,
+        exposed_seconds=clock.operators[EXCHANGING].seconds if exchanges else None,
         unknown=tuple(unknown),
     )
+
+
+def communication(done: Sequence[Done]) -> tuple[Communication, ...] | None:
+    """Return what one process sends in a step, by kind of collective; None where nothing is exchanged."""
+    found = [each.work.collective for each in done if each.work.collective is not None]
+    kinds = {each.kind: [other.sent_bytes for other in found if other.kind == each.kind] for each in found}
+    sent = (Communication(kind=kind, calls=len(each), sent_bytes=sum(each)) for kind, each in kinds.items())
+    return tuple(sent) or None
 
 
 def _by_operator(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
@@ -172,7 +229,21 @@ def _by_operator(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
             sum(each.moved for each in rest),
         )
         named.append((OTHERS, others))
+    return tuple(_time(name, each) for name, each in named)
+
+
+def _beside(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
     return tuple(
-        OperatorTime(name=name, calls=each.calls, seconds=each.seconds, flops=each.flops, moved_bytes=each.moved)
-        for name, each in named
+        _time(name, each, is_beside=True) for name, each in sorted(sums.items(), key=lambda it: -it[1].seconds)
+    )
+
+
+def _time(name: str, total: _Sum, *, is_beside: bool = False) -> OperatorTime:
+    return OperatorTime(
+        name=name,
+        calls=total.calls,
+        seconds=total.seconds,
+        flops=total.flops,
+        moved_bytes=total.moved,
+        is_beside=is_beside,
     )

@@ -38,6 +38,8 @@ NOTHING = frozenset(
         "_record_function_enter_new",
         "_record_function_exit",
         "_amp_update_scale_",
+        "wait_tensor",
+        "wait_tensors",
     )
 )
 """Operators beside views that move no bytes of the device."""
@@ -66,7 +68,14 @@ def _is_pointwise(func: Any) -> bool:
     return any(str(tag) == "pointwise" or getattr(tag, "name", "") == "pointwise" for tag in func.tags)
 
 
+_GROUPS_AT_ONCE = 32
+"""Tensor cores work on as many groups together, as in ResNeXt; other numbers of groups are left to general kernels."""
+
+
 def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
     if groups == 1:
         return "convolution"
-    return "depthwise convolution" if weight.shape[1] == 1 else "grouped convolution"
+    if weight.shape[1] == 1:
+        return "depthwise convolution"
+    is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0
+    return "uneven grouped convolution" if is_uneven else "grouped convolution"

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
 
+from actbench.measuring.cost.links import Links, LinkShares
+
 Precision = Literal["fp32", "tf32", "half", "fp8"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "half", "fp8")
 
@@ -26,6 +28,7 @@ class Rates:
         bandwidth: Bytes a second of the device's memory.
         link: Bytes a second between it and host memory, in one direction.
         launch: Seconds of a kernel that does nothing.
+        links: To other devices.
         source: Who says so.
     """
 
@@ -33,6 +36,7 @@ class Rates:
     bandwidth: float
     link: float
     launch: float
+    links: Links
     source: str
 
     def of(self, precision: Precision) -> float:
@@ -131,12 +135,14 @@ class Efficiencies:
     """What operators reach, by kind, and what the host needs to issue them.
 
     Attributes:
+        links: What collectives reach of the links between devices.
         overlap: By which power operations and bytes of an operator add up; the larger, the better they overlap.
         operators: What single operators took on the device itself, by label and precision: it goes before their kind.
     """
 
     kinds: Mapping[str, Efficiency]
     host: Host
+    links: LinkShares
     overlap: float
     operators: Mapping[tuple[str, str], Curve | Surface] = field(default_factory=dict)
 
@@ -144,14 +150,17 @@ class Efficiencies:
 def rates(table: Mapping[str, Any]) -> Rates:
     """Return the rates that a table of a device names in TFLOP/s, GB/s and microseconds."""
     flops = {name: table[name] * _TERA * table.get("sustained", 1.0) for name in PRECISIONS if table.get(name)}
+    link = table["link"]
+    links = Links((table.get("peer") or link) * _GIGA, table["network"] * _GIGA, table["devices"])
     return Rates(
-        flops, table["bandwidth"] * _GIGA, table["link"] * _GIGA, table["launch"] * _MICRO, table.get("source", "")
+        flops, table["bandwidth"] * _GIGA, link * _GIGA, table["launch"] * _MICRO, links, table.get("source", "")
     )
 
 
 def efficiencies(
     kinds: Mapping[str, Mapping[str, Any]],
     host: Mapping[str, float],
+    links: LinkShares,
     overlap: float,
     *,
     beside: Mapping[str, Efficiency] | None = None,
@@ -176,7 +185,7 @@ def efficiencies(
         for precision, points in table.items()
     }
     return Efficiencies(
-        {**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), overlap, curves
+        {**(beside or {}), **found}, Host(**seconds, bandwidth=host["bandwidth"] * _GIGA), links, overlap, curves
     )
 
 
@@ -192,5 +201,6 @@ def published() -> Efficiencies:
     """Return the efficiencies that were fitted to published figures, for CUDA devices."""
     text = resources.files(__package__).joinpath("efficiencies.toml").read_text(encoding="utf-8")
     tables = tomllib.loads(text)
-    host, overlap = tables.pop("host"), tables.pop("overlap")
-    return efficiencies(tables, host, overlap)
+    host, overlap, links = tables.pop("host"), tables.pop("overlap"), tables.pop("links")
+    hops = {name: value * _MICRO for name, value in links.items() if name != "bandwidth"}
+    return efficiencies(tables, host, LinkShares(bandwidth=links["bandwidth"], **hops), overlap)

@@ -8,19 +8,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from actbench.measuring.cost.work import Work, idle, idle_work, work_of
+from actbench.measuring.cost.collectives import collective_of, is_collective
+from actbench.measuring.cost.queues import IN_ORDER, Queues, Turn
+from actbench.measuring.cost.work import Work, exchange, idle, idle_work, work_of, written
 from actbench.ops import hostmemory
 from actbench.results.records import Phase
+from actbench.workloads.recalled import tensors_of
 
 _PLAIN = (int, bool, float, type(None), torch.dtype)
+_WAITS = ("wait_tensor", "wait_tensors")
 
 
 class Done(NamedTuple):
-    """An operator of a step: the part of the step that ran it, and whether the host computed it."""
+    """An operator of a step: the part of the step that ran it, whether the host computed it, and when it may run."""
 
     phase: Phase
     work: Work
     on_host: bool
+    turn: Turn = IN_ORDER
 
 
 class Recorder:
@@ -28,36 +33,66 @@ class Recorder:
 
     Args:
         phase: Tells which part of the step runs.
+        all_operators: Whether others than collectives are noted, too.
 
     Attributes:
         done: The operators of the step.
         is_on: Whether operators are noted.
     """
 
-    def __init__(self, phase: Callable[[], Phase | None]) -> None:
+    def __init__(self, phase: Callable[[], Phase | None], *, all_operators: bool = True) -> None:
         self._phase = phase
+        self._all = all_operators
         self._known: dict[Any, Work | None] = {}
         self._idle: dict[Any, bool] = {}
+        self._queues = Queues()
         self.done: list[Done] = []
         self.is_on = False
 
     def begin(self) -> None:
         """Forget what was noted: the step that counts begins."""
         self.done.clear()
+        self._queues.clear()
         self.is_on = True
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Note an operator that has run."""
         if not self.is_on:
             return
+        phase = self._phase() or "forward"
+        if func.namespace in _NAMESPACES and is_collective(func):
+            self._exchange(phase, func, args, kwargs, result)
+        elif self._all:
+            work = self._work(func, args, kwargs, result)
+            if work is not None:
+                turn = self._turn(phase, work, func, args, kwargs, result)
+                self.done.append(Done(phase, work, hostmemory.is_running(), turn))
+
+    def _exchange(self, phase: Phase, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        found = collective_of(func, args, kwargs, result)
+        used = tensors_of((args, tuple(kwargs.values()), result))
+        turn = self._queues.collective(found, used, phase, is_waited_for=func.namespace == "_c10d_functional")
+        self.done.append(Done(phase, exchange(found), False, turn))
+
+    def _work(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Work | None:
         if func not in self._idle:
             self._idle[func] = idle(func)
         key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
         if key not in self._known:
             self._known[key] = idle_work(func) if key is func else work_of(func, args, kwargs, result)
-        work = self._known[key]
-        if work is not None:
-            self.done.append(Done(self._phase() or "forward", work, hostmemory.is_running()))
+        return self._known[key]
+
+    def _turn(
+        self, phase: Phase, work: Work, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> Turn:
+        """Return when an operator runs; a view waits for nobody."""
+        if not self._queues.concern(work.name) or (work.kind is None and work.name not in _WAITS):
+            return IN_ORDER
+        made = tensors_of(result) or written(func, args)
+        return self._queues.other(work.name, tensors_of((args, tuple(kwargs.values()))), made, phase)
+
+
+_NAMESPACES = ("c10d", "_c10d_functional")
 
 
 def _key(value: Any) -> Any:

@@ -12,12 +12,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from actbench.measuring.cost.collectives import Collective
 from actbench.measuring.cost.kinds import IGNORED, NOTHING, Kind, kind_of
 from actbench.measuring.cost.rates import Precision
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LISTED_AT_ONCE = 48
 """Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
+_TILE = 32
+"""Channels that a kernel computes at once."""
 _READ_AGAIN: dict[str, int] = {
     "native_batch_norm": 0,
     "_native_batch_norm_legit": 0,
@@ -45,6 +48,8 @@ class Work:
         launches: Kernels.
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
+        filled: Which share of what is computed is asked for: a kernel computes whole tiles.
+        collective: What is exchanged with other processes, where that is all that it does.
     """
 
     name: str
@@ -55,12 +60,15 @@ class Work:
     launches: int = 0
     listed: int = 0
     is_known: bool = True
+    filled: float = 1.0
+    collective: Collective | None = None
 
     @property
     def label(self) -> str:
         """Under which name the operator is measured: convolutions with groups are others than those without."""
-        is_grouped = self.kind in ("grouped convolution", "depthwise convolution")
-        return self.name.replace("convolution", self.kind or "") if is_grouped else self.name
+        kind = (self.kind or "").removeprefix("uneven ")
+        is_grouped = kind in ("grouped convolution", "depthwise convolution")
+        return self.name.replace("convolution", kind) if is_grouped else self.name
 
 
 def idle(func: Any) -> bool:
@@ -93,7 +101,13 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         launches=launches + (name in _READ_AGAIN),
         listed=listed,
         is_known=kind is not None,
+        filled=_filled(kind, name, args),
     )
+
+
+def exchange(collective: Collective) -> Work:
+    """Return what a collective does."""
+    return Work(collective.kind, "communication", launches=1, collective=collective)
 
 
 def _is_list_of_tensors(value: Any) -> bool:
@@ -132,6 +146,14 @@ def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bo
     return 2 * (x if transposed else output).numel() * math.prod(weight.shape[1:])
 
 
+def _filled(kind: Kind | None, name: str, args: tuple[Any, ...]) -> float:
+    """Return the share of a tile that the channels of a group fill, where a kernel computes one group at a time."""
+    if kind != "uneven grouped convolution":
+        return 1.0
+    channels: int = args[1 if name == "convolution" else 2].shape[1]
+    return channels / (_TILE * math.ceil(channels / _TILE))
+
+
 def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     if name in kwargs:
         return kwargs[name]
@@ -154,9 +176,11 @@ def _precision(kind: Kind | None, tensors: Iterable[Tensor]) -> Precision:
 
 def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], result: Any) -> int:
     """Return the bytes read and written; what is changed in place is both."""
+    if name == "all_gather_copy_in":  # the rest of the buffer is for others to write
+        return 2 * sum(map(_bytes, args[0]))
     total = sum(map(_bytes, tensors)) + sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
     if result is None or (isinstance(result, list | tuple) and not result):
-        total += sum(map(_bytes, _written(func, args)))
+        total += sum(map(_bytes, written(func, args)))
     if name in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"):
         total -= _bytes(args[0])  # it is written, and not read
     if name in ("embedding", "gather", "index", "index_select"):
@@ -166,7 +190,7 @@ def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], r
     return total
 
 
-def _written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
+def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     """Return the tensors of arguments that an operator writes and does not return."""
     changed = [
         value

@@ -16,7 +16,7 @@ from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.watch import Watch
 from actbench.results.advice import PHASES, advice
-from actbench.results.measured import EstimatedTime, PeakParts, PhasePeaks
+from actbench.results.measured import Communication, EstimatedTime, PeakParts, PhasePeaks
 from actbench.results.records import MeterName, Phase
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.units import format_bytes
@@ -40,6 +40,7 @@ class MemoryReading:
     process_bytes: int | None = None
     loss: float | None = None
     estimated: EstimatedTime | None = None
+    communication: tuple[Communication, ...] | None = None
     untimed: str | None = None
     simulated: Literal["cpu", "cuda"] | None = None
 

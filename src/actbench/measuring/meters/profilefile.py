@@ -31,6 +31,9 @@ class KindTable(Data):
     ramp: Annotated[float, Field(ge=0)]
 
 
+_TIMED = ("fp32", "bandwidth", "link", "launch", "peer", "network", "devices")
+"""What says something of times alone."""
+
 Point = tuple[Positive, Positive] | tuple[Positive, Positive, Positive]
 
 
@@ -78,6 +81,10 @@ class DeviceTable(Data):
     bandwidth: Positive | None = None
     link: Positive | None = None
     launch: Annotated[float, Field(ge=0)] | None = None
+    peer: Positive | None = None  # that of link
+    devices: Annotated[int, Field(gt=0)] = 8
+    network: Positive = 12.5
+    machine: str = ""
     sustained: Share = 1.0
     source: str = ""
     host: HostTable | None = None
@@ -125,7 +132,7 @@ def read(path: Path) -> DeviceTable:
         raise UsageError(
             f"--device-profile {str(path)!r}: efficiencies and operators need the table [host] beside them"
         )
-    some = [name for name in ("fp32", "bandwidth", "link", "launch") if getattr(table, name) is not None]
+    some = [name for name in _TIMED if name in table.model_fields_set]
     if some and not table.has_rates:
         raise UsageError(
             f"--device-profile {str(path)!r}: fp32, bandwidth, link and launch belong together; it has "

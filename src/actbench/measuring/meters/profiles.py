@@ -61,7 +61,8 @@ def _profile(name: str, table: DeviceTable) -> DeviceProfile:
         kinds = {kind: each.model_dump() for kind, each in (table.efficiencies or {}).items()}
         operators = {name: each.model_dump(exclude_none=True) for name, each in (table.operators or {}).items()}
         host = table.host.model_dump()
-        measured = efficiencies(kinds, host, published().overlap, beside=published().kinds, operators=operators)
+        known = published()
+        measured = efficiencies(kinds, host, known.links, known.overlap, beside=known.kinds, operators=operators)
     return DeviceProfile(
         name,
         round(table.gib * GIB),

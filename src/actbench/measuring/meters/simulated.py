@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
-from actbench.measuring.cost.clock import estimate
+from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
@@ -43,7 +43,8 @@ class SimulatedMeter:
     Without a memory limit a step may use all that the device has.
 
     Attributes:
-        done: What the operators did of the step that was read last; empty where nobody says how fast the device is.
+        done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
+            device is.
     """
 
     name: MeterName = "simulated"
@@ -101,12 +102,12 @@ class SimulatedMeter:
         Raises:
             UntraceableError: The model looks at values, or uses an operator that has no fake form.
         """
-        recorder = Recorder(lambda: step.phase)
+        recorder = Recorder(lambda: step.phase, all_operators=self.profile.rates is not None)
         tracker = StorageTracker(
             rounding=self.profile.rounding_bytes,
             host_is_free=self.profile.is_cuda,
             temporaries=temporaries.cuda if self.profile.is_cuda else temporaries.cpu,
-            observe=recorder.note if self.profile.rates is not None else None,
+            observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
         )
         with self.active(), shapes_only(), tracker, watch.watching() if watch else nullcontext():
@@ -120,7 +121,8 @@ class SimulatedMeter:
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
         kind: Literal["cpu", "cuda"] = "cuda" if self.profile.is_cuda else "cpu"
-        timed = replace(reading, estimated=self._time(), untimed=untimed, simulated=kind)
+        sent = communication(self.done)
+        timed = replace(reading, estimated=self._time(), communication=sent, untimed=untimed, simulated=kind)
         return timed.against(self.memory_bytes)
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:

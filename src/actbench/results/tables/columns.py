@@ -5,59 +5,18 @@ Values are in base units; None means that there is nothing to show.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, Literal
 
 from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import FIRST_DIAGNOSTICS
 from actbench.results.records import Failure
 from actbench.results.tables import computed
+from actbench.results.tables.column import Column as Column
+from actbench.results.tables.column import Item
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.values import Spread, Unit, Value, change, quotient
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class Column(Generic[Item]):
-    """A column of a table of items.
-
-    Attributes:
-        key: Name in CSV and data frames; amounts carry their base unit in it.
-        title: Name in front of people.
-        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` one of
-            which 1,000 is as good as all, ``rate`` samples a second.
-        compute: From an item to its value.
-        better: Which direction is an improvement, where one is.
-        spread_of: Key of the column whose plus-minus this one is.
-        estimate_of: Key of the column in whose empty cells this one stands, marked ``est.``; a file has both.
-        detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
-        quiet: Whether only CSV has it, unless it is asked for.
-        short: What ``--columns`` calls it, where that is not its title.
-    """
-
-    key: str
-    title: str
-    unit: Unit
-    compute: Callable[[Item], Value]
-    better: Literal["lower", "higher"] | None = None
-    spread_of: str | None = None
-    estimate_of: str | None = None
-    detail: int = 0
-    quiet: bool = False
-    short: str = ""
-
-    @property
-    def within(self) -> str | None:
-        """Key of the column in whose cells people find this one; None for one of its own."""
-        return self.spread_of or self.estimate_of
-
-    @property
-    def name(self) -> str:
-        """What ``--columns`` calls it."""
-        return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
 
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:
@@ -92,6 +51,10 @@ def _with_estimate(
         *columns,
         Column(f"estimated_{measured.key}", measured.title, measured.unit, compute, estimate_of=measured.key),
     )
+
+
+def _of_estimate(name: str) -> Callable[[Entry], Value]:
+    return lambda entry: getattr(entry.measured.estimated, name, None) if entry.measured else None
 
 
 def _estimated(name: str) -> Callable[[Entry], Value]:
@@ -253,6 +216,23 @@ RESULTS: tuple[Column[Entry], ...] = (
     *_with_estimate(
         with_spread("step_seconds", "Step", "seconds", _spread("step"), "lower", detail=3),
         lambda entry: entry.estimated_step,
+    ),
+    Column("sent_bytes", "Comm.", "bytes", computed.sent_bytes, "lower", short="comm"),
+    Column(
+        "estimated_communication_seconds",
+        "Comm. time, est.",
+        "seconds",
+        _of_estimate("communication_seconds"),
+        detail=1,
+        short="comm-time",
+    ),
+    Column(
+        "estimated_exposed_seconds",
+        "Comm. exposed, est.",
+        "seconds",
+        _of_estimate("exposed_seconds"),
+        "lower",
+        short="comm-exposed",
     ),
     Column(
         "estimated_largest_batch_rate",

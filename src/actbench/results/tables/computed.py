@@ -132,3 +132,9 @@ def saving(exact: float | None, scheme: float | None) -> float | None:
     """Return the share of the exact model's amount that a scheme does not need."""
     left = quotient(scheme, exact)
     return None if left is None else 1 - left
+
+
+def sent_bytes(entry: Entry) -> Value:
+    """Return the bytes that one process of several sends in a simulated step."""
+    found = entry.measured.communication if entry.measured else None
+    return sum(each.sent_bytes for each in found) if found else None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from actbench.results.fits import FitRecord, step_seconds_of
 from actbench.results.measured import Measurement
 from actbench.results.records import Failure
-from actbench.results.tables.columns import Column, Item, with_spread
+from actbench.results.tables.column import Item
+from actbench.results.tables.columns import Column, with_spread
 from actbench.results.tables.fitted import Fitted, Tried, fitted, simulated
 from actbench.results.tables.table import Table, fill
 from actbench.results.tables.values import Spread, Value, change, step_time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actbench.results.measured import OTHERS, EstimatedTime, MeasuredRecord, Measurement
 from actbench.results.tables.columns import Column
@@ -12,7 +12,7 @@ from actbench.results.tables.table import Table, fill
 DEAREST = 10
 """Operators that a table of them names."""
 
-_REST, _ALL = "(all others)", "step"
+_REST, _ALL, _BESIDE = "(all others)", "step", ", beside the step"
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Operator:
 def operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return, for each case that was simulated, the operators in which most of the step's time goes, by estimate.
 
-    Schemes of one case stand beside each other, and the rows add up to the step.
+    Schemes of one case stand beside each other, and the rows add up to the step; below it stands what runs beside that.
     """
     cases: dict[str, list[tuple[MeasuredRecord, EstimatedTime]]] = {}
     for record in records:
@@ -40,27 +40,36 @@ def operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
 def _operator_table(found: Sequence[tuple[MeasuredRecord, EstimatedTime]]) -> Table:
     case = found[0][0].case
     times = {record.case.scheme: time for record, time in found}
-    seconds = {scheme: {each.name: each.seconds for each in time.by_operator} for scheme, time in times.items()}
-    calls = {scheme: {each.name: each.calls for each in time.by_operator} for scheme, time in times.items()}
-    names = {name for each in seconds.values() for name in each} - {OTHERS}
-    ranked = sorted(names, key=lambda name: -max(each.get(name, 0.0) for each in seconds.values()))
+    within = _by_operator(times, is_beside=False)
+    others = [each for each in within if each.name == OTHERS]
+    within = [each for each in within if each.name != OTHERS]
+    rest = {scheme: sum(each.seconds.get(scheme, 0.0) for each in within[DEAREST:] + others) for scheme in times}
     rows = [
-        _Operator(
-            name,
-            {scheme: each[name] for scheme, each in seconds.items() if name in each},
-            {scheme: each[name] for scheme, each in calls.items() if name in each},
-        )
-        for name in ranked[:DEAREST]
-    ]
-    named = set(ranked[:DEAREST])
-    rest = {scheme: sum(each[name] for name in each.keys() - named) for scheme, each in seconds.items()}
-    rows += [
+        *within[:DEAREST],
         _Operator(_REST, rest, {}),
         _Operator(_ALL, {scheme: time.step_seconds for scheme, time in times.items()}, {}),
+        *(replace(each, name=f"{each.name}{_BESIDE}") for each in _by_operator(times, is_beside=True)),
     ]
     title = f"Where the time of a step of {case.model} goes, batch {case.batch_size}, {case.device_profile}, est."
     columns = [column for scheme in times for column in _of_scheme(scheme)]
     return fill(title, (Column("operator", "Operator", "text", lambda row: row.name), *columns), rows)
+
+
+def _by_operator(times: Mapping[str, EstimatedTime], *, is_beside: bool) -> list[_Operator]:
+    """Return the operators that run within the step, or beside it, the dearest first."""
+    found = {
+        scheme: {each.name: each for each in time.by_operator if each.is_beside == is_beside}
+        for scheme, time in times.items()
+    }
+    operators = [
+        _Operator(
+            name,
+            {scheme: each[name].seconds for scheme, each in found.items() if name in each},
+            {scheme: each[name].calls for scheme, each in found.items() if name in each},
+        )
+        for name in dict.fromkeys(name for each in found.values() for name in each)
+    ]
+    return sorted(operators, key=lambda each: (-max(each.seconds.values()), each.name))
 
 
 def _of_scheme(scheme: str) -> tuple[Column[_Operator], ...]:
