@@ -28,7 +28,7 @@ from actbench.measuring import inspection, meters, processes, search
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
-from actbench.results.measured import Diagnostic, LargestBatch, Measurement
+from actbench.results.measured import Diagnostic, LargestBatch, Measurement, Mesh
 from actbench.results.records import Built, Case, Failure, FailureReason
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
@@ -95,6 +95,7 @@ class Session:
             **quality,
             largest_batch=searched and searched.batch_size,
             largest_batch_search=searched,
+            mesh=Mesh(**self.scheme.mesh_axes) if self.scheme.mesh_axes else None,
             dtype=meters.types(self.setup.module),
             optimizer=step.optimizer_class,
             weights_origin=self.workload.weights_origin,
@@ -214,6 +215,7 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         return None
 
 
+@processes.left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: bytes first, then time in a pass of its own.
 
@@ -237,6 +239,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
+@processes.left_after()
 def snapshot(case: Case) -> bytes:
     """Return what torch's memory visualiser (pytorch.org/memory_viz) shows of a step of a case, as a pickle.
 
@@ -248,6 +251,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
+@processes.left_after()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -261,9 +265,10 @@ def itemize(case: Case) -> Ledger:
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:
         setup = meter.adopt(setup)
-    setup = replace(setup, mesh=processes.mesh(scheme, meter))
+    local, _ = scheme.placed()  # a tensor that is saved is saved by each process
+    setup = replace(setup, mesh=processes.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
-        setup = scheme.apply(setup)
+        setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
         return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
 

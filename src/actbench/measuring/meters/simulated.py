@@ -20,7 +20,7 @@ from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.expandable import reserved_bytes
 from actbench.measuring.meters.operators import device_operators
-from actbench.measuring.meters.peak import Event, Moments
+from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
@@ -170,10 +170,10 @@ def _read(
     step.around_forward = turn
     own = footprint.own_weights(step.setup.module)
     loss, before, begun = _forward(step, tracker, recorder)
-    gathered = footprint.gathered(step.setup.module, own)
-    tracker.communicated.gathered |= tracker.names(gathered)
-    after = tracker.live_bytes - footprint.stored_bytes(gathered)
-    del gathered
+    gathered = tracker.names(footprint.gathered(step.setup.module, own))
+    tracker.communicated.gathered |= gathered
+    held = alive(tracker.events) if gathered else {}
+    after = tracker.live_bytes - sum(held.get(name, 0) for name in gathered)
     step.backward(loss)
     step.around_forward = lambda: None
     recorder.is_on = False
