@@ -110,8 +110,8 @@ def refuse_whole_matrices(optimizer: optim.Optimizer, who: str) -> None:
     if not by_element(optimizer):
         name = type(_innermost(optimizer)).__name__
         raise ConversionError(
-            f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a share "
-            "of it: take adamw, adam or sgd"
+            f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a "
+            "share of it: take adamw, adam or sgd"
         )
 
 

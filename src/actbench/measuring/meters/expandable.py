@@ -10,6 +10,7 @@ page that is used in part stays, and so gaps add up here as well.
 from __future__ import annotations
 
 import bisect
+
 from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator
 from actbench.units import MIB
 
