@@ -166,5 +166,3 @@ def first_tensor(args: Iterable[Any], kwargs: dict[str, Any]) -> Tensor:
     """Return what a module works on: its first argument that is a tensor of floating-point numbers."""
     values = (*args, kwargs.get("hidden_states"), *kwargs.values())
     return next(value for value in values if isinstance(value, Tensor) and value.is_floating_point())
-
-

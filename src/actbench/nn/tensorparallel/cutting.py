@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed.linear import is_conv1d
-from actbench.nn.tensorparallel.plan import Place, Plan
+from actbench.nn.tensorparallel.plan import Cut, Place, Plan
 from actbench.nn.tensorparallel.ranks import Ranks
 
 
@@ -62,10 +61,9 @@ def widths(layer: nn.Module) -> tuple[int, int]:
     return (found.nf, found.nx) if is_conv1d(type(layer)) else (found.out_features, found.in_features)
 
 
-def uncut(layer: nn.Module, cut: str) -> Iterator[nn.Module]:
-    """Give the modules inside of a layer with adapters that are not cut, and whose gradients are sums of parts."""
-    for matrix in getattr(layer, "lora_A" if cut == "columns" else "lora_B", {}).values():
-        yield matrix
+def cut_adapters(layer: nn.Module, cut: Cut) -> list[nn.Module]:
+    """Return the matrices of LoRA that are cut as the layer is: B by outputs, A by inputs."""
+    return list(getattr(layer, "lora_B" if cut == "columns" else "lora_A", {}).values())
 
 
 def cut_parameter(parameter: Tensor, dim: int, ranks: Ranks, blocks: int = 1) -> None:
@@ -98,10 +96,11 @@ def _cut_layer(layer: nn.Module, place: Place, ranks: Ranks) -> None:
             cut_parameter(inner.bias, 0, ranks, place.blocks)
     elif inner.bias is not None and ranks.rank:
         _leave_to_first(inner)
-    for each in {layer, inner, *_adapters(layer, of_columns)}:
-        _narrow(each, of_columns, ranks.size)
-    for matrix in _adapters(layer, of_columns):
+    adapters: list[Any] = cut_adapters(layer, place.cut)
+    for matrix in adapters:
         cut_parameter(matrix.weight, 0 if of_columns else 1, ranks, place.blocks)
+    for each in {layer, inner, *adapters}:
+        _narrow(each, of_columns, ranks.size)
 
 
 def _leave_to_first(layer: nn.Module) -> None:
@@ -109,11 +108,6 @@ def _leave_to_first(layer: nn.Module) -> None:
     bias: Any = layer.bias
     del layer._parameters["bias"]
     layer.register_buffer("bias", torch.zeros_like(bias, requires_grad=False))
-
-
-def _adapters(layer: nn.Module, of_columns: bool) -> list[Any]:
-    """Return the matrices of adapters that are cut as the layer is: B by outputs, A by inputs."""
-    return list(getattr(layer, "lora_B" if of_columns else "lora_A", {}).values())
 
 
 def _narrow(layer: nn.Module, of_columns: bool, size: int) -> None:

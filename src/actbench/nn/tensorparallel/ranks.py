@@ -152,7 +152,7 @@ def joined(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
 
 
 def shared_parts(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-    """Return the whole of which the processes have a part each, for each to use in its own way: gradients are summed."""
+    """Return the whole of which the processes have a part each, to use each in its own way: gradients are summed."""
     return _apply(_SharedParts, x, ranks, dim)
 
 

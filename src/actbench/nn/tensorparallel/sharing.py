@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from actbench.nn.tensorparallel.crossings import Entry, Exit, SequenceEntry, SequenceExit, SummedGradients
-from actbench.nn.tensorparallel.cutting import base, cut, uncut
+from actbench.nn.tensorparallel.cutting import base, cut, cut_adapters
 from actbench.nn.tensorparallel.drawing import OwnNumbers, drops
 from actbench.nn.tensorparallel.plan import Plan
 from actbench.nn.tensorparallel.ranks import Ranks
@@ -42,11 +42,7 @@ def _uncut(model: nn.Module, plan: Plan, *, of_sequence: bool) -> list[nn.Module
     """Return the modules with parameters that all processes have and use with a part of the data each."""
     layers = {model.get_submodule(place.path): place.cut for place in plan.places}
     taken = {base(layer) for layer in layers}
-    taken |= {matrix for layer, cut in layers.items() for matrix in uncut(layer, _other(cut))}
+    taken |= {matrix for layer, side in layers.items() for matrix in cut_adapters(layer, side)}
     around = [plan.blocks] if of_sequence else [*plan.entries, *(place.path for place in plan.places)]
     found = [part for path in around for part in model.get_submodule(path).modules() if part not in taken]
     return [part for part in dict.fromkeys(found) if any(True for _ in part.parameters(recurse=False))]
-
-
-def _other(cut: str) -> str:
-    return "rows" if cut == "columns" else "columns"
