@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
 from actbench import schemes, workloads
 from actbench.errors import ActbenchError
@@ -43,11 +44,14 @@ def run(job: dict[str, Any], axes: dict[str, int]) -> dict[str, Any]:
     torch.manual_seed(0)
     alone = schemes.build(job["alone"]).apply(workload.setup(materialize=True, seed=0))
     passes = job.get("passes", 1)
-    steps = 1 if passes > 1 else STEPS
+    steps = 1 if passes > 1 or "dp" in axes else STEPS
     with without_dropout(mine.module), without_dropout(alone.module):
         losses, gradients = trained(mine, batch, steps, passes)
         expected, exact = trained(alone, batch, steps, 1)
-    found = {"losses": losses, "expected": expected, "errors": errors(mine.module, gradients, exact)}
+    if "dp" in axes:
+        for gradient in exact.values():
+            distributed.all_reduce(gradient.div_(axes["dp"]), group=mesh.get_group("dp"))
+    found = {"losses": losses, "expected": expected, "errors": errors(gradients, exact, mesh["tp"])}
     return {**found, "apart": apart(gradients)}
 
 
@@ -63,13 +67,14 @@ def trained(setup: TrainingSetup, batch: Batch, steps: int, passes: int) -> tupl
             loss = step.forward()
             step.backward(loss)
         losses.append(float(loss.detach()))
-    gradients = {name: p.grad / passes for name, p in setup.module.named_parameters() if p.grad is not None}
-    return losses, gradients
+    found = {name: p.grad for name, p in setup.module.named_parameters() if p.grad is not None}
+    whole = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}
+    return losses, {name: grad / passes for name, grad in whole.items()}
 
 
-def errors(module: nn.Module, found: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, float]:
+def errors(found: dict[str, Tensor], exact: dict[str, Tensor], mesh: DeviceMesh) -> dict[str, float]:
     """Return the relative error of the gradient of each parameter, the worst of all processes."""
-    size, rank = distributed.get_world_size(), distributed.get_rank()
+    size, rank = mesh.size(), mesh.get_local_rank()
     mine: dict[str, float] = {}
     for name, whole in exact.items():
         if name not in found:  # a bias that the first process adds alone
@@ -109,7 +114,10 @@ def everyone(mine: list[Any]) -> list[Any]:
 def main(jobs: Path, results: Path) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{results}.store", rank=RANK, world_size=WORLD)
-    found = [run(job, job.get("axes", {"tp": WORLD})) for job in json.loads(jobs.read_text())]
+    found = []
+    for job in json.loads(jobs.read_text()):
+        print(job, file=sys.stderr, flush=True)
+        found.append(run(job, job.get("axes", {"tp": WORLD})))
     if RANK == 0:
         results.write_text(json.dumps(found))
     distributed.destroy_process_group()

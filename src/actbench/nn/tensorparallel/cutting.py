@@ -76,7 +76,9 @@ def cut_parameter(parameter: Tensor, dim: int, ranks: Ranks, blocks: int = 1) ->
         blocks: How many equal parts it is made of along the dimension, each of which is cut.
     """
     gradient, parameter.grad = parameter.grad, None
-    parameter.data = _part(parameter.data, dim, ranks, blocks)
+    mine = _part(parameter.data, dim, ranks, blocks)
+    parameter.data = mine.new_empty(0, dtype=torch.float64 if mine.dtype == torch.float32 else torch.float32)
+    parameter.data = mine  # twice: autograd forgets the shape of what ran before only where the type changes
     if gradient is not None:
         parameter.grad = _part(gradient, dim, ranks, blocks)
 
