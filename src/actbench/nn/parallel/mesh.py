@@ -36,7 +36,7 @@ def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) 
     names = mesh.mesh_dim_names or ()
     if DATA not in names:
         raise ConversionError(f"{who} needs a mesh with an axis {DATA!r}; the one of the setup has {', '.join(names)}")
-    found = mesh[DATA]
-    if found.size() != ranks:
-        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {DATA!r}, which has {found.size()}")
-    return found
+    axis = mesh[DATA]
+    if axis.size() != ranks:
+        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {DATA!r}, which has {axis.size()}")
+    return axis
