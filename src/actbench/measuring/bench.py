@@ -28,7 +28,7 @@ from actbench.measuring import inspection, meters, processes, search
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
-from actbench.results.measured import Diagnostic, LargestBatch, Measurement
+from actbench.results.measured import Diagnostic, LargestBatch, Measurement, Mesh
 from actbench.results.records import Built, Case, Failure, FailureReason
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
@@ -66,8 +66,10 @@ class Session:
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self.setup = start if self._others is None else self._others.apply(start)
+        local, placing = (None, None) if self._others is None else self._others.placed()
+        self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
+        self.setup = self.setup if placing is None else placing.apply(self.setup)
         self.sites, self.unreached = self.setup.sites, self.setup.unreached
         if before is not None and after is not None:
             self._inspect(before, after)
@@ -83,16 +85,18 @@ class Session:
 
     def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
-        searched = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
         reading = self.meter.memory(step, watch)
+        searches = self.case.find_largest_batch and not self.meter.materialize
+        searched = self._largest_batch(reading) if searches else None
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),
             **quality,
             largest_batch=searched and searched.batch_size,
             largest_batch_search=searched,
+            mesh=Mesh(**self.scheme.mesh_axes) if self.scheme.mesh_axes else None,
             dtype=meters.types(self.setup.module),
             optimizer=step.optimizer_class,
             weights_origin=self.workload.weights_origin,
@@ -189,16 +193,18 @@ class Session:
     def _batch(self) -> Batch:
         return self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
 
-    def _largest_batch(self) -> LargestBatch:
+    def _largest_batch(self, reading: meters.MemoryReading) -> LargestBatch:
+        """Return the largest batch that fits, of which the reading of the case's batch tells already."""
         seconds: dict[int, float] = {}
 
-        def fits(batch_size: int) -> search.Trial:
-            reading = self.meter.memory(self._new_step(batch_size))
-            if reading.estimated is not None:
-                seconds[batch_size] = reading.estimated.step_seconds
-            return search.Trial(reading.over_limit_bytes is None, reading.peak_bytes)
+        def trial(batch_size: int, known: meters.MemoryReading | None = None) -> search.Trial:
+            found = known or self.meter.memory(self._new_step(batch_size))
+            if found.estimated is not None:
+                seconds[batch_size] = found.estimated.step_seconds
+            return search.Trial(found.over_limit_bytes is None, found.peak_bytes)
 
-        found = search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
+        known = {self.case.batch_size: trial(self.case.batch_size, reading)}
+        found = search.largest(trial, memory_limit_bytes=self.meter.memory_bytes, known=known)
         return found.model_copy(update={"estimated_step_seconds": seconds.get(found.batch_size)})
 
 
@@ -212,6 +218,7 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         return None
 
 
+@processes.left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: bytes first, then time in a pass of its own.
 
@@ -235,6 +242,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
+@processes.left_after()
 def snapshot(case: Case) -> bytes:
     """Return what torch's memory visualiser (pytorch.org/memory_viz) shows of a step of a case, as a pickle.
 
@@ -246,6 +254,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
+@processes.left_after()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -259,9 +268,10 @@ def itemize(case: Case) -> Ledger:
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:
         setup = meter.adopt(setup)
-    setup = replace(setup, mesh=processes.mesh(scheme, meter))
+    local, _ = scheme.placed()  # a tensor that is saved is saved by each process
+    setup = replace(setup, mesh=processes.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
-        setup = scheme.apply(setup)
+        setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
         return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
 

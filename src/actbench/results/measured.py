@@ -34,12 +34,30 @@ class LargestBatch(Data):
     estimated_step_seconds: NonNegativeFloat | None = None
 
 
+class Mesh(Data):
+    """How many processes train together along each axis.
+
+    Attributes:
+        dp: Data parallel: each has batches of its own.
+        tp: Tensor parallel: they share the layers of one batch.
+    """
+
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+
+    @property
+    def size(self) -> int:
+        """How many there are in all."""
+        return self.dp * self.tp
+
+
 class PeakParts(Data):
     """What the peak is made of; the parts add up to it.
 
     Attributes:
         activation_bytes: Made in the forward pass and alive at its end: what is saved for backward, and the loss.
         batch_bytes: The batch, and what modules hold from one step to the next.
+        communication_bytes: Parameters gathered from other processes, and the buffers of what is gathered and reduced.
         temporary_bytes: The rest: what operators need for a moment, gradients on their way through the layers, and
             what is recomputed.
     """
@@ -49,6 +67,7 @@ class PeakParts(Data):
     optimizer_bytes: NonNegativeInt = 0
     activation_bytes: NonNegativeInt = 0
     batch_bytes: NonNegativeInt = 0
+    communication_bytes: NonNegativeInt = 0
     temporary_bytes: NonNegativeInt = 0
 
 
@@ -174,6 +193,7 @@ class Measurement(Data):
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         diagnostics: What the scheme reports of itself.
+        mesh: The processes that train together; bytes are those of one of them, the first. None for one alone.
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
@@ -208,6 +228,7 @@ class Measurement(Data):
     gradient_cosine: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     loss: float | None = None
+    mesh: Mesh | None = None
     dtype: str | None = None
     optimizer: str | None = None
     weights_origin: str = "random"
@@ -231,6 +252,11 @@ class Measurement(Data):
     def diagnostic(self, name: str) -> float | None:
         """Return a number that the scheme reports; None where it does not."""
         return next((each.value for each in self.diagnostics if each.name == name), None)
+
+    @property
+    def batches(self) -> int:
+        """How many batches a step takes at once: each data-parallel process has its own."""
+        return self.mesh.dp if self.mesh else 1
 
     @property
     def fits(self) -> bool:

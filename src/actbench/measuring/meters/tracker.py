@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters.footprint import plain_tensors
-from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
@@ -27,6 +29,9 @@ Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 Made = Callable[[int, Any], None]
 """Told the name of a storage that is new, and the operator that makes it; None for what was made before."""
+
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
 def round_up(amount: int, block: int) -> int:
@@ -53,6 +58,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             part of the events can be played again.
         peak_at: How many events there were when the peak was reached.
         host: The same of storages in host memory that are left out.
+        communicated: What collectives read and write, and what FSDP2 gathers.
     """
 
     def __init__(
@@ -80,6 +86,17 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._on_host: set[int] = set()
         self._names = itertools.count()
+        self.communicated = Communicated()
+        self._resizing = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._resizing.enter_context(_resizes_told(self._resized))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._resizing.close()
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and enter what it returns; of one on a tensor made of others, the operators on these."""
@@ -99,6 +116,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if on_host:
             self._mark_new(found)
         self.add(found, func)
+        if func.namespace in _COLLECTIVES:
+            self._communicate(func, args, kwargs or {}, found)
         if self._temporaries is not None and not on_host:
             self._enter_temporaries(self._temporaries(func, args, result), func)
         return result
@@ -109,6 +128,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for plain in plain_tensors(tensor):
                 if id(plain.untyped_storage()) not in self._known:
                     hostmemory.mark(plain.untyped_storage())
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
+        """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered."""
+        communicated, given = self.communicated, tensors_of(args)
+        if func.namespace != "fsdp":
+            communicated.buffers |= self.names([*found, *given])
+            if func is torch.ops.c10d._reduce_scatter_base_.default:
+                communicated.streams.update(dict.fromkeys(self.names(given[:1]), "reduce"))
+        elif func is torch.ops.fsdp.all_gather_copy_in.default:
+            shares, into = self.names(args[0]), self.names([args[1]])
+            communicated.gathered |= shares | into
+            cast = shares if len(shares) == 1 < len(args[0]) else set()  # those of another type are copied into one
+            communicated.streams.update(dict.fromkeys(into | cast, "gather"))
+        else:
+            communicated.gathered |= self.names([*found, *tensors_of(kwargs)])
 
     def _settle(self) -> None:
         """Count the sum of two gradients once its addends are gone, if nobody else holds them.
@@ -188,6 +222,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live_bytes += amount - before
             self.events.append((name, amount))
 
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage anew that was freed or allocated again while tensors hold it, as FSDP2 does."""
+        self._settle()
+        key = id(storage)
+        if key not in self._known:
+            return
+        name, before = self._known[key]
+        if before and not storage.nbytes():
+            self.events.append((name, 0))
+            self._live_bytes -= before
+        if not storage.nbytes() or not before:
+            self._known[key] = (next(self._names), 0)
+        if storage.nbytes():
+            self._made(self._known[key][0], None)
+            self._enter(storage, None)
+            self._raise_peak()
+
     def _leave(self, key: int) -> None:
         del self._watched[key]
         name, amount = self._known.pop(key)
@@ -197,6 +248,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in self._on_host:
             self._on_host.remove(name)
             self.host.append(HostEvent(len(self.events), name, 0))
+
+
+@contextmanager
+def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of each storage that Python code resizes inside the block, which no operator does."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        tell(storage)
+        return result
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
 
 
 def _can_be_added_to(gradient: Any) -> bool:

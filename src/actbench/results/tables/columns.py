@@ -145,6 +145,8 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("seed", "Seed", "count"),
 )
 
+PROCESSES: Column[Entry] = Column("processes", "Processes", "count", computed.processes, detail=1)
+
 OPTIMIZER_STATE: Column[Entry] = Column(
     "optimizer_bytes",
     "Optimizer state",
@@ -180,6 +182,7 @@ RESULTS: tuple[Column[Entry], ...] = (
         detail=1,
     ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
+    PROCESSES,
     Column("peak_bytes", "Peak", "bytes", computed.peak, "lower"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
     Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
@@ -202,6 +205,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     _at_peak("optimizer_bytes", "Optimizer state"),
     _at_peak("activation_bytes", "Activations"),
     _at_peak("batch_bytes", "Batch"),
+    replace(_at_peak("communication_bytes", "Gathered and reduced"), short="communication"),
     replace(_at_peak("temporary_bytes", "Temporaries"), short="temporaries"),
     Column("reserved_bytes", "Reserved", "bytes", _measured("reserved_bytes"), "lower", detail=2),
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
