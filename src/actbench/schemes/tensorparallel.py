@@ -106,8 +106,7 @@ class TensorParallel(Scheme):
             raise ConversionError(
                 f"{self.spec}: the setup has no mesh of processes with an axis 'tp': simulate one of them by 'actbench "
                 "measure --meter simulated', or give TrainingSetup(…, mesh=init_device_mesh(device, "
-                f"({self.ranks},), mesh_dim_names=('tp',))) in each; a model alone cannot be converted: each process "
-                "would save another part of it under the same names"
+                f"({self.ranks},), mesh_dim_names=('tp',))) in each of {self.ranks}"
             )
         ranks = Ranks.of(mesh, "tp")
         if ranks.size != self.ranks:
