@@ -140,13 +140,15 @@ def test_a_model_alone_is_not_converted() -> None:
 
     with pytest.raises(ConversionError, match="tp:2 spreads it over 2"):
         conversion.convert(model, "tp:2")
-    with pytest.raises(ConversionError, match="the setup has no mesh of processes with an axis 'tp'"):
+    with pytest.raises(
+        ConversionError, match="tp:2 spreads the model over 2 processes, and this process belongs to no"
+    ):
         schemes.build("tp:2").apply(TrainingSetup(model))
 
 
 def test_a_mesh_of_other_processes_is_refused() -> None:
     session = bench.Session(case("tp:2", "tiny-llama"))
-    with pytest.raises(ConversionError, match="the axis 'tp' of the mesh has 2 processes"):
+    with pytest.raises(ConversionError, match="tp:4 needs 4 processes along the mesh's axis 'tp', which has 2"):
         schemes.build("tp:4").apply(session.setup)
 
 
