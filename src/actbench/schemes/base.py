@@ -217,6 +217,11 @@ class Scheme(Data):
         """Whether a step changes what later ones keep: its gradients are then judged after a first step."""
         return False
 
+    @property
+    def bits_by_gradients(self) -> bool:
+        """Whether in how many bits something is packed follows from gradients that this process has seen."""
+        return False
+
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
         """Return a context in which the setup's weights are what the scheme makes of them in each step of training.
 
