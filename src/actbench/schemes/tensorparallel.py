@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import nn
 
-from actbench.errors import ConversionError
+from actbench.nn.parallel.mesh import DATA, TENSOR, data_mesh
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
 from actbench.nn.tensorparallel.cutting import check
@@ -14,6 +14,7 @@ from actbench.nn.tensorparallel.plan import Plan, plan_of
 from actbench.nn.tensorparallel.ranks import Ranks
 from actbench.nn.tensorparallel.sharing import share_layers
 from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
+from actbench.ops.noise import draw_as
 from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import TENSOR_PARALLEL, Change, Scheme
@@ -66,7 +67,7 @@ class TensorParallel(Scheme):
     @property
     def mesh_axes(self) -> Mapping[str, int]:
         """How many processes share the layers."""
-        return {"tp": self.ranks}
+        return {TENSOR: self.ranks}
 
     @property
     def gradient(self) -> Gradient:
@@ -89,30 +90,21 @@ class TensorParallel(Scheme):
             ConversionError: They do not divide, or there is no mesh with as many processes.
         """
         module = setup.module
-        ranks = self._ranks(setup)
+        ranks = Ranks.of(data_mesh(setup.mesh, module, self.ranks, self.spec, TENSOR), TENSOR)
         refuse_compiled(module, *Entry.uncompilable)
         plan = plan_of(module, self.spec)
         check(module, plan, self.ranks, self.spec)
         vocabulary = vocabulary_of(module, self.ranks)
         sites = tuple(self._sites(module, plan, vocabulary))
         left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
+        draw_as(
+            0
+            if setup.mesh is None or DATA not in (setup.mesh.mesh_dim_names or ())
+            else setup.mesh.get_local_rank(DATA)
+        )
         share_layers(module, plan, ranks, of_sequence=self.sequence)
         share(vocabulary, ranks)
         return setup.changed(module, sites, left)
-
-    def _ranks(self, setup: TrainingSetup) -> Ranks:
-        mesh = setup.mesh
-        if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
-            raise ConversionError(
-                f"{self.spec}: the setup has no mesh of processes with an axis 'tp': simulate one of them by 'actbench "
-                "measure --meter simulated', or give TrainingSetup(…, mesh=init_device_mesh(device, "
-                f"({self.ranks},), mesh_dim_names=('tp',))) in each; a model alone cannot be converted: each process "
-                "would save another part of it under the same names"
-            )
-        ranks = Ranks.of(mesh, "tp")
-        if ranks.size != self.ranks:
-            raise ConversionError(f"{self.spec}: the axis 'tp' of the mesh has {ranks.size} processes")
-        return ranks
 
     def _sites(self, module: nn.Module, plan: Plan, vocabulary: Vocabulary) -> Iterator[Site]:
         for place in plan.places:
