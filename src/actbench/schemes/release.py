@@ -18,15 +18,15 @@ _WHY = "each process would step by its own gradients before they are averaged; l
 
 
 class Release(Scheme):
-    """Each parameter is stepped, and its gradient freed, as soon as the backward pass has made it.
+    """The optimizer steps each parameter as soon as its gradient is computed, and frees the gradient.
 
     Paper: Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources", arXiv 2306.09782
     (LOMO); torchtune has it as ``optimizer_in_bwd``.
-    Kept until the step: no gradient. At the peak there are those of the few parameters whose gradients autograd is
-    making, in place of one for each parameter. Loss, gradients and updates are bit for bit those without the scheme; a
-    tied parameter is stepped once, when its whole gradient is there.
-    Not to be had: gradients added up over backward passes, clipped by their norm or scaled, which need all of them at
-    once; DDP and FSDP.
+    Kept until the step: no gradient. At the peak only the few gradients exist that autograd is computing, in place of
+    one for each parameter. Loss, gradients and updates are bit for bit those without the scheme; a tied parameter is
+    stepped once, when its whole gradient is computed.
+    Not supported: gradients that are added up over backward passes, clipped by their norm or scaled, which needs all of
+    them at once; DDP and FSDP.
     Not reproduced: SGD without state fused into the backward pass, clipping by a second backward pass.
     """
 
@@ -38,15 +38,16 @@ class Release(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """When gradients are stepped."""
+        """When gradients are used and freed."""
         return ("gradients",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Put a stepping wrapper around the optimizer that the setup makes.
+        """Wrap the setup's optimizer so that it steps in the backward pass.
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There is no optimizer, gradients are added up over micro-batches, or FSDP has them.
+            ConversionError: The setup makes no optimizer, gradients are added up over micro-batches, or FSDP shards
+                them.
         """
         refuse_untrained(self.name, setup.module)
         if setup.make_optimizer is None:
@@ -70,7 +71,7 @@ class Release(Scheme):
 
 
 def _stepping(make: MakeOptimizer) -> MakeOptimizer:
-    """Return what makes stepping optimizers, of which only the last one steps."""
+    """Return what makes optimizers that step in the backward pass; only the last one made steps."""
     made: list[weakref.ref[StepInBackward]] = []
 
     def stepping(module: nn.Module) -> StepInBackward:
