@@ -32,7 +32,7 @@ class Sketching:
         ratio: Rows of the sketch per row of the matrix, above 0 and at most 1; unused where ``dim`` is given.
         dim: Rows of the sketch.
         min: The fewest rows that a ratio may give.
-        max: The most rows that a ratio may give.
+        max: The most rows of the sketch.
     """
 
     kind: Kind = "gaussian"
