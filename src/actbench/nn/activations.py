@@ -202,7 +202,7 @@ def refuse_converted(spec: str, model: nn.Module) -> None:
 
 
 def instead(model: nn.Module) -> str:
-    """Say what activation layers a model holds, and which functions its code calls."""
+    """Return a text about the activation layers of a model and the functions that its code calls."""
     layers = [module for module in model.modules() if type(module).__module__ in (TORCH, TRANSFORMERS)]
     found = Counter(map(called, layers))
     held = ", ".join(f"{count} {name}" for name, count in found.most_common())

@@ -104,8 +104,8 @@ class CompiledForward(ReboundForward):
         found = self._run(module, args, kwargs)
         if not self.graphs_of_a_pass:
             raise ConversionError(
-                f"compile: torch.compile has run {type(module).__name__} as it is, without a word; where "
-                "TORCHDYNAMO_DISABLE or torch.compiler.set_stance switch it off, let it be, or leave compile out"
+                f"compile: torch.compile ran {type(module).__name__} uncompiled, without a message; if "
+                "TORCHDYNAMO_DISABLE or torch.compiler.set_stance switches it off, undo that, or leave compile out"
             )
         savedtensors.acted(self)
         return found

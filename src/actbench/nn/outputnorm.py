@@ -34,7 +34,7 @@ Run = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 VALUES = (
     "a model whose norms keep their output",
-    "they look at the values of their weights, which a compiled graph has not",
+    "they look at the values of their weights, which a compiled graph does not have",
 )
 """What cannot be compiled, and why."""
 

@@ -42,7 +42,7 @@ TORCHVISION_BLOCKS = {
 _TENSOR = object()
 """Stands for a tensor among the arguments or results of a block."""
 
-_UNCOMPILED = "checkpoint: a block that writes its buffers, or may for all that is known, runs uncompiled"
+_UNCOMPILED = "checkpoint: a block that writes its buffers, or may write them, runs uncompiled"
 
 _KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names} | {
     "actbench.workloads.graphs.networks.GraphBlock"

@@ -143,8 +143,8 @@ def _visit(
     replacement = rule(module, path)
     if replacement is not None and (compiled or is_compiled(module)):
         raise ConversionError(
-            f"{path or 'the model'} is a {type(module).__name__} that torch.compile has compiled by itself, and what "
-            "is compiled would run on in place of what it is converted to; convert first, and compile then"
+            f"{path or 'the model'} is a {type(module).__name__} that torch.compile has compiled by itself: the "
+            "compiled code would still run in place of the converted module; convert first, and compile then"
         )
     memo[id(module)] = module if replacement is None else replacement
     if replacement is None:

@@ -214,8 +214,8 @@ def _refuse_capture() -> None:
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if initialized and torch.cuda.is_current_stream_capturing():
         raise KernelError(
-            "a seed was asked for while a CUDA graph is captured, whose replays would all use that one; "
-            "leave what draws seeds out of the graph"
+            "a seed is drawn while a CUDA graph is captured, and all replays of the graph would reuse it; "
+            "leave operators that draw seeds out of the graph"
         )
 
 

@@ -96,7 +96,7 @@ class Divided(TwoFrequencies):
 
 
 def _averaged(x: Tensor, axis: int, block: int) -> Tensor:
-    """Return means over blocks of a dimension, the last of which may be shorter."""
+    """Return means over blocks of a dimension; the last block may be shorter."""
     whole, rest = divmod(x.shape[axis], block)
     end = x.narrow(axis, whole * block, rest).mean(axis, keepdim=True) if rest else None
     if not whole:

@@ -1,4 +1,4 @@
-"""Which activation functions the code of a module calls, as far as its bytecode says.
+"""Finds the activation functions that the code of a module calls, by its bytecode.
 
 Nothing is run. A name is followed from the globals, the closure or the module itself to its value: a function of torch,
 a table of these, or a function or method of the model's own, which is read in turn. A method of an unknown object

@@ -70,9 +70,8 @@ class CalledForward(ReboundForward):
     def _made(self, called: Called, call: Call) -> nn.Module | None:
         if torch.compiler.is_compiling():
             raise ConversionError(
-                f"{called.name} is called with arguments of which no call was seen before, and torch.compile cannot "
-                "make the layer for it; run a training step of the converted model once before it is compiled as one "
-                "graph"
+                f"{called.name} is called with arguments that no earlier call had, and torch.compile cannot make the "
+                "layer for it; run a training step of the converted model once before it is compiled as one graph"
             )
         exact = called.layer(call.settings)
         return None if exact is None else self.stand_in(exact, call.input)
@@ -113,7 +112,7 @@ class _Reaching(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, or the layer that stands in for it."""
+        """Call the function, or the layer that computes it."""
         kwargs = kwargs or {}
         called = FUNCTIONS.get(func)
         if called is None or _left.get() or not torch.is_grad_enabled():

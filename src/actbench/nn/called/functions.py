@@ -55,7 +55,7 @@ class Called:
         for name, value in given.items():
             if name not in names or not isinstance(value, bool | int | float | str):
                 return None
-        # torch passes all arguments, torch.compile only those of the call; both agree on those that are no defaults
+        # torch passes all arguments, torch.compile only those of the call; the non-default ones are the same
         settings = [(name, given[name]) for name in names if name in given and given[name] != defaults.get(name)]
         return Call(x, (*settings, *self.fixed))
 

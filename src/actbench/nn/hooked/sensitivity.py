@@ -83,7 +83,7 @@ class Probing:
             self.allocate(hooks, module, lambda: _scalar(run(module, *args, **kwargs)))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             warnings.warn(
-                f"gact gives its tensors the bits they had: the pass that shares them out failed ({error}); "
+                f"gact leaves the bits of its tensors unchanged: the pass that allocates them failed ({error}); "
                 "use auto_prec=false, or actbench.Controller with a loss of your own",
                 stacklevel=2,
             )
@@ -157,7 +157,7 @@ def _is_recomputed(loss: Tensor) -> bool:
 def _warn_of_recomputation() -> None:
     warnings.warn(
         "gact gives all tensors the same bits: the model recomputes blocks by torch's re-entrant checkpointing, which "
-        "refuses the gradients by which they would be shared out; use gact:L2+checkpoint, or use_reentrant=False",
+        "refuses the gradients that the allocation of bits needs; use gact:L2+checkpoint, or use_reentrant=False",
         stacklevel=2,
     )
 

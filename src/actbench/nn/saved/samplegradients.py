@@ -173,7 +173,7 @@ def _named(rows: int) -> Samples | None:
     if batch is not None and batch.count == rows:
         return batch
     if batch is None:
-        _warn_once("nobody says which samples the batches hold: call actbench.samples(ids) before each step")
+        _warn_once("the samples of the batches are not named: call actbench.samples(ids) before each step")
     else:
         _warn_once(f"actbench.samples() was given {batch.count} ids for {rows} rows: give one for each row")
     return None
