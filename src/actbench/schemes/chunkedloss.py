@@ -37,8 +37,8 @@ class ChunkedLoss(Scheme):
     again, one matrix product more than the three of the plain head. Loss and gradients equal those of the plain head to
     rounding, with ignored labels, label smoothing, soft caps and tied heads too. Outside of training the head is
     unchanged; in training the model's ``logits`` are computed only if something other than cross entropy reads them.
-    Not reproduced, except by ``chunked_loss:liger``: fused kernels, and gradients in the forward pass, which save that
-    product but hold the gradient of the head's weight, in its type, through the whole backward pass.
+    Not reproduced: fused kernels, and gradients in the forward pass, which save that product but hold the gradient of
+    the head's weight, in its type, through the whole backward pass. ``chunked_loss:liger`` has both.
 
     Attributes:
         pieces: How many pieces the tokens of a batch are cut into; or liger for the authors' kernels, which choose the
