@@ -3,9 +3,9 @@
 #include "common.cuh"
 #include "search.cuh"
 
-// The functions are written as torch's CUDA kernels write them, in float32 and in the same order, so that the bits
-// agree; a sum of a product is left to be fused, as there. What may be subnormal goes through instructions by name.
-// Where they do not agree on some device, ops/activate finds out and takes torch's own.
+// The functions follow torch's CUDA kernels, in float32 and in the same order, so that the bits agree; the compiler may
+// fuse a product and a sum, as there. What may be subnormal uses named instructions. If the bits differ on some device,
+// ops/activate finds out and calls torch's own function.
 
 struct Gelu {
     static __device__ __forceinline__ float of(float x) {

@@ -1,7 +1,7 @@
 // Codes of -DBITS bits (1 to 8) as one little-endian stream; the twin of actbench/ops/bitpack.
 #include "common.cuh"
 
-// Eight bytes, one code in each; what lies past the end is zero.
+// Eight bytes, one code in each; zero past the end.
 __device__ __forceinline__ Word load_bytes(const unsigned char* source, Index left, bool whole) {
     if (whole && left >= 8) return *reinterpret_cast<const Word*>(source);
     Word word = 0;

@@ -1,8 +1,8 @@
 // What the kernels share: float types, eight elements at a time, streams of codes, random words.
 //
 // Elements are counted in 64 bits. A warp works on tiles of 256 elements, eight neighbours a lane: eight codes of b
-// bits are b whole bytes, so no two lanes write to one byte. CuPy compiles with -ftz=true whatever it is told, so
-// arithmetic that must equal torch's names its instructions.
+// bits are b whole bytes, so no two lanes write to one byte. CuPy always compiles with -ftz=true, so arithmetic that
+// must equal torch's names its instructions.
 #pragma once
 
 #ifndef KERNEL
@@ -20,8 +20,8 @@ __device__ __forceinline__ Index first_tile() { return Index(blockIdx.x) * kWarp
 __device__ __forceinline__ Index tile_step() { return Index(gridDim.x) * kWarps; }
 __device__ __forceinline__ bool aligned(const void* pointer) { return reinterpret_cast<Word>(pointer) % 16 == 0; }
 
-// ---- Instructions by name: subnormal numbers stay, nothing is fused, NVRTC needs no headers. The header by which the
-// tests run kernels on the host has its own six.
+// ---- Named instructions: subnormal numbers stay, nothing is fused, NVRTC needs no headers. The tests' host header
+// replaces these six.
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ bool above(float x, float bound) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ unsigned short float_to_half(float wide) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(wide));
     return bits;
 }
-// Written as uint4, NVRTC splits such a store where the other branch stores to the same place piece by piece.
+// With uint4, NVRTC splits this store if the other branch writes to the same place piece by piece.
 __device__ __forceinline__ void store16(void* target, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" : : "l"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
@@ -79,7 +79,7 @@ struct BFloat16 {
     }
 };
 
-// ---- Eight elements a lane: two or one loads of 16 bytes, or one by one where the pointer or the end forbids it.
+// ---- Eight elements a lane: one or two loads of 16 bytes, or one by one at an unaligned pointer or at the end.
 
 template <class Scalar>
 struct alignas(16) Vector {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store8(Scalar* target, Index left, bool whole, c
     }
 }
 
-// Eight elements but those before `skipped` and from `left` on.
+// Stores eight elements, except those before `skipped` and from `left` on.
 template <class Scalar>
 __device__ __forceinline__ void store_from(Index skipped, Scalar* target, int left, const float (&values)[8]) {
     if (skipped <= 0) {
@@ -136,7 +136,7 @@ __device__ __forceinline__ void store_from(Index skipped, Scalar* target, int le
 }
 
 // ---- A tile's codes are 32 * bits bytes of one little-endian stream. They pass through shared memory, so that the
-// warp moves them as 2 * bits neighbouring vectors. `left` is how many bytes the stream has from `target` on.
+// warp moves them as 2 * bits neighbouring vectors. `left` is the bytes of the stream from `target` on.
 
 using Bytes16 = Vector<unsigned char>;
 
@@ -186,7 +186,7 @@ __device__ __forceinline__ Word random_word(Word state, Word index) {
     return word ^ (word >> 31);
 }
 
-// 64 bits of the endless stream of a state's words, from any bit on.
+// 64 bits of the endless stream of a state's words, from bit `position` on.
 __device__ __forceinline__ Word random_bits(Word state, Word position) {
     const int shift = position % 64;
     const Word low = random_word(state, position / 64) >> shift;

@@ -1,10 +1,11 @@
 // Codes of 1 to 8 bits in groups with two bounds each; the twin of actbench/ops/groupquant. Compiled for one -DSCALAR
-// (Float32, Float16, BFloat16) and one -DTILES: 1 for groups of at most 256, which stay in registers, 4 for larger ones,
-// whose second reading is from the cache. Rows of their own widths come with these and with the running sum of them.
+// (Float32, Float16, BFloat16) and one -DTILES: 1 for groups of at most 256, which stay in registers, 4 for larger
+// ones, whose second read comes from the cache. Rows of different bits come with `widths`
+// and their running sum.
 #include "common.cuh"
 #include "groups.cuh"
 
-// Where the codes of a row lie; `start` is negative if they would not lie in the buffer.
+// The place of a row's codes; `start` is negative if they do not fit the buffer.
 struct Place {
     int bits;
     Index start, end;
@@ -30,7 +31,7 @@ struct Streams {
     }
 };
 
-// The noise of eight elements from index `first` on: sixteen bits each, four to a word.
+// The noise of eight elements from index `first` on: 16 bits each, four in a word.
 template <bool many_rows>
 __device__ __forceinline__ void noise_of(Word state, Index first, Word (&noise)[2]) {
     const int shift = first % 4 * 16;
@@ -47,7 +48,7 @@ __device__ __forceinline__ void rescale(float (&values)[8], float scale) {
     for (int i = 0; i < 8; ++i) values[i] = product(values[i], scale);
 }
 
-// Zero from `left` on.
+// Eight codes as one word, zero from `left` on.
 __device__ __forceinline__ Word codes_of(
     const float (&values)[8], int left, float offset, float slope, int bits, const Word (&noise)[2]) {
     const unsigned top = ((1u << bits) - 1) << 16;
@@ -76,7 +77,7 @@ __device__ __forceinline__ int tiles_of(int group_size) { return TILES == 1 ? 1 
 
 __device__ __forceinline__ int lesser_count(Index some, int most) { return some < most ? int(some) : most; }
 
-// The word of the group that a lane has `left` elements of; in `values` are those of the last tile.
+// The word of the group in which this lane has `left` elements; `values` are left with those of the last tile.
 __device__ __forceinline__ unsigned word_of(const SCALAR* from, int left, const Share& share, int group_size, float (&values)[8]) {
     Extent extent;
     for (int tile = 0; tile < tiles_of(group_size); ++tile) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void encode(
     const unsigned groups = (columns + group_size - 1) / group_size, steps = (groups + share.groups - 1) / share.groups;
     const int together = share.groups * group_size, own = share.mine * group_size + 8 * share.place;
     for (Walk<Layout::many_rows> walk(steps); walk.goes_on(rows, steps); walk.on(steps)) {
-        // The warp's first element of the row; from the lane's first on, what is left of its group.
+        // The warp's first element in the row, the lane's first element, and the elements of its group from there on.
         const Index begin = Index(walk.step) * together, element = Index(walk.row) * columns + begin + own;
         const int left = lesser_count(columns - begin, (share.mine + 1) * group_size) - own;
         float values[8];
@@ -146,7 +147,7 @@ KERNEL groupquant_words(const SCALAR* x, unsigned* meta, unsigned rows, Index co
     }
 }
 
-// Elements start .. start + columns - 1 of every row; of streams, start is 0.
+// Decodes elements start .. start + columns - 1 of every row; for Streams, start is 0.
 template <class Layout>
 __device__ __forceinline__ void decode(
     const unsigned char* codes, const unsigned* meta, SCALAR* out, const Layout& layout, unsigned rows, Index columns,

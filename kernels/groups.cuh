@@ -1,11 +1,12 @@
-// Groups of elements and their two bounds; what is computed is in actbench/ops/groupquant/reference.py. After common.cuh.
+// Groups of elements and their two bounds; actbench/ops/groupquant/reference.py says what is computed. Needs
+// common.cuh.
 //
-// A warp works on one group, eight neighbours a lane, in tiles of 256. Groups of 32, 64 and 128 are several to a tile.
+// A warp works on one group, eight neighbours a lane, in tiles of 256. Groups of 32, 64 and 128 share a tile.
 
 constexpr unsigned kNanWord = 0x7fc07fc0;
 constexpr Word kNearest = 0x8000800080008000;
 
-// ---- More instructions by name, as in common.cuh.
+// ---- More named instructions, as in common.cuh.
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ float sum(float a, float b) {
@@ -18,7 +19,7 @@ __device__ __forceinline__ float difference(float a, float b) {
     asm("sub.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
-__device__ __forceinline__ float lesser(float a, float b) {  // the other one where one is NaN
+__device__ __forceinline__ float lesser(float a, float b) {  // if one is NaN, the other
     float result;
     asm("min.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
@@ -28,17 +29,17 @@ __device__ __forceinline__ float greater(float a, float b) {
     asm("max.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
     return result;
 }
-__device__ __forceinline__ unsigned nearest_count(float x) {  // 0 below zero and of NaN
+__device__ __forceinline__ unsigned nearest_count(float x) {  // 0 for NaN and below zero
     unsigned result;
     asm("cvt.rni.u32.f32 %0, %1;" : "=r"(result) : "f"(x));
     return result;
 }
 #endif
 
-// ---- Which elements a lane has.
+// ---- The elements of a lane.
 
 struct Share {
-    int lanes, groups, place, mine;  // lanes of a group, groups of a warp; this lane's place in its group, and which that is
+    int lanes, groups, place, mine;  // lanes of a group, groups of a warp; this lane's place in its group, and its group
     __device__ __forceinline__ explicit Share(int group_size) {
         const int wanted = group_size / 8;
         lanes = wanted < kLanes && (wanted & (wanted - 1)) == 0 ? wanted : kLanes;
@@ -48,8 +49,8 @@ struct Share {
     }
 };
 
-// A warp's steps through the groups of all rows: no division in them, nor before them where there is one row. A step
-// is at least 32 elements, so 32 bits count the steps of 2^37.
+// A warp's steps through the groups of all rows. A step needs no division, and with one row the start needs none. A
+// step is at least 32 elements, so 32 bits count the steps of 2^37 elements.
 template <bool many_rows>
 struct Walk {
     unsigned row = 0, step = first_tile(), rows_on = 0, steps_on = tile_step();
@@ -78,7 +79,7 @@ struct Walk {
 template <class Scalar> constexpr unsigned kLargest = 0x7f7f;
 template <> constexpr unsigned kLargest<Float16> = 0x477f;
 
-// A finite bound as bfloat16, its magnitude cut off, or rounded up if it has the sign, 0 or 1, that is rounded up.
+// A finite bound as bfloat16: its magnitude is rounded up if its sign bit equals `up`, else cut off.
 __device__ __forceinline__ unsigned bound(float value, unsigned up, unsigned largest) {
     const unsigned bits = __float_as_uint(value), sign = bits >> 31;
     unsigned magnitude = ((bits & 0x7fffffff) + (sign == up ? 0xffff : 0)) >> 16;
@@ -107,7 +108,7 @@ struct Extent {
         bad = bad || largest >= 0x7f800000;
     }
 
-    // Makes the word of a group of all of its lanes'.
+    // Returns the word of a group, from the extents of all its lanes.
     __device__ __forceinline__ unsigned word(const Share& share, unsigned most) {
 #pragma unroll
         for (int flip = kLanes / 2; flip > 0; flip /= 2) {
@@ -122,7 +123,7 @@ struct Extent {
     }
 };
 
-// A power of two that keeps everything in range, its inverse, and offset and range after scaling.
+// A power of two that keeps everything in range, its inverse, and the scaled offset and range.
 struct Scaled {
     float scale = 1, inverse = 1, offset, span;
     __device__ __forceinline__ explicit Scaled(unsigned word) {
@@ -141,7 +142,7 @@ struct Scaled {
     }
 };
 
-// ---- Eight codes as one word, and a tile's codes, for a width that is known when the kernel runs; see common.cuh.
+// ---- Eight codes as one word, and a tile's codes, for bits that are known only at run time; see common.cuh.
 
 __device__ __forceinline__ Word packed_codes(const unsigned (&codes)[8], int bits) {
     const unsigned one = 1u << bits, two = one * one, three = two * one;

@@ -2,7 +2,7 @@
 // Float16, BFloat16).
 #include "common.cuh"
 
-// Above zero, or NaN; on the bits, since a comparison may take subnormal numbers for zero.
+// Above zero, or NaN; tested on the bits, since a comparison may take subnormal numbers for zero.
 __device__ __forceinline__ bool positive(float x) {
     const unsigned bits = __float_as_uint(x);
     return int(bits) > 0 || bits > 0xff800000;

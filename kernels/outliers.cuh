@@ -1,12 +1,12 @@
-// A block's elements, their mean, and which of them are outliers; what is computed is in actbench/ops/smaq/reference.py. After
-// groups.cuh, for one SCALAR and one number of TILES, all of which stay in registers. Distances from the mean are compared
-// as the bits of their floats, called keys, which are in the same order.
+// A block's elements, their mean, and which of them are outliers; actbench/ops/smaq/reference.py says what is computed.
+// Needs groups.cuh, one SCALAR and one number of TILES; all tiles stay in registers. Distances from the mean are
+// compared by keys, the bits of their floats, which have the same order.
 
 constexpr int kInfinity = 0x7f800000;
-constexpr int kNear = 2 << 23, kMany = 12;  // a quarter, where the search begins; steps after which equals are likely
+constexpr int kNear = 2 << 23, kMany = 12;  // a quarter, where the search begins; steps until equal keys are likely
 constexpr unsigned kLeast = 37 << 7;        // 2^-90 as bfloat16
 
-// ---- What all lanes know of what each has.
+// ---- Sums and maxima over all lanes.
 
 __device__ __forceinline__ int total(int mine) {
 #pragma unroll
@@ -23,7 +23,7 @@ __device__ __forceinline__ int largest(int mine) {
     return mine;
 }
 
-// The sum of counts up to `most`, of the lanes that `lanes` names.
+// The sum over the lanes in the mask `lanes` of counts that are at most `most`.
 template <int most>
 __device__ __forceinline__ int counted(int mine, unsigned lanes) {
     int found = 0;
@@ -38,7 +38,7 @@ __device__ __forceinline__ unsigned lanes_before() { return (1u << lane()) - 1; 
 
 struct Elements {
     float values[TILES][8];
-    unsigned there[TILES], negative[TILES];  // which of a lane's eight are elements, and below the mean, one bit each
+    unsigned there[TILES], negative[TILES];  // a bit for each of a lane's eight: is it an element, is it below the mean
 
     __device__ __forceinline__ int key(int tile, int i) const { return __float_as_uint(values[tile][i]); }
     __device__ __forceinline__ int magnitude(int tile, int i) const { return key(tile, i) & 0x7fffffff; }
@@ -54,7 +54,7 @@ struct Elements {
         }
     }
 
-    // Of one tile, from registers.
+    // A block of one tile, from registers.
     __device__ __forceinline__ Elements(const float (&given)[8], int count) {
         const int left = count - 8 * lane();
         there[0] = left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0;
@@ -88,7 +88,7 @@ struct Elements {
         return BFloat16::nearest(product(quotient(float(total(sum_of)), float(count)), inverse)).bits;
     }
 
-    // Makes the values distances from the mean.
+    // Replaces the values by their distances from the mean.
     __device__ __forceinline__ void subtract(float mean) {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
@@ -154,7 +154,7 @@ struct Parted {
         ends(elements, most, wanted);
     }
 
-    // A number that at least so many keys are not below, and how many too many these are; all of those equal it.
+    // Returns a cut that at least `wanted` keys reach. `spare` is how many more reach it; those equal the cut.
     static __device__ __forceinline__ int search(const Elements& elements, int most, int count, int wanted, int& spare) {
         int low = 0, high = most + 1, found = count;
         int middle = most - kNear > most / 2 ? most - kNear : most / 2;
@@ -176,7 +176,7 @@ struct Parted {
         return low;
     }
 
-    // Of the keys equal to `cut`, all but the last `spare` stay outliers.
+    // Of the keys equal to `cut`, the last `spare` become no outliers.
     __device__ __forceinline__ void drop(const Elements& elements, int cut, int spare) {
         unsigned equal[TILES];
         int all = 0, before = 0;

@@ -1,5 +1,5 @@
-// How many of 2^BITS - 1 ascending bounds lie below a number, and the codes of eight numbers as one group. For sources
-// compiled for one -DBITS, after common.cuh.
+// How many of 2^BITS - 1 ascending bounds lie below a number, and the codes of eight numbers as one group. Needs
+// common.cuh and one -DBITS.
 
 // The bounds as a search tree: the children of node k are 2k and 2k + 1, level l starts at node 2^l. The nodes of a
 // level stand side by side, so lanes at different nodes of the first six levels read different banks.
@@ -22,7 +22,7 @@ struct Crown {
     }
 };
 
-// How many bounds lie strictly below x; none below NaN.
+// How many bounds lie strictly below x; no bound is below NaN.
 __device__ __forceinline__ unsigned code_of(float x, const Crown& crown, const float* tree) {
     const float* top = crown.nodes;
     const bool first = above(x, top[1]);

@@ -15,7 +15,7 @@ KERNEL sketch_rademacher(SCALAR* out, Word state, Index first, Index count) {
     }
 }
 
-// Sixteen bits an entry: its place in a table of 65,536 values.
+// 16 bits an entry: its index in a table of 65,536 values.
 KERNEL sketch_gaussian(const float* table, SCALAR* out, Word state, Index first, Index count) {
     const bool whole = aligned(out);
     for (Index tile = first_tile(); tile * kTile < count; tile += tile_step()) {

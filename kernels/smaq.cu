@@ -1,4 +1,4 @@
-// SmaQ blocks; the twin of actbench/ops/smaq, where format.py says how they lie and reference.py what a code is.
+// SmaQ blocks; the twin of actbench/ops/smaq, where format.py has the layout and reference.py the meaning of a code.
 // Compiled for one -DSCALAR (Float32, Float16, BFloat16) and one -DTILES: 1 for blocks of at most 256 elements, 4 for
 // larger ones. A warp works on one block, which stays in registers; its bytes pass through shared memory.
 #include "common.cuh"
@@ -30,7 +30,7 @@ template <> __device__ __forceinline__ float limited<Float16>(float value) {
     return above(value, most) ? most : above(-most, value) ? -most : value;
 }
 
-// Elements start .. start + count - 1 of what has room for `room`.
+// Decodes elements start .. start + count - 1; the packed bytes have room for `room`.
 KERNEL smaq_decode(
     const unsigned char* packed, SCALAR* out, Index size, Index room, Index start, Index count, int main_bits,
     int outlier_bits, int outliers, int block) {

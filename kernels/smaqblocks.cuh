@@ -1,5 +1,5 @@
-// A SmaQ block's bytes in shared memory: made of its elements, and read as numbers again. How they lie is said in
-// actbench/ops/smaqformat.py, what a code is in smaqblocks.py. After groups.cuh and outliers.cuh.
+// Encodes a SmaQ block to bytes in shared memory, and decodes them. actbench/ops/smaq/format.py has the layout,
+// reference.py the meaning of a code. Needs groups.cuh and outliers.cuh.
 
 constexpr int kHeader = 8, kMost = TILES * kTile;
 constexpr int kHuge = 253 << 23;  // the bits of 2^126
@@ -22,7 +22,7 @@ struct alignas(16) Shared {
     unsigned char rests[kMost];       // high bits of the outliers' codes, one by one
 };
 
-// ---- Bytes between shared and global memory, in the widest units that fit both.
+// ---- Moves bytes between shared and global memory, in the widest units that both allow.
 
 template <class Unit>
 __device__ __forceinline__ void move_as(const unsigned char* from, unsigned char* to, int size) {
@@ -57,7 +57,7 @@ struct Slopes {
         main = quotient(float(top), wide(parted.main_end));
         tail = above(span, 0) ? quotient(float(last), span) : 0;
     }
-    // A code of all its bits; an outlier's are without the tag.
+    // A code with all its bits, but for the tag of an outlier.
     __device__ __forceinline__ unsigned code(float distance, bool negative, bool outlier, unsigned noise, int sign_bit) const {
         const unsigned most = outlier ? last : top;
         const unsigned place = nearest_count(product(outlier ? difference(distance, start) : distance, outlier ? tail : main));
@@ -67,7 +67,7 @@ struct Slopes {
     }
 };
 
-// Writes codes to shared memory, and the high bits of the outliers' one by one.
+// Writes codes to shared memory, and the high bits of outlier codes one by one.
 __device__ __forceinline__ void store_codes_of(
     const Elements& elements, const Parted& parted, const Form& form, Word state, Index first, bool stochastic, Shared& shared) {
     const Slopes slopes(form, parted);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void store_codes_of(
     }
 }
 
-// Packs the high bits of `found` outliers' codes, eight a lane.
+// Packs the high bits of `found` outlier codes, eight a lane.
 __device__ __forceinline__ void store_rests(const Form& form, int found, int start, int size, Shared& shared) {
     const int bits = form.rest_bits();
     if (bits == 0) return;
@@ -116,8 +116,8 @@ __device__ __forceinline__ void store_rests(const Form& form, int found, int sta
     }
 }
 
-// Makes the bytes of a block of `here` elements, the first of which is number `first` of all. The warp has to wait before
-// it reads them.
+// Makes the bytes of a block of `here` elements, whose first is number `first` of the tensor. The warp must synchronise
+// before it reads them.
 __device__ __forceinline__ void make_bytes(
     Elements& elements, const Form& form, int here, Word state, Index first, bool stochastic, Shared& shared) {
     const int wanted = form.outliers_of(here), bytes = form.bytes_of(here), most = elements.most();
@@ -154,8 +154,8 @@ struct Levels {
     }
 };
 
-// A lane's eight numbers of a tile, of a block with room for `here`. `before`: outliers of the tiles before, and then of
-// this one too.
+// A lane's eight numbers of a tile, in a block with room for `here`. `before` counts the outliers of earlier tiles;
+// this tile's are added.
 __device__ __forceinline__ void read_eight(
     const Form& form, const Levels& levels, const Shared& shared, int tile, int here, int& before, float (&values)[8]) {
     const int element = tile * kTile + 8 * lane(), more = form.rest_bits();
@@ -170,7 +170,7 @@ __device__ __forceinline__ void read_eight(
 #pragma unroll
     for (int i = 0; i < 8; ++i) tags |= (halves[i / 4] >> (i % 4 * form.main_bits + form.main_bits - 1) & 1) << i;
     const int mine = __popc(tags);
-    unsigned bit = 8 * form.rest_start(here) + (before + counted<8>(mine, lanes_before())) * more;  // of an outlier's
+    unsigned bit = 8 * form.rest_start(here) + (before + counted<8>(mine, lanes_before())) * more;  // of the rests
     before += counted<8>(mine, ~0u);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

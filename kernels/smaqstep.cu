@@ -1,12 +1,12 @@
-// A step of an optimizer whose state is SmaQ blocks; the twin of actbench/ops/smaqstep, and what is computed is in
-// actbench/ops/smaqstep/rules.py. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, and
-// -DTILES=1: blocks have at most 256 elements. A warp works on one block: it is read, stepped and written again at once.
+// A step of an optimizer whose state is SmaQ blocks; the twin of actbench/ops/smaqstep, whose rules.py says what is
+// computed. Compiled for one -DSCALAR (Float32, Float16, BFloat16) of parameters and gradients, and -DTILES=1: blocks
+// have at most 256 elements. A warp reads, steps and writes one block at a time.
 #include "common.cuh"
 #include "groups.cuh"
 #include "outliers.cuh"
 #include "smaqblocks.cuh"
 
-// ---- One more instruction by name, as in common.cuh.
+// ---- One more named instruction, as in common.cuh.
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ float root(float x) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void write_block(
     __syncwarp();
 }
 
-// ---- Where a warp's block begins, and how many elements it and the lane have.
+// ---- Where a warp's block and the lane's elements begin, and how many elements each has.
 
 struct Place {
     Index first, mine;

@@ -96,7 +96,7 @@ def test_what_can_be_compiled_is_converted_inside_of_it(
     ],
 )
 def test_a_layer_that_is_compiled_by_itself_is_not_replaced(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(ConversionError, match="would run on in place of what it is converted to; convert first"):
+    with pytest.raises(ConversionError, match="would still run in place of the converted module; convert first"):
         convert(make(), "randomized:0.5")
 
 

@@ -163,7 +163,7 @@ def test_sites_say_what_is_simulated_and_what_is_stored():
         "(optimizer state)": "smaq, 6.5 bits",
     }
     assert setup_of().warnings == applied("smaq").warnings == ()
-    assert warnings[0].endswith("weights, gradient maps are simulated: their values are the format's, no byte is saved")
+    assert warnings[0].endswith("weights, gradient maps are simulated: their values are rounded, no byte is saved")
     assert "the forward pass is lossy" in warnings[1]
     assert read["(weight gradients)"] == (4 * (weights + biases + 8), (weights + biases) * BITS / 8 + 4 * 8)
     assert read["(optimizer state)"] == (None, None)

@@ -30,7 +30,7 @@ def logistic(x: Array) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """Return Phi(x) + x phi(x)."""
+    """Return the derivative of ``x Phi(x)``: ``Phi(x) + x phi(x)``."""
     below = 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
     return np.asarray(below + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
 
@@ -96,7 +96,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def tanh(x: Array) -> Array:
-    """Return one less ``tanh(x)**2``."""
+    """Return one minus ``tanh(x)**2``."""
     return np.asarray(1 / np.cosh(np.clip(x, -350, 350)) ** 2)
 
 
@@ -115,16 +115,16 @@ Parameters = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Activation:
-    """A scalar function, as far as a table of its derivative needs to know it.
+    """A scalar function and its derivative, as tables need them.
 
     Attributes:
         name: Its name in specifications.
         label: Its name for a reader.
         derivative: The derivative, elementwise on float64 arrays.
-        even: Whether the derivative is even; then ``|x|`` is encoded and all codes serve one half line.
+        even: Whether the derivative is even. Then tables encode ``|x|``, and all codes cover one half line.
         kinks: Where the derivative jumps or bends.
-        parameters: Names and values of torch's parameters of it.
-        lasting: Whether name and parameters say all of it, so that its tables may be kept on disk.
+        parameters: Names and values of the function's parameters in torch.
+        lasting: Whether name and parameters define the function, so that its tables may be cached on disk.
     """
 
     name: str
@@ -144,12 +144,12 @@ class Activation:
 
 
 def activation(name: str, **parameters: float) -> Activation:
-    """Return a function of :data:`ACTIVATIONS`, with parameters where they are not torch's defaults.
+    """Return the function ``name`` of :data:`ACTIVATIONS`, with these parameters in place of torch's defaults.
 
-    These are ``alpha`` of elu and celu, and ``beta`` and ``threshold`` of softplus.
+    The parameters are ``alpha`` of elu and celu, and ``beta`` and ``threshold`` of softplus.
 
     Raises:
-        UsageError: There is no such function or parameter, or no derivative to tabulate with such a value.
+        UsageError: The function or the parameter is unknown, or its value leaves no derivative to tabulate.
     """
     if name not in ACTIVATIONS:
         raise UsageError(f"there is no table for a function {name!r}; known: {', '.join(ACTIVATIONS)}")
@@ -174,7 +174,7 @@ def _with(name: str, parameters: Parameters) -> Activation:
 
 
 _FAMILIES: dict[str, Callable[..., Array]] = {"elu": elu, "celu": celu, "softplus": softplus}
-_SMALLEST, _LARGEST = 1e-30, 1e30  # of parameters
+_SMALLEST, _LARGEST = 1e-30, 1e30  # magnitudes of parameters
 _POSITIVE = {("celu", "alpha"), ("softplus", "beta")}
 
 ACTIVATIONS = {
@@ -209,14 +209,14 @@ _MOST_JUMPS = 64
 
 
 def own_activation(name: str, function: Function) -> Activation:
-    """Return a function as tables need it.
+    """Return a user's function as an :class:`Activation`.
 
     Args:
-        name: What it is called in messages and tables.
-        function: From a float64 vector to the activation of each element, in operations that torch can differentiate.
+        name: Name of the function in messages and tables.
+        function: Maps a float64 vector to the activation of each element, by operations that torch can differentiate.
 
     Raises:
-        UsageError: It fails, is not elementwise, cannot be differentiated, or has a derivative that is not finite.
+        UsageError: The function fails, is not elementwise, cannot be differentiated, or its derivative is not finite.
     """
     half = np.sinh(np.linspace(0, np.arcsinh(_END), _SAMPLES // 2 + 1)[1:])
     grid = np.concatenate([-half[::-1], half])
@@ -240,7 +240,7 @@ def own_activation(name: str, function: Function) -> Activation:
 
 
 def _equal(one: Array, other: Array) -> bool:
-    """Return whether two derivatives are equal but for rounding, which differs in and after whole vectors."""
+    """Return whether two derivatives are equal up to rounding, which differs in and behind whole SIMD vectors."""
     return np.allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
@@ -259,7 +259,7 @@ def _derivative(name: str, function: Function, x: Array) -> Array:
 
 
 def _jumps(derivative: Callable[[Array], Array], x: Array, slopes: Array) -> tuple[float, ...]:
-    """Return where the derivative jumps: where halving a steep cell again and again leaves it as steep."""
+    """Return where the derivative jumps: halving a steep cell again and again leaves its rise the same."""
     rise = np.abs(np.diff(slopes))
     steep = np.argsort(rise)[::-1][:_MOST_JUMPS]
     steep = np.sort(steep[rise[steep] > 1e-4 * max(np.ptp(slopes), 1e-300)])

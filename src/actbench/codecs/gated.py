@@ -1,7 +1,7 @@
-"""Gated units ``f(x) = x gate(x)`` with ``gate(x) + gate(-x) = 1``: GELU, SiLU and what is like them.
+"""Gated units ``f(x) = x gate(x)`` with ``gate(x) + gate(-x) = 1``: GELU, SiLU and the like.
 
-Two ways to keep less of them than a table of the derivative does: :func:`mixture`, the nearest sum of three ReLUs, and
-:func:`inversion`, which finds the derivative from the output and the branch that the input was on.
+Two ways to save less for backward than a table of the derivative: :func:`mixture`, the nearest sum of three ReLUs, and
+:func:`inversion`, which finds the derivative from the output and the branch of the input.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def mixture(function: str) -> Table:
     = (-c, 0, c)`` and ``a = (-a, 1 + 2 a, -a)``, which differs from relu by ``-a max(c - |x|, 0)``. For each c the best
     a is a quotient of integrals; c is found by golden section.
 
-    The borders are ``(-c, 0, c)``, the levels ``(0, -a, 1 + a, 1)``; the error is that of the function, not of the
+    The borders are ``(-c, 0, c)``, the levels ``(0, -a, 1 + a, 1)``; ``error`` is the error of the function, not of the
     derivative.
     """
     h = _END / _POINTS
@@ -64,7 +64,7 @@ def mixture(function: str) -> Table:
 
 
 def _argmax(of: Callable[[float], float], low: float, high: float) -> float:
-    """Return where a function with one maximum has it, by golden section."""
+    """Return where a function has its only maximum, by golden section."""
     ratio = (math.sqrt(5) - 1) / 2
     while high - low > 1e-7:
         left, right = high - ratio * (high - low), low + ratio * (high - low)
@@ -80,7 +80,7 @@ class Inversion:
         turn: The x of the minimum.
         least: The output there.
         left: The derivative at equal steps of :func:`left_place` from 0 to 1, ``(n + 1,)`` in float64.
-        right: The same of ``sqrt(y - least)`` from 0 to ``reach``, above which the derivative is 1.
+        right: The derivative at equal steps of ``sqrt(y - least)`` from 0 to ``reach``; above it the derivative is 1.
     """
 
     function: str

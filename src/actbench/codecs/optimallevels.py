@@ -33,8 +33,8 @@ class Segments:
 def best_segments(d: Function, w: Function, domain: tuple[float, float], count: int, kinks: Array) -> Segments:
     """Return the best approximation of d under the weight w with ``count`` levels over a domain.
 
-    For a function that Newton's method cannot follow (one that is constant in places, or jumps where ``kinks`` names
-    none), it is the best cut at the edges of a fine grid.
+    If Newton's method fails (d is constant in places, or jumps where ``kinks`` names no kink), the result is the best
+    cut at the edges of a fine grid.
     """
     inside = kinks[(kinks > domain[0]) & (kinks < domain[1])]
     grid = _grid(d, w, domain, min(8 * count, 1536) + 512, inside)
@@ -77,7 +77,7 @@ def _cut(moments: Array, count: int) -> NDArray[np.int64]:
     explained = np.divide(first * first, mass, out=np.zeros_like(mass), where=mass > 1e-12 * W[-1])
     cost = np.maximum(second - explained, 0)  # where the weight is next to nothing, differences of sums are noise
     cost[np.triu_indices_from(cost)] = np.inf  # a segment has at least one cell
-    cost = cost.astype(np.float32)  # half the time for the same cut, from which the polishing starts in float64
+    cost = cost.astype(np.float32)  # half the time for the same cut; the polishing runs in float64
     best = cost[:, 0].copy()
     total = np.empty_like(cost)
     cuts = []
@@ -92,7 +92,7 @@ def _cut(moments: Array, count: int) -> NDArray[np.int64]:
 
 
 def _jumps(d: Function, kinks: Array) -> Array:
-    """Return the kinks at which d jumps: a border there stays; at a mere bend it is free."""
+    """Return the kinks where d jumps. A border on a jump stays; a border on a bend may move."""
     h = 1e-9 * (1 + np.abs(kinks))
     return kinks[np.abs(d(kinks + h) - d(kinks - h)) > 1e-6]
 
@@ -100,7 +100,7 @@ def _jumps(d: Function, kinks: Array) -> Array:
 def _on_grid(d: Function, grid: Array, moments: Array, cut: NDArray[np.int64]) -> Segments:
     mass, first, second = np.add.reduceat(moments, np.concatenate([[0], cut]), axis=1)
     ends = np.concatenate([grid[:1], grid[cut], grid[-1:]])
-    light = mass <= 1e-300  # a level that hardly anything will have
+    light = mass <= 1e-300  # hardly any value will take this level
     levels = np.where(light, d((ends[1:] + ends[:-1]) / 2), first / np.where(light, 1, mass))
     return Segments(grid[cut], levels, float(np.maximum(second - first * levels, 0).sum()))
 
@@ -135,7 +135,7 @@ def _stepped(borders: Array, step: Array, grid: Array) -> Array:
 
 
 def _jacobian(d: Function, w: Function, borders: Array, levels: Array, mass: Array) -> Array:
-    """Return the derivatives of ``d(b_i) - (s_i + s_(i+1)) / 2`` by the borders."""
+    """Return the derivatives of ``d(b_i) - (s_i + s_(i+1)) / 2`` with respect to the borders."""
     value, weight = d(borders), w(borders)
     by_end = weight * (value - levels[:-1]) / mass[:-1]  # of each level by the border at its end
     by_start = -weight * (value - levels[1:]) / mass[1:]

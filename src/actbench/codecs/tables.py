@@ -1,9 +1,9 @@
-"""Few-bit tables: the bounds and levels that stand for the derivative of an activation function.
+"""Few-bit tables: the borders and levels that approximate the derivative of an activation function.
 
 The default is FewBit's objective, a uniform weight over [-100, 100], solved to its optimum. The narrower [-10, 10]
-gives a 1 to 10 % smaller integral and pays with outer levels that are 2.6e-3 off 0 and 1 at 3 bits in place of 2e-4,
-for units that are far out; what scale the inputs will have is not known. Where it is, ``weight="normal"`` with that
-scale lowers the error that training sees (3-bit GELU at scale 1: from 0.086 to 0.065 of the gradient).
+gives a 1 to 10 % smaller integral. But its outer levels, for inputs that are far out, are off 0 and 1 by 2.6e-3 at 3
+bits in place of 2e-4, and the scale of the inputs is not known. Where it is known, ``weight="normal"`` with that scale
+lowers the error that training sees (3-bit GELU at scale 1: from 0.086 to 0.065 of the gradient).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Weight = Literal["uniform", "normal"]
 _UNIFORM_END = 100.0
 _NORMAL_END = 10.0  # in standard deviations; what lies beyond weighs 1e-23
 _PIECES = 1025  # of the integral over a normal density
-_NARROWEST, _WIDEST = 1e-30, 1e32  # of domains
-_SHARE = 1e-9  # of a domain's ends that it must be wide at least
+_NARROWEST, _WIDEST = 1e-30, 1e32  # width of a domain
+_SHARE = 1e-9  # least width of a domain, relative to its ends
 _DIGITS = 12  # of borders, so that a border at zero is zero on every machine
 
 
 class Table(Data):
-    """A piecewise-constant derivative: ``levels[i]`` for as many borders strictly below x (``|x|`` if folded).
+    """A piecewise-constant derivative: ``levels[i]`` where i borders are strictly below x (``|x|`` if folded).
 
     Attributes:
         function: The activation function.
@@ -80,10 +80,10 @@ def table(
         bits: 1 to 8.
         weight: How much an error at x counts: the same everywhere in the domain, or as a normal density.
         scale: Standard deviation of the normal density.
-        domain: Where the error is taken; by default [-100, 100], or ten standard deviations either side.
+        domain: Interval over which the error is taken; by default [-100, 100], or ten standard deviations either side.
 
     Raises:
-        UsageError: There is no such function, or the domain is empty.
+        UsageError: The function is unknown, or the domain is empty, too narrow or too wide.
     """
     target = activation(function) if isinstance(function, str) else function
     path = _path(target, bits, weight, scale, domain) if target.lasting else None
@@ -128,7 +128,7 @@ def solve(
 def relative_gradient_error(function: str | Activation, found: Table, scale: float = 1.0) -> float:
     """Return ``sqrt(E[(d - q)**2] / E[d**2])`` of a table q of the derivative d, for x normal with this scale.
 
-    It is what a layer adds to a gradient that is independent of its input.
+    This is the relative error that a layer adds to a gradient that is independent of the layer's input.
     """
     target = activation(function) if isinstance(function, str) else function
     end = _NORMAL_END * scale
@@ -163,12 +163,12 @@ def _density(x: Array, scale: float | None) -> Array:
 def _read(path: Path) -> Table | None:
     try:
         return Table.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):  # not there, or broken: it is computed and written again
+    except (OSError, ValidationError):  # missing or broken: the table is computed and written again
         return None
 
 
 def _write(path: Path, found: Table) -> None:
-    """Write as a whole or not at all, so that a process that reads meanwhile sees no half of it."""
+    """Write the file whole or not at all, so that no other process reads half of it."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             file.write(found.model_dump_json())

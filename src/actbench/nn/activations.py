@@ -1,4 +1,4 @@
-"""The activation layers of a model: which function each computes, and how they are replaced."""
+"""The activation layers of a model: the function that each computes, and their replacement."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BY_NAME = {
     f"{TRANSFORMERS}.SiLUActivation": "silu",
     f"{TRANSFORMERS}.MishActivation": "mish",
 }
-"""Types that are named, so that transformers need not be imported."""
+"""Types by name, so that transformers need not be imported."""
 
 _NO_TABLE = {
     f"{TRANSFORMERS}.ClippedGELUActivation": "its derivative depends on where it clips, and has no table",
@@ -79,14 +79,14 @@ GUISES = {"gelu": ("gelu", "gelu_tanh", "quick_gelu")}
 """Names that stand for several functions."""
 
 NAMES = (*ACTIVATIONS, *piecewise.PIECEWISE)
-"""Every function that a layer may be known to compute."""
+"""Every function that actbench knows as an activation."""
 
 
 def function_of(layer: nn.Module) -> Function | None:
     """Return the function that a layer of a known type computes, with the layer's parameters, or None.
 
     Raises:
-        UsageError: The layer has a parameter with which its function has no derivative to tabulate.
+        UsageError: With the layer's parameters the derivative cannot be tabulated.
     """
     kind: type[Any] = type(layer)
     if kind in _OF:
@@ -96,7 +96,7 @@ def function_of(layer: nn.Module) -> Function | None:
 
 
 def why_not(layer: nn.Module) -> str | None:
-    """Return why a layer that looks like an activation is left alone, or None."""
+    """Return why a layer that looks like an activation stays as it is, or None."""
     kind: type[Any] = type(layer)
     try:
         function = function_of(layer)
@@ -113,28 +113,28 @@ def why_not(layer: nn.Module) -> str | None:
 
 
 def called(layer: nn.Module) -> str:
-    """Return what a layer is called for a reader: ``nn.GELU``, ``GELUTanh``."""
+    """Return the name of a layer for a reader: ``nn.GELU``, ``GELUTanh``."""
     name = type(layer).__name__
     return f"nn.{name}" if type(layer).__module__ == TORCH else name
 
 
 Stepping = Callable[[nn.Module], tuple[Table | Steps, str] | None]
-"""Gives the steps of a layer and what it then is, such as ``3-bit GELU``; None for a layer that stays."""
+"""Returns the steps of a layer and its new name, such as ``3-bit GELU``; None for a layer that stays."""
 
 
 def stepwise(steps_of: Stepping, layer: nn.Module, like: Tensor | None) -> nn.Module | None:
-    """Return the layer that keeps the steps of another one, or None."""
+    """Return the layer that saves steps in place of ``layer``, or None."""
     found = steps_of(layer)
     return None if found is None else StepwiseActivation(layer, found[0], found[1].partition("-bit ")[2], like)
 
 
 class Replaced(NamedTuple):
-    """What became of the activations of a model.
+    """The result of replacing the activations of a model.
 
     Attributes:
         model: The model.
-        sites: What was replaced, and where functions are reached as they are called.
-        unreached: What looks like an activation and was left alone for a reason.
+        sites: Replaced layers, and modules whose calls of functions are intercepted.
+        unreached: What looks like an activation but stays, with the reason.
     """
 
     model: nn.Module
@@ -143,20 +143,20 @@ class Replaced(NamedTuple):
 
     @property
     def why_not(self) -> str:
-        """The reasons for what was left alone; empty where nothing was."""
+        """The reasons why activations stay; empty if none does."""
         return "; ".join(f"{place.path or place.kind}: {place.reason}" for place in self.unreached)
 
 
 def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Module, str] | None = None) -> Replaced:
-    """Replace every activation layer that has one to stand in for it, and reach the functions that modules call.
+    """Replace every activation layer that ``stand_in`` has a layer for, and intercept the functions that modules call.
 
     Args:
         model: The model.
-        stand_in: Gives the layers.
-        kept: Layers that stay for a reason of the scheme's.
+        stand_in: Returns the layer for a layer.
+        kept: Layers that stay, with the scheme's reason.
 
     Raises:
-        ConversionError: A module was compiled by itself, and its activations would be converted in vain.
+        ConversionError: A module is compiled by itself, so that converting its activations would do nothing.
     """
     like, kept = next(model.parameters(), None), kept or {}
     sites: list[Site] = []
@@ -202,7 +202,7 @@ def refuse_converted(spec: str, model: nn.Module) -> None:
 
 
 def instead(model: nn.Module) -> str:
-    """Say what activation layers a model holds, and which functions its code calls."""
+    """Return a text about the activation layers of a model and the functions that its code calls."""
     layers = [module for module in model.modules() if type(module).__module__ in (TORCH, TRANSFORMERS)]
     found = Counter(map(called, layers))
     held = ", ".join(f"{count} {name}" for name, count in found.most_common())
@@ -213,6 +213,6 @@ def instead(model: nn.Module) -> str:
 
 
 def left_alone(layer: nn.Module, path: str) -> list[Unreached]:
-    """Return, as a list of one, the layer and why it is left alone where it looks like an activation; or nothing."""
+    """Return a layer that looks like an activation and why it stays, as a list of one; else an empty list."""
     reason = why_not(layer)
     return [] if reason is None else [Unreached(path=path, kind=type(layer).__name__, reason=reason)]

@@ -1,8 +1,8 @@
-"""Cross entropy of a linear layer whose output never exists as a whole: a piece of the rows at a time.
+"""Cross entropy of a linear layer, a piece of the rows at a time: its output never exists as a whole.
 
-The layer returns :class:`Logits`, a tensor of the autograd graph without values, which knows what they are computed
-from. Reshaping, cutting, casting and scaling it by numbers, such as a soft cap does, waits too. Cross entropy of it is
-computed in pieces, and again in the backward pass. Whatever else is done with it computes the values first.
+The layer returns :class:`Logits`, a tensor of the autograd graph without values, which knows how to compute them.
+Reshaping, slicing, casting and scaling by numbers, as in a soft cap, is deferred too. Cross entropy of it is computed
+in pieces, and again in the backward pass. Any other use computes the values first.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Recipe:
-    """What logits are computed from.
+    """How to compute logits.
 
     Attributes:
-        hidden: What the layer is called with, (..., width).
+        hidden: The input of the layer, (..., width).
         weight: The layer's, (classes, width).
         bias: The layer's, (classes,), or None.
-        dtype: That the layer computes in.
-        versions: Of hidden, weight and bias when the layer was called.
+        dtype: The type that the layer computes in.
+        versions: Versions of hidden, weight and bias when the layer was called.
         head: The layer's forward.
-        shaping: What is done to the dimensions before the last.
-        scaling: What is done to each logit.
+        shaping: Deferred steps on the dimensions before the last.
+        scaling: Deferred steps on each logit.
     """
 
     hidden: Tensor
@@ -55,13 +55,13 @@ class Recipe:
 
     @classmethod
     def of(cls, hidden: Tensor, head: DeferredHead) -> Recipe:
-        """Return what the output of a layer is computed from."""
+        """Return how to compute the output of a layer."""
         weight: Any = head.module.weight
         bias: Any = head.module.bias
         return cls(hidden, weight, bias, product_dtype(hidden), _versions(hidden, weight, bias), head)
 
     def check(self) -> None:
-        """Raise a ConversionError where what the logits are computed from was changed since."""
+        """Raise a ConversionError if a tensor that the logits are computed from has changed since."""
         if _versions(self.hidden, self.weight, self.bias) != self.versions:
             raise ConversionError(
                 "chunked_loss: the logits are read after their weights, or what went into the head, were changed in "
@@ -69,7 +69,7 @@ class Recipe:
             )
 
     def rows(self) -> Tensor:
-        """Return what the layer would be called with to give the reshaped logits."""
+        """Return the input with which the layer would return the reshaped logits."""
         return done(self.hidden, self.shaping)
 
     def values(self) -> Tensor:
@@ -98,12 +98,12 @@ class Logits(Tensor):
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
-        """Return the names of the tensors that this is made of: none has a byte."""
+        """Return the names of the tensors inside: none, since it has no values."""
         return [], None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute cross entropy in pieces; anything else is for autograd, and then for operators."""
+        """Compute cross entropy in pieces; pass anything else on to autograd, then to operators."""
         if func is Tensor.__setitem__ and isinstance(args[0], Logits):
             _refuse_writing()
         if func is F.cross_entropy and isinstance(args[0] if args else None, Logits):
@@ -117,7 +117,7 @@ class Logits(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Let an operator wait that can, and compute the values for any other."""
+        """Defer an operator if possible; else compute the values for it."""
         kwargs, first = kwargs or {}, args[0] if args else None
         if isinstance(first, Logits):
             if func._schema.is_mutable:
@@ -137,7 +137,7 @@ def _refuse_writing() -> None:
 
 
 def _later(logits: Logits, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Logits | None:
-    """Return logits of which an operator is still to be computed, or None for one that cannot wait."""
+    """Return logits with a deferred operator, or None for an operator that cannot be deferred."""
     recipe, shape = logits.recipe, tuple(logits.shape)
     if func in (aten.detach.default, aten.alias.default, aten.clone.default):
         return Logits.of(recipe, shape, logits.dtype)
@@ -155,7 +155,7 @@ def _later(logits: Logits, func: Any, others: tuple[Any, ...], kwargs: dict[str,
 
 
 def _shaping(shape: tuple[int, ...], func: Any, others: tuple[Any, ...]) -> tuple[list[int], Step] | None:
-    """Return the dimensions that an operator leaves before the last, and what does the same to the layer's input."""
+    """Return the dimensions before the last after an operator, and the step that does the same to the layer's input."""
     if func in (aten.view.default, aten._unsafe_view.default):
         *leading, last = others[0]
         if last != shape[-1]:
@@ -173,7 +173,7 @@ def _shaping(shape: tuple[int, ...], func: Any, others: tuple[Any, ...]) -> tupl
 
 
 class _Promise(torch.autograd.Function):
-    """Logits without values, of which the gradient is that of a linear layer."""
+    """Logits without values, with the gradient of a linear layer."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, recipe: Recipe) -> Tensor:
@@ -204,7 +204,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Return the cross entropy in pieces, a scalar, or None where it is of another kind."""
+    """Return the cross entropy in pieces, a scalar, or None for a kind that is not supported."""
     plain = reduction in ("mean", "sum") and weight is None and size_average is None and reduce is None
     if not plain or logits.dim() != 2 or target.dim() != 1 or target.is_floating_point():
         return None
@@ -212,7 +212,7 @@ def _cross_entropy(
     recipe.check()
     savedtensors.acted(recipe.head)
     sources = (recipe.rows(), recipe.weight, recipe.bias)
-    if not logits.requires_grad:  # detached, or nothing before it is trained
+    if not logits.requires_grad:  # detached, or nothing before the logits is trained
         sources = tuple(None if each is None else each.detach() for each in sources)  # type: ignore[assignment]
     with unpacked():
         how = How(recipe.head.pieces, recipe.dtype, recipe.scaling, ignore_index, label_smoothing)
@@ -224,15 +224,15 @@ def _cross_entropy(
 
 
 class DeferredHead(ReboundForward):
-    """The forward of a linear layer whose output waits until a loss is asked of it; plain outside of training.
+    """The forward of a linear layer whose output is deferred to the loss; plain outside of training.
 
     Args:
         module: The ``nn.Linear``.
-        pieces: Into how many pieces the rows of a loss are cut.
-        kind: What computes the loss of them, applied as :class:`CrossEntropy` is.
+        pieces: How many pieces the rows of a loss are cut into.
+        kind: The function that computes the loss, applied like :class:`CrossEntropy`.
 
     Attributes:
-        losses: How many were computed so.
+        losses: How many losses were computed in pieces.
     """
 
     def __init__(self, module: nn.Module, pieces: int = 1, kind: type[torch.autograd.Function] = CrossEntropy) -> None:
@@ -246,7 +246,7 @@ class DeferredHead(ReboundForward):
         return UNCOMPILABLE
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output, or a promise of it where gradients are wanted in training."""
+        """Return the output, or deferred logits if gradients are needed in training."""
         module = self.module
         hidden = args[0] if args else kwargs.get("input")
         if not (module.training and torch.is_grad_enabled() and isinstance(hidden, Tensor)):

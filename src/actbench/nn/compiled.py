@@ -1,4 +1,4 @@
-"""A forward that runs as graphs of ``torch.compile``, of which a budget says how much waits for the backward pass."""
+"""A forward that runs as graphs of ``torch.compile``; a budget limits what they save for backward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TWICE = ("a model that the scheme compile has compiled", "its graphs are made a
 
 
 def needed_by_inductor(device: torch.device) -> str | None:
-    """Return the compiler that inductor's kernels for a device need and that is not here; None where it is."""
+    """Return the compiler that inductor's kernels for a device need if it is missing, else None."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
@@ -67,13 +67,13 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
 
 
 class CompiledForward(ReboundForward):
-    """A forward that is compiled as it is first called; plain without gradients. What it runs is another's graph.
+    """A forward that is compiled at its first call, and runs uncompiled without gradients.
 
     Args:
-        module: What runs.
-        budget: The ``activation_memory_budget`` that its graphs are divided by, 0 to 1.
-        backend: What makes code of the graphs.
-        fullgraph: Whether all of the forward has to be one graph; else parts that are none run as they are.
+        module: The module.
+        budget: The ``activation_memory_budget`` by which its graphs are partitioned, 0 to 1.
+        backend: The backend that compiles the graphs.
+        fullgraph: Whether the whole forward must be one graph; else parts that make no graph run uncompiled.
 
     Attributes:
         graphs: How many graphs were made.
@@ -87,11 +87,12 @@ class CompiledForward(ReboundForward):
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the graphs of the forward, which are made where there are none for such arguments.
+        """Run the graphs of the forward; compile them if there are none for such arguments.
 
         Raises:
             UntraceableError: A dispatch mode is active, under which ``torch.compile`` runs the plain forward instead.
-            ConversionError: The forward, or all of it, cannot be compiled, or runs within what is compiled by others.
+            ConversionError: The forward, or the whole of it, cannot be compiled, or runs inside code that is being
+                compiled.
         """
         module = self.module
         if not torch.is_grad_enabled():
@@ -103,8 +104,8 @@ class CompiledForward(ReboundForward):
         found = self._run(module, args, kwargs)
         if not self.graphs_of_a_pass:
             raise ConversionError(
-                f"compile: torch.compile has run {type(module).__name__} as it is, without a word; where "
-                "TORCHDYNAMO_DISABLE or torch.compiler.set_stance switch it off, let it be, or leave compile out"
+                f"compile: torch.compile ran {type(module).__name__} uncompiled, without a message; if "
+                "TORCHDYNAMO_DISABLE or torch.compiler.set_stance switches it off, undo that, or leave compile out"
             )
         savedtensors.acted(self)
         return found
@@ -126,11 +127,11 @@ class CompiledForward(ReboundForward):
         def run(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return self.inner(module, *args, **kwargs)
 
-        run.__code__ = run.__code__.replace()  # torch keeps graphs by the code, and gives up after 8 of one code
+        run.__code__ = run.__code__.replace()  # torch keeps graphs by code object, and gives up after 8 for one
         return torch.compile(run, backend=self._graph, fullgraph=self.fullgraph)
 
     def _graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
-        """Return the code of a graph; what ``torch.compile`` calls."""
+        """Return the code of a graph; ``torch.compile`` calls this."""
         with partitioning.patch(activation_memory_budget=self.budget):
             code: Any = _BACKENDS[self.backend](graph, inputs, self.budget)
         self.graphs += 1
@@ -149,6 +150,6 @@ class CompiledForward(ReboundForward):
 
 
 def _reason(error: Exception) -> str:
-    """Return what an error of the compiler says first; pages of advice and of its own frames follow."""
+    """Return the start of a compiler error, without the pages of advice and frames that follow."""
     lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
     return shortened(" ".join(line for line in lines if line)) or told(error)

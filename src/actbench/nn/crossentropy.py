@@ -1,4 +1,4 @@
-"""Cross entropy of the output of a linear layer, a piece of the rows at a time, forward and again in backward."""
+"""Cross entropy of a linear layer's output, a piece of the rows at a time, in forward and again in backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Cast:
-    """A step that makes a tensor one of another type."""
+    """A step that casts a tensor."""
 
     dtype: torch.dtype
 
@@ -33,9 +33,9 @@ class How:
     """How cross entropy is computed.
 
     Attributes:
-        pieces: Into how many pieces the rows are cut.
-        dtype: That the layer computes in.
-        scaling: What is done to each logit after the layer.
+        pieces: How many pieces the rows are cut into.
+        dtype: The type that the layer computes in.
+        scaling: Steps on each logit after the layer.
         ignore_index: Class of the rows that do not count.
         smoothing: As ``label_smoothing`` of ``F.cross_entropy``.
     """
@@ -48,7 +48,7 @@ class How:
 
 
 def done(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
-    """Return what several steps make of a tensor."""
+    """Apply steps to a tensor, one after the other."""
     for step in steps:
         x = step(x)
     return x
@@ -59,15 +59,15 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def unpacked() -> saved_tensors_hooks:
-    """Keep hooks that pack saved tensors from what this saves.
+    """Shield saved tensors inside the context from hooks that pack.
 
-    The softmax would be computed from noise a second time, which biases all gradients.
+    Else backward would compute the softmax from noisy tensors, which biases all gradients.
     """
     return saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Sum of the cross entropy of the rows of a linear layer's output, in float32 at least, a piece at a time."""
+    """Sum of the cross entropy of the rows of a linear layer's output, at least in float32, a piece at a time."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: How) -> Tensor:
@@ -105,7 +105,7 @@ class CrossEntropy(torch.autograd.Function):
                     _add_product(to_weight, found, x)
                 if to_bias is not None:
                     to_bias += found.sum(0)
-                del found  # which would stand beside the logits of the next piece
+                del found  # else it exists beside the logits of the next piece
                 first += len(x)
         return to_hidden, to_weight, to_bias, None, None
 
@@ -126,7 +126,7 @@ def _loss(logits: Tensor, target: Tensor, how: How) -> Tensor:
 def _slopes(logits: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tensor:
     """Return the gradient of the logits, (rows, classes): ``gradient`` is that of the sum of their cross entropy.
 
-    It is the softmax less what is to be predicted, so that of the logits no copy but that is made.
+    It is the softmax minus the target, so that the softmax is the only copy of the logits.
     """
     if all(isinstance(step, Cast) for step in how.scaling):
         return _less_target(done(logits, how.scaling), target, how, gradient).to(logits.dtype)
@@ -139,7 +139,7 @@ def _slopes(logits: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tenso
 
 
 def _less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) -> Tensor:
-    """Return softmax less target, times the gradient of the sum, and 0 for rows that do not count."""
+    """Return softmax minus target, times the gradient of the sum, and 0 for rows that do not count."""
     slopes = torch.softmax(finished.to(wide(finished.dtype)), -1)
     ignored = (target == how.ignore_index)[:, None]
     predicted = target[:, None].masked_fill(ignored, 0)

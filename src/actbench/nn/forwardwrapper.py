@@ -1,7 +1,8 @@
-"""Binding a new forward on a module, and what schemes that did so have learned, for checkpoints.
+"""Binds a new forward on a module, and saves in checkpoints what such a forward has adapted.
 
 A wrapper module would rename every parameter below it and hide attributes such as ``config``; a new forward changes
-neither name nor type. It knows its module weakly, as the module holds it: a model is freed as soon as it is let go.
+neither names nor types. It refers to its module weakly, as the module holds it: so a model is freed as soon as its last
+user drops it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from actbench.errors import ConversionError
 
 
 class ReboundForward:
-    """A forward that stands on a module in front of the one it had.
+    """A forward that is bound on a module in front of its earlier forward.
 
-    A deep or pickled copy of the module gets its own, and so does a replica that ``nn.DataParallel`` makes.
+    A deep or pickled copy of the module gets its own forward, and so does a replica by ``nn.DataParallel``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -31,7 +32,7 @@ class ReboundForward:
         """The module it is bound to.
 
         Raises:
-            ReferenceError: The module is gone, and only its forward was kept.
+            ReferenceError: The module is freed, and only its forward is left.
         """
         module = self._module()
         if module is None:
@@ -45,7 +46,7 @@ class ReboundForward:
 
     @staticmethod
     def all_of(module: nn.Module) -> Iterator[ReboundForward]:
-        """Yield the forwards of this kind that are bound on a module, the one in front first."""
+        """Yield the rebound forwards of a module, the front one first."""
         bound = vars(module).get("forward")
         while isinstance(bound, ReboundForward):
             yield bound
@@ -53,7 +54,7 @@ class ReboundForward:
 
     @property
     def uncompilable(self) -> tuple[str, str] | None:
-        """What ``torch.compile`` cannot compile here, and why; None for what it can."""
+        """What ``torch.compile`` cannot compile here, and why; None if it can."""
         return None
 
     def bind(self) -> None:
@@ -79,7 +80,7 @@ class ReboundForward:
             vars(module)["forward"] = self._before
 
     def inner(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward that stood there before, of the module that :attr:`module` gave."""
+        """Run the earlier forward, on the module from :attr:`module`."""
         if self._before is not None:
             return self._before(*args, **kwargs)
         return type(module).forward(module, *args, **kwargs)
@@ -90,7 +91,7 @@ class ReboundForward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """The signature of the forward in front of which this stands; trainers choose a batch's columns by it."""
+        """The signature of the earlier forward; trainers choose a batch's columns by it."""
         before = self._before or getattr(type(self.module).forward, "__get__")(self.module)  # noqa: B009
         return inspect.signature(before)
 
@@ -99,16 +100,16 @@ class ReboundForward:
         vars(module)["_replicate_for_data_parallel"] = self._replica
 
     def _replica(self) -> nn.Module:
-        """Return torch's replica with a forward of its own; a copied one would leave the replica's weights idle."""
+        """Return torch's replica with its own forward; a copied forward would not use the replica's weights."""
         module = self.module
         replica: nn.Module = type(module)._replicate_for_data_parallel(module)  # type: ignore[no-untyped-call]
         self._on(replica)._stand_on(replica)
-        if vars(module).get("forward") is not self:  # somebody put theirs in front
+        if vars(module).get("forward") is not self:  # another forward is in front
             vars(replica)["forward"] = vars(module)["forward"]
         return replica
 
     def _on(self, module: nn.Module) -> Self:
-        """Return this forward, and those behind it, for another module."""
+        """Return this forward and the earlier ones for another module."""
         twin = self._twin(module)
         twin._before = self._before._on(module) if isinstance(self._before, ReboundForward) else self._before
         return twin
@@ -134,21 +135,21 @@ class Adapted(Protocol):
         ...
 
     def adapt(self, state: Any) -> None:
-        """Go on from what :meth:`adapted` returned for a model that was built alike.
+        """Restore what :meth:`adapted` returned for a model that was built alike.
 
         Raises:
-            KeyError: It is of another model.
+            KeyError: The state is of another model.
         """
         ...
 
 
 def adapted_states(module: nn.Module) -> dict[str, Any]:
-    """Return the states of a model's forwards that adapt, by the module's path and the forward's class."""
+    """Return the states of a model's adapting forwards, by the module's path and the forward's class."""
     return {name: forward.adapted() for name, forward in _forwards(module).items()}
 
 
 def adapt(module: nn.Module, states: dict[str, Any]) -> None:
-    """Bring a freshly converted model to where :func:`adapted_states` was called.
+    """Restore on a freshly converted model the states that :func:`adapted_states` returned.
 
     Raises:
         KeyError: The states are those of another model.

@@ -1,4 +1,4 @@
-"""A linear layer whose weight is frozen and in a number format, unpacked for each pass and each backward pass."""
+"""A linear layer with a frozen weight in a number format, unpacked for each forward and each backward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actbench.ops.noise import fresh_seed
 
 
 class _Product(torch.autograd.Function):
-    """x W^T + b of a packed W without a gradient: for backward its parts are saved, which the layer holds anyway."""
+    """x W^T + b for a packed W without a gradient; it saves the parts of W, which the layer holds anyway."""
 
     @staticmethod
     def forward(
@@ -32,7 +32,7 @@ class _Product(torch.autograd.Function):
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of x and b, where they are wanted."""
-        parts, for_x, for_bias = ctx.saved_tensors, None, None  # which checkpointing gives but once
+        parts, for_x, for_bias = ctx.saved_tensors, None, None  # checkpointing returns saved tensors only once
         with no_autocast(grad):
             if ctx.needs_input_grad[0]:
                 for_x = grad @ ctx.encoding.decode(parts, ctx.shape, grad.dtype)
@@ -49,11 +49,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class FrozenLinear(nn.Module):
     """``nn.Linear``, or transformers' ``Conv1D``, with a frozen weight in a number format.
 
-    The parts of the weight are parameters ``packed_weight.0``, ``packed_weight.1``, … that cannot be trained: saved,
-    moved and shared out as any, but never cast. The bias stays as it is.
+    The parts of the weight are frozen parameters ``packed_weight.0``, ``packed_weight.1``, …: saved, moved and sharded
+    like any parameter, but never cast. The bias stays as it is.
 
     Args:
-        layer: The layer, whose hooks and flag are taken over; its weight may be freed then.
+        layer: The layer, whose hooks and train/eval flag are taken over; afterwards its weight may be freed.
         encoding: The format.
     """
 
@@ -71,7 +71,7 @@ class FrozenLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight as it is unpacked, anew each time; what is written into it is lost."""
+        """The weight, unpacked at each access; what is written into it is lost."""
         matrix = self.encoding.decode(self._parts, self._shape, self.dtype)
         return matrix.t() if self.transposed else matrix
 
@@ -84,7 +84,7 @@ class FrozenLinear(nn.Module):
         return output
 
     def extra_repr(self) -> str:
-        """Say what ``nn.Linear`` says, and the format."""
+        """Return the text of ``nn.Linear``, with the format."""
         features = f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
         return f"{features}, weight in {self.encoding.spec}"
 

@@ -16,29 +16,29 @@ from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops.stepwise import encode
 
 Take = Callable[[int, torch.dtype], Tensor]
-"""Gives an uninitialised tensor of so many elements of a type."""
+"""Returns an uninitialised tensor with a number of elements and a type."""
 
 
 def wide_type(y: Tensor) -> torch.dtype:
-    """Return the type in which derivatives are found: float64 for a y in float64, otherwise float32."""
+    """Return the type that derivatives are computed in: float64 for a y in float64, else float32."""
     return torch.float64 if y.dtype == torch.float64 else torch.float32
 
 
 def bytes_meanwhile(dtype: torch.dtype) -> int:
-    """Return the bytes for each element that :func:`times_slope` takes in this type."""
+    """Return the bytes for each element that :func:`times_slope` needs meanwhile in this type."""
     return 3 * dtype.itemsize + torch.int32.itemsize + torch.uint8.itemsize
 
 
 def times_slope(grad: Tensor, y: Tensor, bits: Tensor, slopes: Tensor, inversion: Inversion, take: Take) -> Tensor:
-    """Return a gradient times the derivative at the x with ``f(x) = y`` on the side of the minimum that the bit says.
+    """Return a gradient times the derivative at the x with ``f(x) = y``; the bit gives the side of the minimum.
 
     Args:
         grad: ``(n,)`` of a float type.
         y: ``(n,)`` of a float type.
         bits: ``(ceil(n / 8),)`` uint8, the first element's lowest; 1 to the right of the minimum.
         slopes: The left and the right branch of the inversion, float32 ``(2, cells + 1)``.
-        inversion: What the slopes are of.
-        take: Gives the memory for what is found meanwhile, and for the result.
+        inversion: The inversion that the slopes belong to.
+        take: Returns memory for temporaries and for the result.
 
     Returns:
         ``(n,)`` of :func:`wide_type`; NaN where y or the gradient is.
@@ -56,7 +56,7 @@ def times_slope(grad: Tensor, y: Tensor, bits: Tensor, slopes: Tensor, inversion
     low = torch.index_select(flat, 0, index, out=second)
     high = torch.index_select(flat, 0, index.add_(1), out=third)
     slope = low.lerp_(high, share).masked_fill_(torch.ne(y, y, out=right), float("nan"))
-    return slope.mul_(third.copy_(grad))  # of one type: operators on two take memory of their own
+    return slope.mul_(third.copy_(grad))  # of one type: operators on two types allocate memory
 
 
 def _flags(bits: Tensor, out: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _flags(bits: Tensor, out: Tensor) -> Tensor:
 
 
 def _place(y: Tensor, right: Tensor, inversion: Inversion, first: Tensor, second: Tensor) -> Tensor:
-    """Return in ``first`` where an output lies on its branch, 0 at the minimum and 1 at the end."""
+    """Return in ``first`` the place of an output on its branch, 0 at the minimum and 1 at the end."""
     ratio = torch.div(y, inversion.least, out=first).clamp_(0, 1)
     root = torch.neg(ratio, out=second).add_(1).sqrt_().add_(1)
     on_left = ratio.div_(root).sqrt_().neg_().add_(1)
@@ -76,13 +76,13 @@ def _place(y: Tensor, right: Tensor, inversion: Inversion, first: Tensor, second
 
 
 _FEWEST = 1 << 8
-"""Elements, a multiple of 8, below which finding the derivative of fewer at a time saves nothing."""
+"""The fewest elements in a part, a multiple of 8: smaller parts save nothing."""
 _MOST = 1 << 18
-"""Elements, a multiple of 8, whose derivative is found at a time on a CPU, whose caches are small."""
+"""The most elements in a part on a CPU, a multiple of 8, since its caches are small."""
 
 
 class InvertedGradient(torch.autograd.Function):
-    """An exact activation whose derivative is found in backward from its output and the branch of its input."""
+    """An exact activation; backward computes its derivative from the output and the branch of the input."""
 
     @staticmethod
     def forward(
@@ -95,7 +95,7 @@ class InvertedGradient(torch.autograd.Function):
         if getattr(exact, "inplace", False):
             ctx.mark_dirty(x)
             exact(x)
-            y = x  # and not what exact returns, in which torch.compile does not know the marked tensor again
+            y = x  # not what exact returns: torch.compile does not recognise the marked tensor in it
         else:
             y = exact(x)
         ctx.save_for_backward(bits, y, slopes)
@@ -123,11 +123,11 @@ class InvertedGradient(torch.autograd.Function):
 
 
 def _parts(product: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
-    """Cut a tensor that is to be filled into parts, behind each of which is room for all that it takes to fill it.
+    """Cut a tensor to fill into parts, so that behind each part there is memory for its temporaries.
 
-    The backward pass of the exact layer holds what this one does: a saved tensor, a gradient and a product. So the
-    slopes of a part are found in the memory of the product that is not filled yet. For the last few elements there is
-    none; smaller parts would need less for these, and more operators.
+    The backward pass of the exact layer holds what this one holds: a saved tensor, a gradient and a product. So the
+    slopes of a part are computed in the memory of the product that is not filled yet. The last few elements have no
+    such memory; smaller parts would need less for them, but more operators.
     """
     start, count = 0, len(product)
     fewest = max(_FEWEST, count // 64 // 8 * 8)
@@ -141,13 +141,13 @@ def _parts(product: Tensor, dtype: torch.dtype) -> Iterator[tuple[int, int]]:
 
 
 class _Room:
-    """Gives tensors in the unused memory of a contiguous vector, and others where that is too small."""
+    """Returns tensors in the unused memory of a contiguous vector, or new tensors if that is too small."""
 
     def __init__(self, unused: Tensor) -> None:
         self._bytes = unused.view(torch.uint8)
 
     def __call__(self, count: int, dtype: torch.dtype) -> Tensor:
-        size = -(-count * dtype.itemsize // 8) * 8  # each begins where a float64 may
+        size = -(-count * dtype.itemsize // 8) * 8  # each begins at a multiple of 8 bytes, for float64
         if torch.compiler.is_compiling() or size > len(self._bytes):
             return torch.empty(count, dtype=dtype, device=self._bytes.device)
         given, self._bytes = self._bytes[:size], self._bytes[size:]
@@ -157,14 +157,14 @@ class _Room:
 class InvertedActivation(nn.Module):
     """An activation layer with the forward pass of the layer it replaces, which saves its output and a bit.
 
-    Saved are ``ceil(elements / 8)`` bytes, and the output itself; where the next layer saves its input, that is the
-    same storage. Nothing where no gradient is needed, and no entries in a state_dict.
+    It saves ``ceil(elements / 8)`` bytes and the output itself; if the next layer saves its input, that is the same
+    storage. It saves nothing if no gradient is needed, and has no entries in a state_dict.
 
     Args:
         exact: The layer to replace; not changed, and its hooks and train/eval flag are carried over.
         inversion: The inverse of its function.
-        label: What the layer is called when shown.
-        like: A tensor where the layer will run, such as a parameter (which may be fake); None for the CPU.
+        label: Name of the layer when shown.
+        like: A tensor on the layer's device, such as a parameter (which may be fake); None for the CPU.
     """
 
     turn: Tensor
@@ -190,7 +190,7 @@ class InvertedActivation(nn.Module):
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InvertedActivation:
-        """Move the layer, but keep its constants float32 in a model of halves, and fill them after ``to_empty``."""
+        """Move the layer, but keep its constants float32 in models of half types; fill them after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.turn = constants((self.inversion.turn,), self.turn)
         self.slopes = constants((self.inversion.left, self.inversion.right), self.slopes)
@@ -198,7 +198,7 @@ class InvertedActivation(nn.Module):
 
     @property
     def becomes(self) -> str:
-        """What the layer is."""
+        """The name of the layer."""
         return f"{self.label} from its output and 1 bit"
 
     def __repr__(self) -> str:

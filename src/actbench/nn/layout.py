@@ -1,4 +1,4 @@
-"""How a tensor lies in memory, so that codes of it are written and read in that order without a copy."""
+"""The memory layout of a tensor, so that its codes are written and read in memory order without a copy."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 
 def memory_order(x: Tensor) -> list[int] | None:
-    """Return the dimensions in the order in which they lie in memory, widest stride first; None for contiguous."""
+    """Return the dimensions in memory order, widest stride first; None for contiguous."""
     return None if x.is_contiguous() else sorted(range(x.dim()), key=x.stride, reverse=True)
 
 
 def in_order(x: Tensor, order: list[int] | None) -> Tensor:
-    """Return x with its dimensions in this order, contiguous; no copy where they lie so in memory."""
+    """Return x with its dimensions in this order, contiguous; without a copy if that is its memory order."""
     return (x if order is None else x.permute(order)).contiguous()
 
 
@@ -29,19 +29,19 @@ def as_it_lay(x: Tensor, order: list[int] | None) -> Tensor:
 def told_apart(codes: Tensor, order: list[int] | None) -> Tensor:
     """Mark codes of a permuted tensor by one more dimension.
 
-    Checkpointing compares the shapes of what it recomputes, and so refuses codes of a copy that lies in another order.
+    Checkpointing compares the shapes of recomputed tensors, so it refuses codes of a copy with another memory order.
     """
     return codes if order is None else codes[None]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All that is known of a tensor beside its elements.
+    """A tensor's shape, type and memory order.
 
     Attributes:
         shape: Its shape.
         dtype: Its type.
-        order: Its dimensions in the order in which they lie in memory, widest stride first; None for contiguous.
+        order: Its dimensions in memory order, widest stride first; None for contiguous.
     """
 
     shape: torch.Size
@@ -69,19 +69,19 @@ class Layout:
         return replace(self, shape=torch.Size((last - first, *self.shape[1:])))
 
     def laid_out(self, flat: Tensor) -> Tensor:
-        """Return elements in the order of memory as a tensor of this shape and order, as a view."""
+        """Return elements in memory order as a view with this shape and order."""
         if self.order is None:
             return flat.view(self.shape)
         return as_it_lay(flat.view([self.shape[dim] for dim in self.order]), list(self.order))
 
 
 def flat_of(x: Tensor) -> Tensor:
-    """Return the elements of a tensor in the order of its memory, without its graph; a view where they lie so."""
+    """Return the elements of a tensor in memory order, detached; a view if they have no gaps in memory."""
     return in_order(x.detach(), memory_order(x)).view(-1)
 
 
 def without_repeats(tensor: Tensor) -> Tensor:
-    """Return the elements of a tensor once each: a dimension of stride 0 has size 1."""
+    """Return each element of a tensor once: dimensions of stride 0 get size 1."""
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -89,7 +89,7 @@ def without_repeats(tensor: Tensor) -> Tensor:
 
 
 def constants(values: Sequence[Any], like: Tensor) -> Tensor:
-    """Return float32 values where ``like`` is, fake if it is."""
+    """Return float32 values on the device of ``like``; fake if ``like`` is."""
     if isinstance(like, FakeTensor):
         with like.fake_mode:
             return torch.tensor(values, dtype=torch.float32, device=like.device)

@@ -20,7 +20,7 @@ UNTRACEABLE = "Liger's kernels are no operators of torch, so that fake tensors s
 
 @functools.cache
 def kernels() -> Any:
-    """Return Liger's class of the loss; a MeasurementError where it is not installed."""
+    """Return Liger's class of the loss; raise a MeasurementError if Liger is not installed."""
     try:
         return importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
     except ImportError as error:
@@ -30,9 +30,9 @@ def kernels() -> Any:
 
 
 def check(device: torch.device) -> None:
-    """Raise a MeasurementError where the kernels are not there, or do not run on a device.
+    """Raise a MeasurementError if the kernels are not installed, or do not run on a device.
 
-    With ``TRITON_INTERPRET=1`` triton runs them on a CPU, slowly, to be looked at.
+    With ``TRITON_INTERPRET=1`` triton runs them slowly on a CPU, for inspection.
     """
     kernels()
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -43,7 +43,7 @@ def check(device: torch.device) -> None:
 
 
 class LigerCrossEntropy(torch.autograd.Function):
-    """Sum of the cross entropy of the rows of a linear layer's output, of which the gradients are made at once."""
+    """Sum of the cross entropy of the rows of a linear layer's output; forward computes the gradients too."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: How) -> Tensor:
@@ -59,7 +59,7 @@ class LigerCrossEntropy(torch.autograd.Function):
             )
         loss = kernels()(ignore_index=how.ignore_index, label_smoothing=how.smoothing, reduction="sum")
         needs, given = ctx.needs_input_grad[:3], (hidden, weight, bias)
-        asked = (any(needs), *needs[1:])  # without that of the input Liger makes none
+        asked = (any(needs), *needs[1:])  # without the gradient of the input Liger computes none
         with torch.enable_grad(), no_autocast(hidden):
             x, w, b = (_leaf(each, how.dtype, ask) for each, ask in zip(given, asked, strict=True))
             total: Tensor = loss(w, x, target, b)
@@ -72,7 +72,7 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of hidden, weight and bias, which wait since the forward pass."""
+        """Return the gradients of hidden, weight and bias, which the forward pass computed."""
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         scale = torch.mul if again else Tensor.mul_
         found = tuple(None if each is None else scale(each, gradient.to(each.dtype)) for each in ctx.saved_tensors)

@@ -19,21 +19,21 @@ from actbench.nn.refusals import is_compiled
 from actbench.nn.replacement import census
 
 _HEADS = ("classifier", "score", "qa_outputs", "heads", "head", "fc")
-"""Names of the layers that make the result of a model that is no language model, as transformers and torchvision do."""
+"""Names in transformers and torchvision of the output layers of models that are no language models."""
 
 _READ_DIRECTLY = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
-"""Modules of torch that read the weights of their linear layers, and do not call these outside of training."""
+"""Modules of torch that outside of training read the weights of their linear layers and do not call these."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """The layers of a model that adapters are for.
+    """The layers of a model that can get adapters.
 
     Attributes:
         layers: All linear layers but the head, by path.
         adapted: The paths of those that get adapters.
         head: The path of the classifier that is trained as a whole, or None.
-        passed_by: The paths of linear layers that an adapter would do nothing at.
+        passed_by: The paths of linear layers at which an adapter would do nothing.
     """
 
     layers: Mapping[str, nn.Module]
@@ -49,12 +49,12 @@ def find(module: nn.Module, names: tuple[str, ...], scheme: str, *, whole_model:
 
     Args:
         module: The model, or a part of one.
-        names: Paths of the layers to adapt, or the ends of such; none for all.
-        scheme: For messages.
-        whole_model: Whether the module is one, and so has a head.
+        names: Paths of the layers to adapt, or ends of paths; none for all.
+        scheme: Name of the scheme, for messages.
+        whole_model: Whether the module is a whole model, which has a head.
 
     Raises:
-        NothingToConvertError: There is no such layer.
+        NothingToConvertError: No such layer is found.
         ConversionError: The model is compiled, or has adapters.
     """
     kind = type(module).__name__
@@ -98,14 +98,14 @@ def _nothing(
 
 
 def _logits(module: nn.Module) -> nn.Module | None:
-    """Return the layer that makes the logits of a language model, where the model says which it is."""
+    """Return the layer that makes the logits of a language model, if the model names it."""
     own: Any = getattr(module, "get_output_embeddings", None)
     found = own() if callable(own) else None
     return found if isinstance(found, nn.Module) else None
 
 
 def _head(module: nn.Module) -> str | None:
-    """Return the name of a classifier; peft knows modules by the ends of their paths, which must be of it alone."""
+    """Return the name of the classifier; peft matches modules by ends of paths, so no other path may end in it."""
     if _logits(module) is not None:
         return None
     paths = [path for path, _ in module.named_modules()]
@@ -117,13 +117,13 @@ def _head(module: nn.Module) -> str | None:
 
 
 def adapt(module: nn.Module, targets: Targets, scheme: str, *, r: int, alpha: float, dropout: float) -> nn.Module:
-    """Freeze a model, and put adapters on its linear layers, in place; its class and how it is called stay.
+    """Freeze a model, and put adapters on its linear layers, in place; its class and its call stay the same.
 
-    Adapters are float32 where weights are halves, as ``peft.get_peft_model`` has them, and else of the weights' type.
-    They are on the weights' device, or fake where these are fake.
+    Adapters are float32 for weights of a half type, as ``peft.get_peft_model`` makes them, else of the weights' type.
+    They are on the weights' device, and fake if the weights are.
 
     Returns:
-        The model, or what takes the place of one that is itself a linear layer.
+        The model, or the replacement of a model that is itself a linear layer.
 
     Raises:
         MeasurementError: peft is not installed.
@@ -141,8 +141,8 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, *, r: int, alpha: fl
     )
     fake = next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # which peft then sets right
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # as it copies the head
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # peft then corrects it
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # peft copies the head
         peft.inject_adapter_in_model(config, held, low_cpu_mem_usage=fake is not None)
     for path, layer in targets.layers.items():
         if path in targets.adapted:
@@ -151,13 +151,13 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, *, r: int, alpha: fl
         held.get_submodule(targets.head).train(held.get_submodule(f"{targets.head}.original_module").training)
     if not whole:
         return held[0]  # type: ignore[index, no-any-return]
-    if hasattr(type(module), "_hf_peft_config_loaded"):  # as its add_adapter does: save_pretrained writes adapters
+    if hasattr(type(module), "_hf_peft_config_loaded"):  # like add_adapter, so that save_pretrained writes adapters
         vars(module)["_hf_peft_config_loaded"] = True
     return module
 
 
 def _settle(adapted: nn.Module, layer: nn.Module, fake: Any) -> None:
-    """Give an adapter the flag of its layer, and its parameters their type; on the meta device they become fake."""
+    """Set an adapter's train/eval flag and type by its layer; parameters on the meta device become fake."""
     adapted.train(layer.training)
     weight: Any = layer.weight
     dtype = torch.float32 if weight.dtype in (torch.float16, torch.bfloat16) else weight.dtype
@@ -180,7 +180,7 @@ def _peft(scheme: str) -> Any:
 
 
 def refuse_merging(*_: Any, **__: Any) -> None:
-    """Stand for ``merge`` of an adapter whose base layer is packed.
+    """Replace ``merge`` of an adapter whose base layer is packed.
 
     Raises:
         ConversionError: Always.
@@ -194,11 +194,11 @@ def refuse_merging(*_: Any, **__: Any) -> None:
 def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return the ``state_dict`` of the model that adapters were put on, under its own keys.
 
-    What is stored in 4 bits is unpacked, to the type it had: not what it was before. A classifier that is trained
-    stands in it as it was before training.
+    Weights stored in 4 bits are unpacked to their type, but stay rounded. A trained classifier is returned as it was
+    before training.
 
     Args:
-        model: One that ``lora`` or ``qlora`` converted; of any other it is its own.
+        model: A model that ``lora`` or ``qlora`` converted; for any other, this is its own ``state_dict``.
     """
     found: dict[str, Tensor] = {}
     packed = {path: part for path, part in model.named_modules() if isinstance(part, FrozenLinear)}
@@ -216,5 +216,5 @@ def _plain(key: str) -> str:
 
 
 def adapters(module: nn.Module) -> Iterator[nn.Module]:
-    """Give the layers with adapters of a model."""
+    """Yield the layers of a model that have adapters."""
     return (part for part in module.modules() if hasattr(part, "lora_A") and hasattr(part, "base_layer"))

@@ -1,10 +1,10 @@
-"""Norms that save their output, which the linear layers behind them save anyway, in place of their input.
+"""Norms that save their output, which the next linear layers save anyway, in place of their input.
 
 With xhat = (x - mean) r, y = w xhat + b and M elements in a row, the output gives xhat = (y - b) / w back, and
 
     dx = r (w dy - sum(w dy) / M - xhat sum(w dy xhat) / M)
 
-where RMS norm, with neither mean nor b, has no second term.
+RMS norm has neither mean nor b, and no second term.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from actbench.nn.refusals import first_order, refuse_compiling, saved_output
 from actbench.nn.replacement import standing_in
 
 LEAST = 2.0**-10
-"""Magnitude of a weight below which the output no longer gives the normalised input back."""
+"""Magnitude of a weight below which the normalised input cannot be computed from the output."""
 MOST = 2.0**6
-"""How many times larger than its weight a bias may be: of that many more times its own error is the rounding of y."""
+"""The largest ratio of a bias to its weight: by this factor the rounding of y exceeds that of the normalised input."""
 
 Run = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Gives the output of a norm, and 1 / deviation of each row, (rows, 1)."""
+"""Returns the output of a norm, and 1 / deviation of each row, (rows, 1)."""
 
 VALUES = (
     "a model whose norms keep their output",
-    "they look at the values of their weights, which a compiled graph has not",
+    "they look at the values of their weights, which a compiled graph does not have",
 )
 """What cannot be compiled, and why."""
 
 
 class NormFromOutput(torch.autograd.Function):
-    """Layer norm or RMS norm whose backward pass has the output and 1 / deviation of each row."""
+    """Layer norm or RMS norm whose backward pass reads the output and 1 / deviation of each row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, run: Run, centered: bool) -> Tensor:
@@ -57,7 +57,7 @@ class NormFromOutput(torch.autograd.Function):
         """Return the gradients of x, weight and bias, where they are wanted.
 
         Raises:
-            RuntimeError: The output was changed in place since.
+            RuntimeError: The output was changed in place after the forward pass.
         """
         y, rstd, weight, bias = saved_output(
             ctx, "msln keeps the output of norms, and one was, or its weight was,", "leave the norm out by only="
@@ -86,7 +86,7 @@ class NormFromOutput(torch.autograd.Function):
 
 
 class FromOutput(nn.Module):
-    """What a norm gains when its class is put before its own; runs as it was where its weights do not allow it."""
+    """A base class, put before a norm's own, that saves the output; the norm runs plain if its weights forbid it."""
 
     weight: Any
     bias: Any
@@ -132,13 +132,13 @@ def _rms_rstd(x: Tensor, row: int, eps: float) -> Tensor:
 
 
 def epsilon(layer: nn.Module, dtype: torch.dtype) -> float:
-    """Return what an RMS norm adds to the mean square."""
+    """Return the number that an RMS norm adds to the mean square."""
     found = next((vars(layer)[name] for name in ("eps", "variance_epsilon") if name in vars(layer)), None)
     return float(torch.finfo(dtype).eps if found is None else found)
 
 
 def why_not(layer: nn.Module) -> str | None:
-    """Return why the output of a norm does not give its normalised input back, or None; unknown values are taken to."""
+    """Return why a norm's normalised input cannot be computed from its output, or None, also for unknown weights."""
     weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
     if weight is None or isinstance(weight, FakeTensor) or weight.is_meta:
         return None
@@ -149,9 +149,9 @@ def why_not(layer: nn.Module) -> str | None:
 
 
 def is_norm(layer: nn.Module) -> bool:
-    """Return whether a layer is a layer norm, or an RMS norm of torch or another class that computes just that.
+    """Return whether a layer is a layer norm, or an RMS norm of torch or of another class that computes the same.
 
-    Of other classes the name ends in RMSNorm, ``weight`` is all they have, and what they return was compared with the
+    Other classes must have a name that ends in RMSNorm and ``weight`` as their only parameter, and must agree with the
     formula on random numbers and weights.
     """
     kind = type(layer)
@@ -173,7 +173,7 @@ def _is_formula(layer: Any) -> bool:
         wanted = weight * x * _rms_rstd(x, weight.numel(), epsilon(layer, x.dtype))
         try:
             found = functional_call(layer, {"weight": weight}, (x,))
-        except Exception:  # of a class that is not ours: whatever it wants, it is no plain norm
+        except Exception:  # the class is not ours: if it fails, it is no plain norm
             return False
         return isinstance(found, Tensor) and found.shape == x.shape and torch.allclose(found, wanted, 1e-4, 1e-6)
 

@@ -1,8 +1,8 @@
-"""What a compiled graph keeps for its backward pass, by a budget, with random numbers drawn once.
+"""Partitions compiled graphs by a memory budget, with random numbers drawn once.
 
-torch's min-cut partitioner runs operators again that a small ``activation_memory_budget`` has no room for, those that
-draw random numbers too: the mask of a dropout is then another one in the backward pass, and the gradient is wrong.
-Here what is drawn is among what is kept, and a graph that would still draw it again is refused.
+torch's min-cut partitioner recomputes operators that a small ``activation_memory_budget`` has no room for, even those
+that draw random numbers: then the backward pass has another dropout mask, and the gradient is wrong. Here drawn numbers
+are always saved, and a graph that would still draw them again is refused.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from actbench.errors import ConversionError
 
-_LEAST_BUDGET = 1e-6  # at 0 the partitioner keeps inputs alone, whatever is marked
-_MARK = "recompute"  # by which the partitioner knows what a checkpoint, or this, has said of an operator
+_LEAST_BUDGET = 1e-6  # at 0 the partitioner saves only inputs, whatever is marked
+_MARK = "recompute"  # the partitioner's key for what a checkpoint, or this file, decides about an operator
 
 
 class Partition(CustomPartitionerFn):
-    """From a graph of both passes to one of each.
+    """Splits a joint graph into a forward and a backward graph.
 
     Args:
-        budget: The share of what is kept at 1 that may be kept, 0 to 1.
+        budget: The share that may be saved of what budget 1 saves, 0 to 1.
     """
 
     def __init__(self, budget: float) -> None:
@@ -42,7 +42,7 @@ class Partition(CustomPartitionerFn):
             ConversionError: The backward pass would draw random numbers of the forward pass again.
         """
         drawing = [node for node in gm.graph.nodes if _draws(node) and _MARK not in node.meta]
-        for node in drawing:  # a checkpoint's own draw again by themselves, from the state of the generator
+        for node in drawing:  # a checkpoint's own draw again correctly, from the generator's state
             node.meta[_MARK] = CheckpointPolicy.MUST_SAVE
         kept = {node.name for node in drawing}
         budget = max(self.budget, _LEAST_BUDGET) if drawing else self.budget
@@ -58,12 +58,12 @@ class Partition(CustomPartitionerFn):
         return forward, backward
 
     def uuid(self) -> Any:
-        """Return what tells graphs that were divided by this from others, for torch's caches on disk."""
+        """Return a key of graphs that this splits, for torch's caches on disk."""
         return get_hash_for_files((__file__,), str(self.budget))
 
 
 def _draws(node: Node) -> bool:
-    """Return whether an operator draws random numbers; fused attention does where it drops something."""
+    """Return whether an operator draws random numbers; fused attention does if it has dropout."""
     operator: Any = node.target
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()):
         return False

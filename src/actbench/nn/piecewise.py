@@ -1,7 +1,7 @@
 """Activations whose derivative has two values: one bit keeps it exactly.
 
-What an element is compared with is computed by torch's own backward operator, and backward is that operator again on a
-value that stands for the branch. Kinks, NaN and gradients that are not finite are thus treated as torch treats them.
+Torch's own backward operator gives the derivative that decides the bit, and backward runs the same operator on a value
+that stands for the branch. So kinks, NaN and non-finite gradients are treated as in torch.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Piecewise:
     """A function whose derivative has two values.
 
     Attributes:
-        backward: From the gradient of the output and the input to the gradient of the input, as torch computes it.
-        bounds: One number; the bit says whether what :meth:`compared` gives is above it.
+        backward: Computes the gradient of the input from the gradient of the output and the input, as torch does.
+        bounds: One number; the bit says whether the result of :meth:`compared` is above it.
         levels: An input for which the bit is 0, and one for which it is 1.
         direct: Whether the input itself is compared; otherwise its derivative.
-        gate: Whether the gradient passes as it is where the bit is 1, and is zero elsewhere.
+        gate: Whether the gradient passes unchanged where the bit is 1, and is zero elsewhere.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Piecewise:
 
     @property
     def fusible(self) -> bool:
-        """ReLU alone has an operator that gives its output and its bits at once."""
+        """Whether one operator gives output and bits: only for ReLU."""
         return self.name == "relu"
 
     def compared(self, x: Tensor) -> Tensor:
-        """Return what is encoded of x."""
+        """Return the numbers to encode for x."""
         return x if self.direct else self.backward(x.new_ones(()).expand_as(x), x).contiguous()
 
     def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _leaky_relu(grad: Tensor, x: Tensor, slope: float) -> Tensor:
 
 
 def _hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
-    """Return what the operator does, which by itself cannot be pickled."""
+    """Call the operator, which itself cannot be pickled."""
     return aten.hardsigmoid_backward(grad, x)  # type: ignore[no-any-return]
 
 

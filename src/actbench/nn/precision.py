@@ -1,8 +1,8 @@
-"""The types that torch's operators compute in under autocast, without going through autocast.
+"""The types that torch's operators compute in under autocast, without autocast itself.
 
-Autocast remembers a parameter's copy for the rest of its region. One that is made where autograd does not look, as in
-the forward of an autograd function, would cut off the gradient of whoever uses the parameter next; so the functions
-here cast by themselves, with autocast off.
+Autocast caches the cast copy of a parameter for the rest of its region. A copy made without autograd, as in the forward
+of an autograd function, would cut off the gradient at the next use of the parameter. So the functions here cast
+explicitly, with autocast off.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch import Tensor
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which numbers of a type are summed."""
+    """Return the type to sum numbers of a type in."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the type that torch would multiply ``x`` in: autocast's, where it is on."""
+    """Return the type that torch would multiply ``x`` in: autocast's if it is on."""
     if x.dtype == torch.float64 or not _is_autocast(x):
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
 
 
 def norm_dtype(x: Tensor) -> torch.dtype | None:
-    """Return the type that autocast casts x and the parameters of a layer or group norm to; None where it does not."""
+    """Return the type that autocast casts x and the parameters of a layer or group norm to, or None if it does not."""
     if x.dtype == torch.float64 or x.device.type != "cuda" or not _is_autocast(x):
         return None
     return torch.float32
 
 
 def cast(tensor: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """Return a tensor, where there is one, in another type, where that is one."""
+    """Return a tensor cast to a type; unchanged if either is None."""
     return tensor if tensor is None or dtype is None else tensor.to(dtype)
 
 
@@ -50,7 +50,7 @@ def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | No
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Turn autocast off where ``x`` is."""
+    """Turn autocast off on the device of ``x``."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 

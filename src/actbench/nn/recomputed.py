@@ -37,12 +37,12 @@ TORCHVISION_BLOCKS = {
     "swin_transformer": ("SwinTransformerBlock", "SwinTransformerBlockV2"),
     "vision_transformer": ("EncoderBlock",),
 }
-"""Classes that are one block of a model, by file of ``torchvision.models``."""
+"""Classes of blocks, by file of ``torchvision.models``."""
 
 _TENSOR = object()
 """Stands for a tensor among the arguments or results of a block."""
 
-_UNCOMPILED = "checkpoint: a block that writes its buffers, or may for all that is known, runs uncompiled"
+_UNCOMPILED = "checkpoint: a block that writes its buffers, or may write them, runs uncompiled"
 
 _KNOWN = {f"torchvision.models.{file}.{name}" for file, names in TORCHVISION_BLOCKS.items() for name in names} | {
     "actbench.workloads.graphs.networks.GraphBlock"
@@ -51,7 +51,7 @@ _HUGGING_FACE_BLOCK = "GradientCheckpointingLayer"  # the class from which trans
 
 
 def is_block(module: nn.Module, names: Collection[str] = ()) -> bool:
-    """Return whether a module is a block: of a class of these names, or where none are given, one known here."""
+    """Return whether a module is a block: its class has one of these names or, without names, is known here."""
     if names:
         return type(module).__name__ in names
     bases = type(module).__mro__
@@ -67,11 +67,11 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return path and module of what looks like the blocks of a model that is not known.
+    """Return path and module of what looks like the blocks of an unknown model.
 
-    These are modules of one class, each of several layers and with parameters, that stand side by side in a container;
-    where no container has such, those of a class that the model holds more than once. Of one in another the outer is
-    the block.
+    These are modules of one class, each with several layers and parameters, side by side in a container. If no
+    container has such modules, they are those of a class that the model holds more than once. Of nested ones the outer
+    is the block.
     """
     families = [_family(module.children()) for module in model.modules() if isinstance(module, _CONTAINERS)]
     classes = set().union(*families) or _family(module for module in model.modules() if module is not model)
@@ -79,7 +79,7 @@ def repeated(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _family(modules: Iterable[nn.Module]) -> set[type[nn.Module]]:
-    """Return the classes of which several of these modules are blocks to look at."""
+    """Return the classes that several of these modules have, if they look like blocks."""
     counts = Counter(type(module) for module in modules if _is_composite(module))
     return {cls for cls, count in counts.items() if count > 1}
 
@@ -103,22 +103,22 @@ def _outermost(
 
 
 class Around:
-    """What stands around the runs of a block besides its buffers: nothing."""
+    """Contexts around the runs of a block, besides its buffers: none."""
 
     def first(self) -> AbstractContextManager[Any]:
-        """Return what stands around the first run."""
+        """Return the context of the first run."""
         return nullcontext()
 
     def ran(self, found: Any) -> None:
-        """Say that the first run is over, and what it returned."""
+        """End the first run, which returned ``found``."""
 
     def again(self) -> AbstractContextManager[Any]:
-        """Return what stands around one of the others."""
+        """Return the context of a further run."""
         return nullcontext()
 
 
 class RecomputedForward(ReboundForward):
-    """A forward that saves its inputs only and runs again in the backward pass; plain outside of training.
+    """A forward that saves only its inputs and runs again in the backward pass; plain outside of training.
 
     Attributes:
         compiled: Further settings of torch's checkpointing in a graph that is compiled.
@@ -141,7 +141,7 @@ class RecomputedForward(ReboundForward):
 
     @torch.compiler.disable(reason=_UNCOMPILED)  # type: ignore[untyped-decorator, no-untyped-call]
     def _uncompiled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the block as it runs without a compiler, which would recompute it from the buffers as written."""
+        """Run the block uncompiled: a compiler would recompute it from the buffers that it has written."""
         return self._checkpointed(module, args, kwargs)
 
     def _checkpointed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,9 +161,9 @@ class RecomputedForward(ReboundForward):
         def run(*args: Any) -> Any:
             return self.inner(module, *map(copied, args), **{name: copied(value) for name, value in kwargs.items()})
 
-        # Codes may have other widths in the second run, of which their layers know: their shapes are not compared.
+        # Codes may have other bits in the second run, which their layers handle: so shapes are not compared.
         settings: dict[str, Any] = {"use_reentrant": False, "determinism_check": "none"}
-        if torch.compiler.is_compiling():  # a compiled graph updates the statistics of norms once in any case
+        if torch.compiler.is_compiling():  # a compiled graph updates the statistics of norms only once anyway
             return checkpoint(run, *args, **settings, **self.compiled)
         around = self._around()
         rerun = Rerun(module, self.written, around.again)
@@ -173,17 +173,17 @@ class RecomputedForward(ReboundForward):
         return found
 
     def _around(self) -> Around:
-        """Return what stands around the runs of one call of the block."""
+        """Return the contexts around the runs of one call of the block."""
         return Around()
 
     def _packed(self, hooks: Hooks, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the block twice under hooks that pack what is saved: the inputs first, and in backward all the rest.
+        """Run the block twice under hooks that pack saved tensors: first its inputs, and in backward all the rest.
 
-        Of nested hooks only the innermost run, so that torch's non-re-entrant form, which finds out by hooks what to
-        recompute, would either see nothing or leave the second run unpacked. The re-entrant form needs every tensor
-        that may have a graph as an argument or a result of its own, and one that has a graph.
+        Of nested hooks only the innermost run. So torch's non-re-entrant form, which finds out by hooks what to
+        recompute, would either see nothing or leave the second run unpacked. The re-entrant form needs each tensor that
+        may have a graph as a separate argument or result, and one argument that has a graph.
         """
-        sites = hooks.sites  # of the pass of this run, where several modules are called by themselves
+        sites = hooks.sites  # the sites of this pass; a step may call several modules
         if hooks.probing:
             with hooks.block(self.path, sites):
                 return self.inner(module, *args, **kwargs)
@@ -203,7 +203,7 @@ class RecomputedForward(ReboundForward):
             results.append(rest)
             return tuple(found)
 
-        with_graph = torch.empty(0, requires_grad=True)  # there may be none among the tensors, but in the block
+        with_graph = torch.empty(0, requires_grad=True)  # the tensors may have no graph while the block's parameters do
         found: tuple[Tensor, ...] = checkpoint(run, with_graph, *tensors, use_reentrant=True)
         return results.pop().together(found)
 
@@ -214,13 +214,13 @@ class RecomputedForward(ReboundForward):
 
 
 class _Rest(NamedTuple):
-    """A nesting of values without its tensors, which autograd alone is to hold."""
+    """A nesting of values without its tensors, which only autograd shall hold."""
 
     leaves: list[Any]
     structure: TreeSpec
 
     def together(self, tensors: Iterable[Tensor]) -> Any:
-        """Return the nesting with these tensors, and with caches that may be filled without filling those of it."""
+        """Return the nesting with these tensors, and with copies of its caches, which may be filled separately."""
         given = iter(tensors)
         leaves = [next(given) if leaf is _TENSOR else copied(leaf) for leaf in self.leaves]
         return tree_unflatten(leaves, self.structure)
@@ -233,11 +233,10 @@ def _taken_apart(values: Any) -> tuple[list[Tensor], _Rest]:
 
 
 def _for_two_runs(value: Any) -> Any:
-    """Return an argument as both runs of a block may have it.
+    """Return an argument in a form that both runs of a block may use.
 
-    An empty cache of keys and values is left out, as transformers itself does, and each run is given a copy of a filled
-    one: the second would fill it again. A list is copied: the caller may append to it between the runs, as DenseNet
-    does.
+    An empty cache of keys and values is left out, as transformers itself does. A filled one is copied for each run: the
+    second run would fill it again. A list is copied: the caller may append to it between the runs, as DenseNet does.
     """
     if is_cache(value) and is_empty(value):
         return None

@@ -1,4 +1,4 @@
-"""What schemes refuse: to be compiled, to be differentiated twice, to share packed gradients among processes."""
+"""What schemes refuse: compilation, second derivatives, and packed gradients shared among processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _eval_frame: Any = torch._C._dynamo.eval_frame
 
 
 def refuse_compiling(what: str, why: str) -> None:
-    """Raise a ConversionError under ``torch.compile``, saying what cannot be compiled and, at the end, why.
+    """Raise a ConversionError under ``torch.compile`` that says what cannot be compiled and why.
 
-    An exception while it traces only makes it run the forward uncompiled, and compile what that calls. So it is asked
-    too whether it waits for the frames that are called from here.
+    An exception while it traces would only make it run the forward uncompiled, and compile what that calls. So this
+    also checks whether the compiler waits for frames that are called from here.
 
     Raises:
         ConversionError: This runs under ``torch.compile``.
@@ -33,10 +33,10 @@ def refuse_compiling(what: str, why: str) -> None:
 
 
 def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError for a model that is compiled or holds a part that is, at once and not as it first runs.
+    """Raise a ConversionError at once, not at the first run, for a model that is compiled or holds a compiled part.
 
     Raises:
-        ConversionError: It is.
+        ConversionError: The model or a part is compiled.
     """
     for path, part in module.named_modules():
         if is_compiled(part):
@@ -48,7 +48,7 @@ def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
 
 
 def uncompilable_in(module: nn.Module) -> tuple[str, str] | None:
-    """Return what ``torch.compile`` cannot compile of a converted model, and why; None where nothing says so."""
+    """Return what ``torch.compile`` cannot compile of a converted model, and why; None if nothing forbids it."""
     for part in module.modules():
         for changed in (part, *ReboundForward.all_of(part), *part._forward_hooks.values()):
             found: tuple[str, str] | None = getattr(changed, "uncompilable", None)
@@ -58,8 +58,8 @@ def uncompilable_in(module: nn.Module) -> tuple[str, str] | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a module is what ``torch.compile`` returns, or was compiled in place by ``module.compile()``."""
-    frame = sys.modules.get("torch._dynamo.eval_frame")  # where nobody has imported the compiler, nothing is compiled
+    """Return whether a module comes from ``torch.compile``, or was compiled in place by ``module.compile()``."""
+    frame = sys.modules.get("torch._dynamo.eval_frame")  # if the compiler is not imported, nothing is compiled
     returned = frame is not None and isinstance(module, frame.OptimizedModule)
     return returned or vars(module).get("_compiled_call_impl") is not None
 
@@ -72,10 +72,10 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def refuse_second_order(what: str = "a layer that keeps less than its input for backward") -> None:
-    """Raise a RuntimeError in a backward pass that makes a graph of itself (``create_graph=True``).
+    """Raise a RuntimeError in a backward pass that builds a graph (``create_graph=True``).
 
-    At once, and not when that graph is differentiated: autograd passes by a node that would raise then, where it leads
-    to none of the tensors that a gradient is asked for (``torch.autograd.grad``), and what was packed leads to none.
+    It raises at once, not when that graph is differentiated: autograd skips a node that leads to none of the tensors
+    whose gradient ``torch.autograd.grad`` was asked for, and packed tensors lead to none.
 
     Raises:
         RuntimeError: The backward pass makes a graph.
@@ -88,10 +88,10 @@ def refuse_second_order(what: str = "a layer that keeps less than its input for 
 
 
 def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Make the backward of an autograd function raise a RuntimeError where a second derivative may be taken of it.
+    """Make the backward of an autograd function raise a RuntimeError if a second derivative may follow.
 
-    torch's ``once_differentiable`` raises when its result is differentiated, and only where the incoming gradient needs
-    a gradient; where that is a constant, as at the end of a model, the derivative by the input is lost without a word.
+    torch's ``once_differentiable`` raises only when its result is differentiated, and only if the incoming gradient
+    needs a gradient. If that is a constant, as at the end of a model, the derivative by the input is lost silently.
     """
 
     @functools.wraps(backward)
@@ -106,12 +106,12 @@ def saved_output(ctx: Any, kept: str, otherwise: str) -> tuple[Tensor, ...]:
     """Return the saved tensors of a function that saved its output, which the model may change in place.
 
     Args:
-        ctx: Of the function.
-        kept: What is kept by whom, as the beginning of a sentence that goes on ``modified by an inplace operation``.
-        otherwise: What to do but to leave that operation out.
+        ctx: Context of the function.
+        kept: Start of the message, which continues with ``modified by an inplace operation``.
+        otherwise: Another remedy than to leave that operation out.
 
     Raises:
-        RuntimeError: A saved tensor was changed in place since.
+        RuntimeError: A saved tensor was changed in place.
     """
     try:
         return ctx.saved_tensors  # type: ignore[no-any-return]
@@ -125,16 +125,16 @@ def saved_output(ctx: Any, kept: str, otherwise: str) -> tuple[Tensor, ...]:
 
 
 class NotInParallel:
-    """A forward pre-hook that raises where ``DistributedDataParallel`` runs a model with ``what``, and says why."""
+    """A forward pre-hook that raises if ``DistributedDataParallel`` runs a model with ``what``, and says why."""
 
     def __init__(self, what: str, why: str) -> None:
         self.what, self.why = what, why
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Look for the wrapper around the model that runs.
+        """Check for ``DistributedDataParallel`` around the running model.
 
         Raises:
-            ConversionError: There is one.
+            ConversionError: It runs the model.
         """
         if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
             raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
@@ -152,10 +152,10 @@ def refuse_unshared(module: nn.Module, who: str) -> None:
 
 
 def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError where FSDP has sharded the parameters of a model with ``what``, and say why.
+    """Raise a ConversionError, with the reason, if FSDP has sharded the parameters of a model with ``what``.
 
     Raises:
-        ConversionError: It has.
+        ConversionError: FSDP has sharded them.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return

@@ -1,4 +1,4 @@
-"""What modules a model holds, and replacing some by a rule without touching anything else."""
+"""Lists the modules of a model, and replaces some by a rule without any other change."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from actbench.nn.wrapped import bind_entries, unbind_entries
 
 
 def census(model: nn.Module, kinds: int = 6, *, containers: bool = False) -> str:
-    """Return the commonest classes among the modules without children, such as ``20 Conv2d, 20 BatchNorm2d``.
+    """Return the most common classes of modules without children, such as ``20 Conv2d, 20 BatchNorm2d``.
 
-    With ``containers`` among those inside the model that have children, where there are any.
+    With ``containers``, count the modules inside the model that have children, if there are any.
     """
     parts = [module for module in model.modules() if any(module.children()) is containers and module is not model]
     if containers and not parts:
@@ -31,9 +31,9 @@ def census(model: nn.Module, kinds: int = 6, *, containers: bool = False) -> str
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Give path and module of the outermost modules that compute attention, and of each softmax layer outside of them.
+    """Yield path and module of the outermost modules that compute attention, and of each softmax layer outside of them.
 
-    Models name these classes after what they do: ``nn.MultiheadAttention``, ``BertAttention``,
+    They are found by the names of their classes: ``nn.MultiheadAttention``, ``BertAttention``,
     ``ShiftedWindowAttention``.
     """
     inside: set[nn.Module] = set()
@@ -46,13 +46,13 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 _SAME_MEMORY = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten)
-"""Modules that give back what they were given, or a view of it, some of them only without dropping anything."""
+"""Modules that return their input or a view of it; dropout only if it drops nothing."""
 
 
 def overwritten(model: nn.Module) -> dict[nn.Module, str]:
-    """Return the layers of a model after which, in a ``nn.Sequential``, a module works in place, with its name.
+    """Return the layers of a model whose next module in a ``nn.Sequential`` works in place, with its name.
 
-    What a model's own code changes in place cannot be known before it runs.
+    What a model's own code changes in place is known only when it runs.
     """
     found: dict[nn.Module, str] = {}
     for module in model.modules():
@@ -64,7 +64,7 @@ def overwritten(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def _steps(module: nn.Module) -> Iterator[nn.Module]:
-    """Give the modules that run one after the other, but for those that make no other tensor of what they are given."""
+    """Yield the modules that run one after the other, without those that return their input's memory."""
     if _is_sequence(module):
         for child in module.children():
             yield from _steps(child)
@@ -78,14 +78,14 @@ def _is_sequence(module: nn.Module) -> bool:
 
 
 def carry_hooks(exact: nn.Module, standin: nn.Module) -> None:
-    """Give the hooks (shared) and the train/eval flag of a layer to the one that stands in for it."""
+    """Give the hooks (shared) and the train/eval flag of a layer to its replacement."""
     for name in _hook_tables(exact):
         vars(standin)[name] = vars(exact)[name]
     standin.train(exact.training)
 
 
 def without_hooks(module: nn.Module) -> nn.Module:
-    """Return a module that computes the same; hooks belong to the layer that stands in the model."""
+    """Return a copy of a module without its hooks, which belong to the layer in the model."""
     bare = copy.copy(module)
     for name in _hook_tables(module):
         vars(bare)[name] = OrderedDict() if isinstance(vars(module)[name], dict) else vars(nn.Module())[name]
@@ -104,17 +104,17 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
     """Replace every module for which ``rule(module, path)`` returns another one.
 
     Parents are visited before their children and each module once, by its first path (empty for the model), so a module
-    that is used in two places is replaced by one module in both. What was replaced is not descended into. Rules call
+    that is used in two places is replaced by one module in both. A replaced module is not searched further. Rules call
     :func:`inherit`, which carries hooks, flag and attributes over.
 
     Returns:
         The model, changed in place, or what replaces it.
 
     Raises:
-        ConversionError: A module that the rule replaces was compiled by itself, so that what is compiled would run on.
-            The model is then as it was.
+        ConversionError: A module that the rule replaces was compiled by itself, so that the compiled code would still
+            run. The model is then unchanged.
     """
-    unbind_entries(model)  # an entry is of the module that it stands on, and of no other
+    unbind_entries(model)  # an entry belongs to the module that it is bound on
     swapped, changes = model, list[_Change]()
     try:
         swapped = _visit(model, "", rule, {}, changes)
@@ -126,7 +126,7 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
 
 
 _Change = tuple[nn.Module, str, nn.Module]
-"""A module, the name of a child of it, and what takes the child's place."""
+"""A module, the name of its child, and the child's replacement."""
 
 
 def _visit(
@@ -137,14 +137,14 @@ def _visit(
     changes: list[_Change],
     compiled: bool = False,
 ) -> nn.Module:
-    """Return what takes a module's place, and add what is to be changed inside of it."""
+    """Return a module's replacement or itself, and add the changes inside it to ``changes``."""
     if id(module) in memo:
         return memo[id(module)]
     replacement = rule(module, path)
     if replacement is not None and (compiled or is_compiled(module)):
         raise ConversionError(
-            f"{path or 'the model'} is a {type(module).__name__} that torch.compile has compiled by itself, and what "
-            "is compiled would run on in place of what it is converted to; convert first, and compile then"
+            f"{path or 'the model'} is a {type(module).__name__} that torch.compile has compiled by itself: the "
+            "compiled code would still run in place of the converted module; convert first, and compile then"
         )
     memo[id(module)] = module if replacement is None else replacement
     if replacement is None:
@@ -159,7 +159,7 @@ def _visit(
 
 
 def standing_in(layer: nn.Module, cls: type[M], **attributes: Any) -> M:
-    """Return a module of a class with attributes of its own and the identity of ``layer``."""
+    """Return a module of a class with these attributes and the identity of ``layer``."""
     new: Any = cls.__new__(cls)
     nn.Module.__init__(new)
     vars(new).update(attributes)

@@ -1,9 +1,9 @@
-"""What a block that runs twice finds in its second run: buffers and caches as they were before the first, fresh seeds.
+"""Prepares the second run of a block: buffers and caches as before the first run, and fresh seeds.
 
-A second run on the buffers that the first has left would compute something else (spectral norm, a running mean), and
-count a batch twice. It gets copies of what the buffers were, and the buffers themselves stand again where they stood
-when it is over: other graphs find them unchanged, version and all. Caches of keys and values are those of transformers,
-known by name so that it need not be imported.
+A second run on the buffers that the first run left would compute something else (spectral norm, a running mean), and
+count a batch twice. It gets copies of the earlier buffers, and afterwards the buffers themselves are back in place:
+other graphs find them unchanged, with the same version. Caches of keys and values are those of transformers, checked by
+name so that transformers need not be imported.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from actbench.ops import noise
 from actbench.units import KIB
 
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-"""The buffers of norms that :func:`statistics_kept` takes care of."""
+"""The buffers of norms that :func:`statistics_kept` protects."""
 
 _OURS = ("torch.nn.modules.", "actbench.nn.compressed.")
 
 
 def counting_norms(module: nn.Module) -> list[_NormBase]:
-    """Return the norms inside a module that keep running statistics, and in training do not read them.
+    """Return the norms inside a module that update running statistics but do not read them in training.
 
-    Only torch's own and those that stand for them: another subclass may read them, as batch renormalisation does.
+    These are only torch's own norms and our replacements: another subclass may read them, as batch renormalisation
+    does.
     """
     return [
         norm
@@ -43,10 +44,10 @@ def counting_norms(module: nn.Module) -> list[_NormBase]:
 
 @contextmanager
 def statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
-    """Keep running statistics as they are: this batch is counted by another run.
+    """Leave running statistics unchanged: another run counts this batch.
 
-    A momentum of 0 does so without changing what the layer saves, which must be the same in both runs. The count goes
-    to a tensor that is thrown away, since SyncBatchNorm insists on one.
+    A momentum of 0 does so without a change of what the layer saves, which must be the same in both runs. The count
+    goes to a tensor that is thrown away, since SyncBatchNorm needs one.
     """
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm, _, counted in before:
@@ -60,9 +61,9 @@ def statistics_kept(norms: list[_NormBase]) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Let what runs inside have copies of a module's buffers, and throw away what it wrote.
+    """Give the code inside copies of a module's buffers, and throw away what it writes.
 
-    The buffers themselves are not touched, so that graphs of earlier passes find them unchanged. One that is made
+    The buffers themselves do not change, so that graphs of earlier passes find them unchanged. A buffer that is made
     inside stays; one that has a graph, or no memory yet, is not copied.
     """
     before = [(part, dict(part._buffers)) for part in module.modules()]
@@ -96,7 +97,7 @@ def is_empty(cache: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return a cache with the same tensors that can be filled without filling this one; any other value as it is.
+    """Return a copy of a cache with the same tensors, which can be filled separately; any other value unchanged.
 
     Raises:
         ConversionError: A filled layer of the cache writes into its tensors.
@@ -117,32 +118,32 @@ def copied(value: Any) -> Any:
 
 
 def _layers(cache: Any) -> list[Any]:
-    return list(vars(cache).get("layers", ()))  # a cache for encoder and decoder has none, but two caches
+    return list(vars(cache).get("layers", ()))  # a cache for encoder and decoder has two caches and no layers
 
 
 def _is_filled(layer: Any) -> bool:
     if getattr(layer, "is_initialized", False) and layer.get_seq_length() > 0:
         return True
-    return any(getattr(layer, "has_previous_state", {}).values())  # of linear attention, one entry for each state
+    return any(getattr(layer, "has_previous_state", {}).values())  # linear attention, with one entry for each state
 
 
 def _own_tables(holder: Any) -> Any:
-    """Return a shallow copy whose dictionaries are its own."""
+    """Return a shallow copy with copied dictionaries."""
     twin = copy.copy(holder)
     vars(twin).update({name: dict(part) for name, part in vars(holder).items() if isinstance(part, dict)})
     return twin
 
 
 _SMALL_BYTES = 64 * KIB
-"""Up to here a copy of a buffer is held whether or not the run was seen to write it: counters, means, vectors."""
+"""A copy of a buffer up to this size is held even if no run was seen to write it: counters, means, vectors."""
 
 _ABSENT = object()
-"""Stands for a buffer that is not registered."""
+"""Marks a buffer that is not registered."""
 
 
 @dataclass
 class Written:
-    """Path and name of the buffers that a run was seen to write or replace, and whether any run was compared."""
+    """Path and name of the buffers that a run was seen to write or replace, and whether any run was checked."""
 
     names: set[tuple[str, str]] = field(default_factory=set)
     is_known: bool = False
@@ -160,11 +161,11 @@ class _Buffer:
     copy: Tensor | None
 
     def is_replaced(self) -> bool:
-        """Return whether another tensor stands there now."""
+        """Return whether another tensor is registered there now."""
         return self.part._buffers.get(self.name, _ABSENT) is not self.value
 
     def is_written(self, by_value: bool) -> bool:
-        """Return whether it was written in place. By its version alone, what writes past autograd is not seen."""
+        """Return whether the buffer was written in place. Its version alone does not show writes past autograd."""
         if self.value is None or self.copy is None:
             return False
         if _version(self.value) != self.version:
@@ -176,15 +177,15 @@ _Around = Callable[[], AbstractContextManager[Any]]
 
 
 class Rerun:
-    """The further runs of a block, each of which is to do what its first did; enter this around each of them.
+    """The further runs of a block, which must repeat its first run; enter this around each of them.
 
-    All buffers are copied before the first run. After it, copies are dropped that are large and of buffers that no run
-    was seen to write: by version, and by values after the block's first run of all (on a CPU after each). So a run
-    costs the bytes of the block's buffers while it lasts, and those that it writes, and the small ones, until its graph
-    is gone. A large buffer that is written past autograd on a device (through ``.data``) for the first time in a later
-    run is not noticed. Nor is state that is no buffer.
+    All buffers are copied before the first run. After it, large copies are dropped if no run was seen to write their
+    buffer: by version, and by values after the block's very first run (on a CPU after each run). So a run takes the
+    bytes of the block's buffers while it lasts, and those of written and of small buffers until its graph is freed. If
+    a later run is the first to write a large buffer past autograd on a device (through ``.data``), this is not noticed;
+    nor is a change of state that is no buffer.
 
-    ``around`` makes what else stands around each of these runs.
+    ``around`` returns a further context for each of these runs.
     """
 
     def __init__(self, module: nn.Module, written: Written, around: _Around = nullcontext) -> None:
@@ -197,7 +198,7 @@ class Rerun:
         self._open: list[ExitStack] = []
 
     def ran(self) -> None:
-        """Say that the first run is over: hold what the others need of the buffers before it."""
+        """End the first run: hold what further runs need of the earlier buffers."""
         first, self._written.is_known = not self._written.is_known, True
         known = {(buffer.part, buffer.name) for buffer in self._before}
         for path, part, name in _places(self._module, self._norms):
@@ -219,11 +220,11 @@ class Rerun:
             self._held.append((buffer.part, buffer.name, buffer.value))
 
     def __enter__(self) -> list[Tensor]:
-        """Give the block its buffers of before; return those tensors."""
+        """Give the block its earlier buffers; return these tensors."""
         with ExitStack() as stack:
             stack.enter_context(statistics_kept(self._norms))
             given = stack.enter_context(self._given())
-            # A graph that is kept may ask for this again, and torch restores the generator of the first run each time.
+            # A retained graph may run this again, and torch restores the generator of the first run each time.
             noise.diverge(torch.default_generator, self._runs)
             self._runs += 1
             stack.enter_context(self._around())
@@ -251,7 +252,7 @@ class Rerun:
 
 
 def writes_buffers(module: nn.Module, written: Written) -> bool:
-    """Return whether a block writes buffers other than the statistics of norms, or may do so for all that is known."""
+    """Return whether a block writes, or may write, buffers other than the statistics of norms."""
     if written.is_known:
         return bool(written.names)
     return bool(_places(module, counting_norms(module)))
@@ -286,7 +287,7 @@ def _version(buffer: Tensor) -> int | None:
 
 
 def _has_values(buffer: Tensor) -> bool:
-    return type(buffer) is Tensor and not buffer.is_meta  # a fake one is of another type
+    return type(buffer) is Tensor and not buffer.is_meta  # a fake tensor has another type
 
 
 def _put(part: nn.Module, name: str, value: Any) -> None:

@@ -1,12 +1,13 @@
-"""What is known of tensors that wait for the backward pass: what their parts stand for, and which are packed already.
+"""Records which tensors the packed parts stand for, and which tensors are packed already.
 
-A graph shows codes, not what they are codes of, and nothing of why a tensor was left as it is. What packs tensors says
-both here, and the ledger asks. What acts without packing, such as recomputation, says so too. Nothing is noted, and
-next to nothing done, while nobody listens.
+A graph shows codes, but not what they encode, nor why a tensor was not packed. Packing code records both here, and the
+ledger reads it. Code that acts without packing, such as recomputation, records that too. While nobody listens, nothing
+is recorded and next to no time is spent.
 
-One tensor that several layers save, as query, key and value do, is packed once: the others find here what the first has
-packed, for as long as autograd holds it. Neither side is kept alive: a table holds packed values weakly, and forgets a
-tensor when its storage dies. Storages are known by object and not by address, which the next storage may get.
+A tensor that several layers save, such as the input of query, key and value, is packed once: the other layers find the
+packed parts here as long as autograd holds them. Neither the tensor nor the parts are kept alive: a table holds packed
+values weakly, and forgets a tensor when its storage is freed. Storages are identified by object, not by address, which
+the next storage may get.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictio
 
 @contextmanager
 def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]:
-    """Note what is said inside; may be entered again, and by several threads.
+    """Record inside the context what is packed, left and done; several threads may enter, also nested.
 
-    ``heard`` is called with the ``by`` of everybody who acts.
+    ``heard`` is called with the ``by`` of each action.
     """
     global listeners
     listeners += 1
@@ -58,7 +59,7 @@ def listening(heard: Callable[[Hashable], None] | None = None) -> Iterator[None]
 
 
 def packed(x: Tensor, *parts: Tensor, by: Hashable = None) -> None:
-    """Say that ``parts``, and nothing else, stand for ``x``, packed by somebody: None for the layer that runs."""
+    """Mark ``parts`` as packed from ``x``; ``by`` is who packed it, None for the layer that runs."""
     if listeners:
         source = Source(x.shape, x.dtype)
         for part in parts:
@@ -67,61 +68,61 @@ def packed(x: Tensor, *parts: Tensor, by: Hashable = None) -> None:
 
 
 def acted(by: Hashable) -> None:
-    """Say who has changed what the module that runs saves for backward; ``by`` as for :func:`packed`."""
+    """Record that ``by`` changed what the running module saves for backward; ``by`` as for :func:`packed`."""
     if listeners:
         for hear in tuple(_hearers):
             hear(by)
 
 
 def left(x: Tensor, reason: str) -> None:
-    """Say why ``x`` is left as it is; the first reason of several stays."""
+    """Record why ``x`` is not packed; of several reasons the first stays."""
     if listeners and x.layout == torch.strided:
         _reasons.setdefault(x.untyped_storage(), reason)
 
 
 def source_of(storage: UntypedStorage) -> Source | None:
-    """Return what the bytes of a storage were packed of, or None where nobody packed them."""
+    """Return the source that a storage was packed from, or None if it holds no packed parts."""
     return _sources.get(storage)
 
 
 def packed_storages() -> list[UntypedStorage]:
-    """Return the storages that are alive and hold what somebody packed."""
+    """Return the live storages that hold packed parts."""
     return list(_sources)
 
 
 def reason_for(storage: UntypedStorage) -> str | None:
-    """Return why what lies in a storage was left alone, or None where nobody said."""
+    """Return why the tensor in a storage was not packed, or None if no reason was recorded."""
     return _reasons.get(storage)
 
 
 Packed = TypeVar("Packed")
 Reference = Callable[[], Packed | None]
-"""Gives the packed value while somebody else holds it: a ``weakref.ref``, or :class:`WeakTensors`."""
+"""Returns the packed value while others hold it: a ``weakref.ref``, or :class:`WeakTensors`."""
 
 _Key = tuple[Hashable, Hashable, int]
 """Purpose, view and version."""
 
 
 class SharingTable(Generic[Packed]):
-    """What is packed of which tensor; one table serves a whole converted model. A copy of a table is empty."""
+    """Maps tensors to their packed values; one table serves a whole converted model. A copy of a table is empty."""
 
     def __init__(self) -> None:
         self._packed: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[_Key, Reference[Packed]]]
         self._packed = weakref.WeakKeyDictionary()
 
     def recall(self, source: Tensor, purpose: Hashable = None) -> Packed | None:
-        """Return what was packed of this very tensor for a purpose, unchanged since, or None."""
+        """Return the packed value of this tensor for a purpose, if the tensor is unchanged, else None."""
         if source.is_inference():
             return None
         reference = self._packed.get(source.untyped_storage(), {}).get(_key(source, purpose))
         return None if reference is None else reference()
 
     def remember(self, source: Tensor, reference: Reference[Packed], purpose: Hashable = None) -> None:
-        """Say what was packed of a tensor; the reference must not hold it alive.
+        """Record the packed value of a tensor; the reference must not keep it alive.
 
-        What was packed of the storage before it was changed, or has died since, is forgotten: an input buffer that is
-        filled anew at every step would gather entries. Which are dead is asked when they have doubled, since a storage
-        may have a thousand views.
+        Entries from before a change of the storage, and dead entries, are removed: else a reused input buffer would
+        collect entries at every step. Dead entries are searched when the entries have doubled, since a storage may have
+        a thousand views.
         """
         if source.is_inference():
             return
@@ -146,23 +147,23 @@ def _key(source: Tensor, purpose: Hashable) -> _Key:
 
 
 class WeakTensors:
-    """Tensors that can be had again as long as somebody else holds their storages.
+    """Tensors that can be made again as long as others hold their storages.
 
-    What keeps a saved tensor may keep another tensor over the same storage, as checkpointing does.
+    Whoever holds a saved tensor may hold another tensor over the same storage, as checkpointing does.
     """
 
     def __init__(self, *tensors: Tensor) -> None:
         self._parts = [(weakref.ref(tensor.untyped_storage()), _view(tensor)) for tensor in tensors]
 
     def __call__(self) -> tuple[Tensor, ...] | None:
-        """Return the tensors, or None when one of the storages is dead."""
+        """Return the tensors, or None if one of the storages is freed."""
         held = [(storage(), view) for storage, view in self._parts]
         live = [view(storage) for storage, view in held if storage is not None]
         return tuple(live) if len(live) == len(held) else None
 
 
 def _view(tensor: Tensor) -> Callable[[torch.UntypedStorage], Tensor]:
-    """Return what makes a tensor like this one over a storage, without holding this one."""
+    """Return a function that makes a tensor like this one over a storage, without a reference to this one."""
     place = (tensor.storage_offset(), tensor.shape, tensor.stride())
     dtype, device = tensor.dtype, tensor.device
     mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
@@ -170,7 +171,7 @@ def _view(tensor: Tensor) -> Callable[[torch.UntypedStorage], Tensor]:
     def view(storage: torch.UntypedStorage) -> Tensor:
         if mode is None:
             return torch.empty(0, dtype=dtype, device=device).set_(storage, *place)
-        cached, mode.cache_enabled = mode.cache_enabled, False  # the mode's cache would hold the storage for ever
+        cached, mode.cache_enabled = mode.cache_enabled, False  # the mode's cache would never free the storage
         try:
             return torch.empty(0, dtype=dtype, device=device).set_(storage, *place)
         finally:

@@ -1,7 +1,8 @@
-"""Blocks that keep the results of products and attention, and compute the rest again in the backward pass.
+"""Blocks that save the results of products and attention, and recompute the rest in the backward pass.
 
-torch's own ``create_selective_checkpoint_contexts`` allows one backward pass only, raises where a result is changed in
-place, and lets dropout behind an attention that does not run again draw other masks. It serves compiled graphs alone.
+torch's own ``create_selective_checkpoint_contexts`` allows only one backward pass, raises if a result is changed in
+place, and lets dropout after an attention that does not run again draw other masks. So it is used only in compiled
+graphs.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from actbench.nn.recomputed import Around, RecomputedForward
 from actbench.nn.saved.packer import StaysHere
 
 Policy = Literal["compute_intensive", "half"]
-"""Which results are kept: all of those that are dear, or those of attention and of every second product."""
+"""Which results are saved: all expensive ones, or those of attention and of every second product."""
 
 
 class _Choice:
-    """Says of the operators of one run, one after the other, whether their results are kept."""
+    """Decides for the operators of one run, one after the other, whether their results are saved."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy, self._products = policy, 0
 
     def __call__(self, operator: Any) -> bool:
-        """Return whether the result of the operator that runs now is kept.
+        """Return whether the result of the operator that runs now is saved.
 
-        Dear is what torch counts floating point operations of: products, convolutions, fused attention. A custom
-        operator is by ``torch.utils.flop_counter.register_flop_formula``.
+        An operator is expensive if torch counts its floating point operations: products, convolutions, fused attention.
+        ``torch.utils.flop_counter.register_flop_formula`` makes a custom operator expensive.
         """
         if getattr(operator, "_overloadpacket", operator) not in flop_registry:
             return False
@@ -50,7 +51,7 @@ class _Choice:
 
 @dataclass(frozen=True)
 class _ByHooks:
-    """A tensor as the hooks around a block have packed it."""
+    """A tensor that the hooks around a block have packed."""
 
     packed: Any
     by: Callable[[Any], Tensor]
@@ -61,7 +62,7 @@ class _ByHooks:
 
 @dataclass(frozen=True)
 class _Result:
-    """What an operator returned, its tensors as they wait, and how to set the generator as it left it."""
+    """An operator's result with its saved tensors, and a function that sets the generator as the operator left it."""
 
     operator: Any
     leaves: list[Any]
@@ -72,28 +73,28 @@ class _Result:
     def of(cls, operator: Any, value: Any) -> _Result:
         """Return the result of an operator that just ran."""
         leaves, structure = tree_flatten(value)
-        # Beneath autograd a view has a version of its own unless this is asked for.
+        # Beneath autograd a view has a separate version unless this key is active.
         with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
             kept = [StaysHere(leaf.detach(), leaf._version) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return cls(operator, kept, structure, _generator_as_it_is(operator, leaves))
 
     def names(self) -> list[int]:
-        """Return what names the memory of each tensor."""
+        """Return a name for the memory of each tensor."""
         return [_name_of(leaf.tensor) for leaf in self.leaves if isinstance(leaf, StaysHere)]
 
     def packed(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> _Result:
-        """Return it with its tensors packed by hooks."""
+        """Return the result with its tensors packed by hooks."""
         leaves = [_ByHooks(pack(leaf.tensor), unpack) if isinstance(leaf, StaysHere) else leaf for leaf in self.leaves]
         return _Result(self.operator, leaves, self.structure, self.draw_on)
 
     def unpacked(self) -> Any:
-        """Return what the operator returned, without a graph."""
+        """Return the operator's result, without a graph."""
         leaves = [leaf.unpack().detach() if isinstance(leaf, StaysHere | _ByHooks) else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.structure)
 
 
 def _generator_as_it_is(operator: Any, leaves: list[Any]) -> Callable[[], None]:
-    """Return what sets the generator to its present state, for an operator that may have drawn from it."""
+    """Return a function that sets the generator to its present state, for an operator that may have drawn from it."""
     if torch.Tag.nondeterministic_seeded not in getattr(operator, "tags", ()) or isinstance(leaves[0], FakeTensor):
         return lambda: None
     if leaves[0].is_cuda:
@@ -102,18 +103,18 @@ def _generator_as_it_is(operator: Any, leaves: list[Any]) -> Callable[[], None]:
 
 
 class KeptResults(Around):
-    """The results that the first run of a block keeps for the others; None stands for one that is computed again."""
+    """The results that the first run of a block saves for further runs; None for a result that is recomputed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._results: list[_Result | None] = []
 
     def first(self) -> AbstractContextManager[Any]:
-        """Keep results of what runs inside, but those that are changed in place by its end."""
+        """Save results of what runs inside, except those that are changed in place before its end."""
         return _Keeping(_Choice(self._policy), self._results)
 
     def ran(self, found: Any) -> None:
-        """Let go of what the block returns, which its caller may change; the rest goes where saved tensors go."""
+        """Release what the block returns, which its caller may change; pack the rest like saved tensors."""
         returned = {_name_of(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         for index, result in enumerate(self._results):
@@ -124,7 +125,7 @@ class KeptResults(Around):
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Let the same operators return what they returned in the first run; then let it go, but for a kept graph.
+        """Make the same operators return the saved results; release these, unless the graph is retained.
 
         Hooks unpack before any operator runs: they may run operators under autograd.
         """
@@ -158,7 +159,7 @@ class _Keeping(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _changed_by(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors that an operator writes. Versions do not tell: that of an unsafe view is its own."""
+    """Yield the tensors that an operator writes. Versions do not show this: an unsafe view has its own version."""
     schema = getattr(operator, "_schema", None)
     if schema is None or not schema.is_mutable:
         return
@@ -168,7 +169,7 @@ def _changed_by(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _name_of(tensor: Tensor) -> int:
-    """Return what names the memory of a tensor while it is held."""
+    """Return a name for the memory of a tensor, valid while it is held."""
     name: int = tensor.untyped_storage()._cdata
     return name
 
@@ -195,7 +196,7 @@ class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def compiled_contexts(policy: Policy) -> tuple[Any, Any]:
-    """Return what tells a compiler which results of a block are kept; see ``torch.utils.checkpoint``."""
+    """Return the contexts that tell a compiler which results of a block to save; see ``torch.utils.checkpoint``."""
     choice = _Choice(policy)
 
     def kept(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -206,7 +207,7 @@ def compiled_contexts(policy: Policy) -> tuple[Any, Any]:
 
 
 class SelectiveForward(RecomputedForward):
-    """A recomputed forward that keeps what a policy says of its first run."""
+    """A recomputed forward that saves the results of its first run that a policy chooses."""
 
     def __init__(self, module: nn.Module, path: str = "", policy: Policy = "compute_intensive") -> None:
         super().__init__(module, path)

@@ -1,4 +1,4 @@
-"""Activation layers that pack, in place of their input, which step of their derivative each element is on."""
+"""Activation layers that pack the step of their derivative that each element is on, in place of their input."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ RELU = "relu"
 
 
 def function_name(layer: nn.Module) -> str | None:
-    """Return what the operators call the function that a layer computes, or None where there is none for it.
+    """Return the operators' name of the function that a layer computes, or None if they do not have it.
 
-    Layers of transformers hold the function of torch that they call; those that compute it otherwise round differently.
+    Layers of transformers hold the torch function that they call; layers that compute it another way round differently.
     """
     kind = type(layer)
     if kind is nn.ReLU:
@@ -53,14 +53,14 @@ def _gelu_held(held: Any) -> str | None:
 def fused(
     x: Tensor, function: str, order: list[int] | None, inplace: bool, bounds: Tensor, bits: int, fold: bool
 ) -> tuple[Tensor, Tensor] | None:
-    """Return a function of x and the packed codes of x by one operator, or None where that cannot be.
+    """Return a function of x and the packed codes of x by one operator, or None if no operator can do it.
 
     Args:
         x: The input.
-        function: As :func:`function_name` gives it.
-        order: Dimensions of x as they lie in memory; None for contiguous.
+        function: Name of the function, as from :func:`function_name`.
+        order: Dimensions of x in memory order; None for contiguous.
         inplace: Write the function over x, and return x.
-        bounds: float32 ``(2**bits - 1,)``, ascending; ReLU reads none, since its code is its mask.
+        bounds: float32 ``(2**bits - 1,)``, ascending; unused for ReLU, whose code is its mask.
         bits: Bits of a code.
         fold: Encode ``|x|``.
     """
@@ -73,19 +73,19 @@ def fused(
     output = as_it_lay(output, order)
     if inplace:  # x has gaps
         return x.copy_(output), codes
-    # .data: autograd would let nobody change a view that was made in its function
+    # .data: autograd forbids changes of a view that was made in its function
     return (output if order is None else output.data), codes
 
 
 class Steps(Protocol):
-    """What a layer packs of its input, and what backward makes of it.
+    """The code that a layer packs of its input, and the gradient that backward computes from it.
 
     Attributes:
         bits: Bits per element, 1 to 8.
         fold: Whether the magnitude is compared.
-        bounds: ``2**bits - 1`` numbers, ascending: the code of an element is how many of them lie strictly below it.
+        bounds: ``2**bits - 1`` numbers, ascending: the code of an element counts those strictly below it.
         levels: ``2**bits`` numbers, one for each code.
-        fusible: Whether the codes are those that the layer's one-pass operator gives, if it has one.
+        fusible: Whether the layer's one-pass operator, if it has one, gives these codes.
     """
 
     @property
@@ -100,7 +100,7 @@ class Steps(Protocol):
     def fusible(self) -> bool: ...  # noqa: D102
 
     def compared(self, x: Tensor) -> Tensor:
-        """Return what is encoded of x, contiguous like x."""
+        """Return the numbers to encode for x, contiguous like x."""
 
     def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
         """Return the gradient of x from its packed codes, the levels as a tensor, and the gradient of the output."""
@@ -108,7 +108,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class TableSteps:
-    """The steps of a table: the gradient is multiplied with the level in place of the derivative."""
+    """The steps of a table: the gradient is multiplied by the level in place of the derivative."""
 
     bits: int
     fold: bool
@@ -133,7 +133,7 @@ class TableSteps:
 
 
 class StepwiseGradient(torch.autograd.Function):
-    """An exact activation of which backward knows only the step that each element is on."""
+    """An exact activation; backward knows only the step that each element is on."""
 
     @staticmethod
     def forward(
@@ -147,8 +147,8 @@ class StepwiseGradient(torch.autograd.Function):
     ) -> Tensor:
         """Return ``exact(x)``; save the packed codes and the levels, which belong to the layer.
 
-        With the name of a function one operator gives its output and codes, where there is one for such an x; that of
-        ReLU reads neither bounds nor levels, which may be None.
+        With the name of a function, one operator gives output and codes, if it takes such an x. That of ReLU reads
+        neither bounds nor levels, which may be None.
         """
         ctx.steps, ctx.dtype, ctx.order = steps, x.dtype, memory_order(x)
         inplace = getattr(exact, "inplace", False)
@@ -167,13 +167,13 @@ class StepwiseGradient(torch.autograd.Function):
             return output
         if inplace:
             exact(x)
-            return x  # and not what exact returns, in which torch.compile does not know the marked tensor again
+            return x  # not what exact returns: torch.compile does not recognise the marked tensor in it
         return exact(x)
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of the steps, laid out in memory as x was."""
+        """Return the gradient by the steps, in the memory layout of x."""
         codes, levels = ctx.saved_tensors
         product = ctx.steps.gradient(codes.view(-1), levels, in_order(grad, ctx.order))
         return as_it_lay(product, ctx.order).to(ctx.dtype), None, None, None, None, None
@@ -182,15 +182,15 @@ class StepwiseGradient(torch.autograd.Function):
 class StepwiseActivation(nn.Module):
     """An activation layer with the forward pass of the layer it replaces, and steps for its derivative.
 
-    ``steps.bits`` bits an element of the input are packed; nothing where no gradient is needed. The layer has no
-    entries in a state_dict, like the one it replaces. One that works in place still does: its input is encoded before
-    it is overwritten, and autograd is told.
+    It packs ``steps.bits`` bits an element of the input, and nothing if no gradient is needed. Like the layer it
+    replaces, it has no entries in a state_dict. A layer that works in place still does: its input is encoded before it
+    is overwritten, and marked as changed for autograd.
 
     Args:
         exact: The layer to replace; not changed, and its hooks and train/eval flag are carried over.
         steps: A table of its derivative, or any other steps.
-        label: What the layer is called when shown.
-        like: A tensor where the layer will run, such as a parameter (which may be fake); None for the CPU.
+        label: Name of the layer when shown.
+        like: A tensor on the layer's device, such as a parameter (which may be fake); None for the CPU.
     """
 
     bounds: Tensor
@@ -225,7 +225,7 @@ class StepwiseActivation(nn.Module):
         return output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
-        """Move the layer, but keep its constants float32 in a model of halves, and fill them after ``to_empty``."""
+        """Move the layer, but keep its constants float32 in models of half types; fill them after ``to_empty``."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.bounds = constants(self.steps.bounds, self.bounds)
         self.levels = constants(self.steps.levels, self.levels)
@@ -233,7 +233,7 @@ class StepwiseActivation(nn.Module):
 
     @property
     def becomes(self) -> str:
-        """What the layer is, such as ``3-bit GELU``."""
+        """The name of the layer, such as ``3-bit GELU``."""
         return f"{self.steps.bits}-bit {self.label}"
 
     def __repr__(self) -> str:

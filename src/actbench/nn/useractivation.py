@@ -1,7 +1,7 @@
-"""A user's own activation, named ``file.py:name``: which layers compute it, and its derivative.
+"""A user's own activation, named ``file.py:name``: the layers that compute it, and its derivative.
 
-A class, derived from ``nn.Module``, stands for the layers of exactly this class, each with its own attributes. A
-function, from a tensor to a tensor, stands for every layer without weights that computes the same, to 1e-9.
+A class derived from ``nn.Module`` matches the layers of exactly this class, each with its own attributes. A function
+from a tensor to a tensor matches every layer without weights that computes the same, to 1e-9.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PROBE = torch.linspace(-7.3, 6.9, 64, dtype=torch.float64)
 
 
 def check(spec: str) -> None:
-    """See that ``file.py:name`` names something, without running the file.
+    """Check that ``file.py:name`` names something, without running the file.
 
     Raises:
-        ValueError: There is no such file, it is not Python, or it gives nothing that name.
+        ValueError: There is no such file, it is not Python, or it does not define the name.
     """
     file, _, name = spec.rpartition(":")
     try:
@@ -50,7 +50,7 @@ def check(spec: str) -> None:
 
 
 def _given(statement: ast.stmt) -> list[str]:
-    """Return the names that a statement gives."""
+    """Return the names that a statement defines."""
     match statement:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
             return [name]
@@ -61,7 +61,7 @@ def _given(statement: ast.stmt) -> list[str]:
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """What ``file.py:name`` named after the file was run: a subclass of ``nn.Module``, or a function."""
+    """The object named by ``file.py:name``, after the file was run: a subclass of ``nn.Module``, or a function."""
 
     spec: str
     found: Any
@@ -69,10 +69,10 @@ class OwnFunction:
 
     @classmethod
     def load(cls, spec: str) -> OwnFunction:
-        """Run the file.
+        """Run the file, and return what it names.
 
         Raises:
-            UsageError: It fails, or what it names is neither a class of layers nor a function.
+            UsageError: The file fails, or the named object is neither a class of layers nor a function.
         """
         file, _, name = spec.rpartition(":")
         path = from_home(file).resolve()
@@ -90,10 +90,10 @@ class OwnFunction:
         return cls(spec, found)
 
     def activation(self) -> Activation:
-        """Return the function, made with no arguments where it is a class.
+        """Return the function; a class is made without arguments.
 
         Raises:
-            UsageError: It has no derivative that a table could stand for, or its class needs arguments.
+            UsageError: Its derivative cannot be tabulated, or its class needs arguments.
         """
         if not isinstance(self.found, type):
             return self._activation(self.found)
@@ -102,11 +102,11 @@ class OwnFunction:
         return self._activation(layer.double().forward)
 
     def of(self, layer: nn.Module) -> Activation | None:
-        """Return the function of a layer if it is this one, or None.
+        """Return the function of a layer if it is this one, else None.
 
         Raises:
-            UsageError: It is, and has no derivative that a table could stand for.
-            ConversionError: It is, and has weights to train, whose gradient needs the input.
+            UsageError: It is this one, but its derivative cannot be tabulated.
+            ConversionError: It is this one, but has weights to train, whose gradient needs the input.
         """
         if not isinstance(self.found, type):
             return self._activation(self.found) if self._computed_by(layer) else None
@@ -136,7 +136,7 @@ class OwnFunction:
             raise UsageError(f"functions={self.spec} must return one value for each element of a vector")
         try:
             found = _on_probe(layer.forward)
-        except Exception:  # what cannot take a vector computes something else
+        except Exception:  # a layer that cannot take a vector computes something else
             return False
         return (
             isinstance(found, Tensor)

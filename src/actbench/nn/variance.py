@@ -1,4 +1,4 @@
-"""The variance that schemes add to a model's gradients: that of sketches by their formula too, and that of rounding."""
+"""The variance that sketches and rounding add to a model's gradients; for sketches also by formula."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SketchVariance:
     Attributes:
         predicted: The exact formula of the sketch, summed over all layers.
         observed: Mean squared distance from the exact gradient over a few sketches.
-        batch: D_SGD^2, what the choice of the batch's rows adds anyway, summed over all layers.
+        batch: D_SGD^2, the variance from the choice of the batch's rows, summed over all layers.
     """
 
     predicted: float
@@ -38,7 +38,7 @@ class SketchVariance:
     batch: float
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Return the variances as records have them."""
+        """Return the variances as diagnostics of a record."""
         return (
             Diagnostic(name="sketch_variance_predicted", title="Variance, predicted", value=self.predicted),
             Diagnostic(name="sketch_variance_observed", title="Variance, observed", value=self.observed),
@@ -47,19 +47,19 @@ class SketchVariance:
 
 
 def sketch_variance(setup: TrainingSetup, batch: Batch, seed: int, repeats: int = 3) -> SketchVariance | None:
-    """Measure on one batch what the sketches of a model add to its weight gradients, other noise being the same.
+    """Measure on one batch the variance that sketches add to the weight gradients, with all other noise the same.
 
-    Runs forward and backward once without sketches, holding what the exact model would, and ``repeats`` times with
-    them; gradients that the parameters had are dropped.
+    It runs forward and backward once without sketches, with the memory of the exact model, and ``repeats`` times with
+    them; earlier gradients of the parameters are dropped.
 
     Args:
         setup: With a loss and a model that :class:`~actbench.schemes.randomized.Randomized` converted.
         batch: On the model's device.
-        seed: Of the dropout masks, and with the number of the repeat of the sketches.
-        repeats: Over how many sketches the observed variance is a mean.
+        seed: Seed of the dropout masks and, with the number of the repeat, of the sketches.
+        repeats: Number of sketches over which the observed variance is averaged.
 
     Returns:
-        The variances, or None where no sketched weight has a gradient or all gradients are zero.
+        The variances, or None if no sketched weight has a gradient or all gradients are zero.
     """
     layers = [module for module in setup.module.modules() if isinstance(module, Sketched)]
     weights = [layer.weight for layer in layers if layer.weight.requires_grad]
@@ -82,15 +82,15 @@ class RoundingVariance:
 
     Attributes:
         observed: Mean squared distance from the exact gradient over a few draws of the rounding noise.
-        batch: What the choice of the batch's rows adds anyway, from the gradients of a few parts of the batch; None
-            where it cannot be cut into parts. For a loss that is a mean over rows.
+        batch: The variance from the choice of the batch's rows, from the gradients of a few parts of the batch, for a
+            loss that is a mean over rows; None if the batch cannot be cut into parts.
     """
 
     observed: float
     batch: float | None
 
     def diagnostics(self) -> tuple[Diagnostic, ...]:
-        """Return the variances that are known as records have them."""
+        """Return the known variances as diagnostics of a record."""
         rounding = Diagnostic(name="quantization_variance_observed", title="Variance, rounding", value=self.observed)
         return (rounding,) if self.batch is None else (rounding, _of_batch(self.batch))
 
@@ -102,20 +102,20 @@ def _of_batch(variance: float) -> Diagnostic:
 def rounding_variance(
     setup: TrainingSetup, batch: Batch, seed: int, repeats: int = 3, parts: int = 4
 ) -> RoundingVariance | None:
-    """Measure on one batch what few bits add to the gradient, other noise being the same.
+    """Measure on one batch the variance that rounding adds to the gradient, with all other noise the same.
 
-    Runs forward and backward once for the scheme to adapt to the batch, once with all tensors left whole, and so on
-    each part of the batch, and ``repeats`` times with them packed; gradients that the parameters had are dropped.
+    It runs forward and backward once so that the scheme adapts to the batch, once with all tensors whole on the batch
+    and on each part of it, and ``repeats`` times with packed tensors; earlier gradients of the parameters are dropped.
 
     Args:
         setup: With a loss and a model that ActNN or GACT converted.
         batch: On the model's device.
-        seed: Of the dropout masks, and with the number of the repeat of the rounding.
-        repeats: Over how many draws the observed variance is a mean.
-        parts: Into how many the batch is cut.
+        seed: Seed of the dropout masks and, with the number of the repeat, of the rounding.
+        repeats: Number of draws over which the observed variance is averaged.
+        parts: How many parts the batch is cut into.
 
     Returns:
-        The variances, or None where all gradients are zero or nothing is packed.
+        The variances, or None if all gradients are zero or nothing is packed.
     """
     packers = {packer for packer in _packers(setup.module) if not packer.codec.exact}
     weights = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
@@ -146,7 +146,7 @@ def _packers(module: nn.Module) -> Iterator[SavedTensors]:
 
 @contextmanager
 def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
-    """Let packers leave tensors whole."""
+    """Make packers leave tensors whole."""
     codecs = [(packer, packer.codec) for packer in packers]
     for packer, _ in codecs:
         packer.codec = Identity()
@@ -158,7 +158,7 @@ def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
 
 
 def _cut(batch: Batch, parts: int) -> list[Batch]:
-    """Return parts of the rows of a batch, or none where its values are not of the same rows, or too few."""
+    """Return parts of the rows of a batch; none if its values have different rows, or too few."""
     rows = rows_of(batch) or 0
     return [part.batch for part in cut(batch, parts)] if rows >= 2 * parts else []
 
@@ -176,7 +176,7 @@ def _variance_of_parts(found: list[dict[Tensor, Tensor]]) -> float | None:
 
 
 class _Formulas:
-    """Sums over sketched layers, while they run exactly, of the variances that their sketches would have."""
+    """Sums over sketched layers, while they run exactly, of the variances of their sketches by formula."""
 
     def __init__(self) -> None:
         self.predicted = self.batch = 0.0
@@ -191,7 +191,7 @@ class _Formulas:
         ]
         try:
             for layer in layers:
-                layer.sketching = Sketching(ratio=1.0)  # as many rows as the input has: nothing to sketch
+                layer.sketching = Sketching(ratio=1.0)  # as many rows as the input: no sketch
             yield
         finally:
             for hook, (layer, sketching) in zip(hooks, usual.items(), strict=True):
@@ -215,7 +215,7 @@ class _Formulas:
 def _gradients(
     setup: TrainingSetup, batch: Batch, weights: Sequence[Tensor], seed: int, repeat: int
 ) -> dict[Tensor, Tensor]:
-    """Return the gradients of the weights that get one; of one seed all repeats have the same dropout masks."""
+    """Return the gradients of the weights that get one; all repeats with one seed have the same dropout masks."""
     torch.manual_seed(seed)
     diverge(torch.default_generator, repeat)
     setup.module.zero_grad(set_to_none=True)

@@ -1,8 +1,8 @@
-"""Standing around every pass through a model, also one that begins at a module inside of it.
+"""Wraps every pass through a model, also a pass that begins at a module inside it.
 
 A training step need not call the model: code that cuts a sequence into chunks for the loss calls ``model.model(...)``
-and ``model.lm_head(...)``, and what stood around the model's own forward alone would see nothing of that. So an entry
-is bound on every module. The outermost module that a step calls begins a pass, and all that runs inside belongs to it.
+and ``model.lm_head(...)``, which a wrapper around only the model's own forward would not see. So an entry is bound on
+every module. The outermost module that a step calls begins a pass, and all that runs inside belongs to it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from actbench.nn.forwardwrapper import ReboundForward
 from actbench.nn.refusals import refuse_compiling
 
 Rules = Mapping[Callable[..., Any], Callable[..., Any]]
-"""From a function of torch to what takes its place: same arguments, by place and by name, and same result."""
+"""Maps a function of torch to its replacement, with the same arguments, by place and by name, and the same result."""
 
 _internals: Any = torch._C
 
 
 class Intercepted(TorchFunctionMode):
-    """Replaces functions of torch by rules, inside of a with-block and in the thread that entered it.
+    """Replaces functions of torch by rules, inside a with-block and in the thread that entered it.
 
-    A function is seen where the model calls it, and not inside of another function of torch: of ``nn.ReLU`` it is
-    ``F.relu`` that is seen, and of ``F.multi_head_attention_forward`` the whole. A replacement runs outside of this and
-    of every other mode for functions. Tensor subclasses that define functions of their own keep theirs.
+    A function is intercepted where the model calls it, not inside another function of torch: ``F.relu`` is intercepted
+    in ``nn.ReLU``, but ``F.multi_head_attention_forward`` only as a whole. A replacement runs outside of this and of
+    every other function mode. Tensor subclasses that define functions of torch keep theirs.
 
-    One object may be entered several times, at once and in several threads. What runs again in the backward pass does
-    so outside: non-re-entrant checkpointing inside of the block needs it as ``context_fn``.
+    One object may be entered several times, at once and in several threads. A recomputation in the backward pass runs
+    outside of the block: non-re-entrant checkpointing inside it needs this as ``context_fn``.
 
     Args:
-        rules: What is replaced.
-        only_if: Asked before each replacement; None for always.
+        rules: The replacements.
+        only_if: Called before each replacement, to allow it; None for always.
     """
 
     def __init__(self, rules: Rules, only_if: Callable[[], bool] | None = None) -> None:
@@ -57,21 +57,21 @@ class Intercepted(TorchFunctionMode):
 
 
 def has_own_functions(types: tuple[type[Any], ...]) -> bool:
-    """Return whether a class among those of a function's arguments defines functions of torch anew."""
-    disabled = _internals._disabled_torch_function_impl  # that of parameters and fake tensors
+    """Return whether a class of a function's arguments redefines functions of torch."""
+    disabled = _internals._disabled_torch_function_impl  # which parameters and fake tensors have
     return any(kind is not Tensor and kind.__torch_function__ is not disabled for kind in types)
 
 
 Inner = Callable[..., Any]
-"""Runs what stands behind a forward: of a module, and of what it is called with."""
+"""Runs the forward inside a wrapper: takes the module and its arguments."""
 
 _running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
 
 
 class Wrapper:
-    """What a scheme puts around the passes through one model. It knows no module, so that parts can be copied alone.
+    """Wraps the passes through one model. It refers to no module, so that parts can be copied alone.
 
-    Class attributes that a kind of wrapper gives:
+    Class attributes of a kind of wrapper:
         uncompilable: What cannot be compiled, and why; see :func:`actbench.nn.refusals.refuse_compiling`.
     """
 
@@ -81,11 +81,11 @@ class Wrapper:
         """Run one pass.
 
         Args:
-            entry: Path of the module that the pass begins at; empty for the model itself.
+            entry: Path of the module where the pass begins; empty for the model itself.
             module: That module.
-            inner: Runs what stands behind.
-            args: What the module is called with.
-            kwargs: The same.
+            inner: Runs the module's inner forward.
+            args: The arguments of the module.
+            kwargs: The named arguments of the module.
         """
         raise NotImplementedError
 
@@ -94,18 +94,18 @@ class Wrapper:
         refuse_compiling(*self.uncompilable)
 
     def begins_inside(self) -> bool:
-        """Return whether a module that is called now, and is not the model, begins a pass.
+        """Return whether a module inside the model that is called now begins a pass.
 
-        It does not within another pass, nor in a backward pass, where blocks run again that were a part of one.
+        It does not within another pass, nor in a backward pass, where blocks of an earlier pass run again.
         """
-        for one in _running.get():  # asked in each call of each module: the usual answer comes first
+        for one in _running.get():  # runs in each call of each module: the usual answer comes first
             if type(one) is type(self):
                 return False
         return torch._C._current_graph_task_id() == -1
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let modules that run inside of the with-block belong to this pass."""
+        """Count modules that run inside the with-block as part of this pass."""
         token = _running.set((*_running.get(), self))
         try:
             yield
@@ -114,15 +114,15 @@ class Wrapper:
 
 
 class HookWrapper(Wrapper):
-    """A wrapper by saved-tensor hooks, of which the innermost alone run."""
+    """A wrapper by saved-tensor hooks; of nested hooks only the innermost run."""
 
     def begins_inside(self) -> bool:
-        """Return whether a module that is called now begins a pass: not where checkpointing takes what is saved."""
+        """Return whether a module that is called now begins a pass; not if checkpointing takes the saved tensors."""
         return super().begins_inside() and checkpoint_hook() is None
 
 
 class WrappedForward(ReboundForward):
-    """The forward of a model whose passes a wrapper stands around; :func:`bind_entries` does the rest."""
+    """The forward of a wrapped model; :func:`bind_entries` binds the modules inside."""
 
     wrapper: Wrapper
 
@@ -135,7 +135,7 @@ class WrappedForward(ReboundForward):
         """Run the model as a pass.
 
         Raises:
-            ConversionError: Under ``torch.compile``, where gradients are wanted.
+            ConversionError: Under ``torch.compile``, if gradients are needed.
         """
         module = self.module
         if not torch.is_grad_enabled():
@@ -145,14 +145,14 @@ class WrappedForward(ReboundForward):
 
 
 class Entry(ReboundForward):
-    """The forward of a module inside of a model, at this path: a pass may begin at it."""
+    """The forward of a module inside a model, at this path, where a pass may begin."""
 
     def __init__(self, module: nn.Module, path: str, wrapper: Wrapper) -> None:
         super().__init__(module)
         self.path, self.wrapper = path, wrapper
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, as a pass of its own where nothing of the model runs around it.
+        """Run the module, as a separate pass if no other pass runs around it.
 
         Raises:
             ConversionError: Under ``torch.compile``.
@@ -170,8 +170,8 @@ class Entry(ReboundForward):
 
 
 def bind_entries(model: nn.Module) -> None:
-    """Bind an entry of each wrapper of a model on every module inside, in front of all forwards that stand there."""
-    unbind_entries(model)  # there are some where a scheme goes on with what another one began
+    """Bind an entry of each wrapper of a model on every module inside, in front of all other forwards."""
+    unbind_entries(model)  # an earlier scheme may have bound some
     for root, wrappers in _wrapped(model):
         for path, part in root.named_modules():
             for wrapper in reversed(wrappers) if path else ():
@@ -179,22 +179,22 @@ def bind_entries(model: nn.Module) -> None:
 
 
 def _wrapped(module: nn.Module) -> list[tuple[nn.Module, list[Wrapper]]]:
-    """Return the model, or the outermost parts of it, that wrappers stand on, with these: a scheme may be of parts."""
+    """Return the wrapped model, or its outermost wrapped parts, with the wrappers: a scheme may wrap only parts."""
     wrappers = [bound.wrapper for bound in ReboundForward.all_of(module) if isinstance(bound, WrappedForward)]
     return [(module, wrappers)] if wrappers else [found for child in module.children() for found in _wrapped(child)]
 
 
 def unbind_entries(model: nn.Module) -> None:
-    """Take all entries off the modules of a model where nobody has put another forward in front."""
+    """Take the entries off the modules of a model, except where another forward is in front."""
     for part in model.modules():
         while isinstance(front := vars(part).get("forward"), Entry):
             front.unbind()
 
 
 def checkpoint_hook() -> Any:
-    """Return the hook by which torch's non-re-entrant checkpointing takes what is saved now, or None.
+    """Return the hook of torch's non-re-entrant checkpointing, if it takes the tensors saved now, else None.
 
-    Its second run saves it again.
+    Its second run saves them again.
     """
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     taken = hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
@@ -202,13 +202,13 @@ def checkpoint_hook() -> Any:
 
 
 def given_by_others(inputs: Any, *, graphless: bool) -> list[Tensor]:
-    """Return the tensors that a pass is given and somebody else holds on to: the batch.
+    """Return the inputs of a pass that others hold: the batch.
 
-    What another part of the model has made has a graph, and is held by what saves it alone.
+    A tensor from another part of the model has a graph, and only saved tensors hold it.
 
     Args:
-        inputs: What the module is called with, in any nesting.
-        graphless: Whether they may come from another part of the model; then those that need a gradient do.
+        inputs: The module's arguments, in any nesting.
+        graphless: Whether inputs may come from another part of the model; then those that need a gradient do.
     """
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return [leaf for leaf in given if not graphless or not leaf.requires_grad]

@@ -1,4 +1,4 @@
-"""What a kernel would read past or misread is refused; plain tests, since they are part of the time of every call."""
+"""Checks of arguments that a kernel would misread or read past; plain ``if``s, since every call pays for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """Return a float tensor in the type that is computed in: float32, which holds halves exactly, or float64."""
+    """Return a float tensor in the type that operators compute in: float64 for float64, else float32."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def check_contiguous(tensor: Tensor) -> None:
-    """Raise a ValueError unless this is a contiguous tensor of a float type that the operators take.
+    """Raise a ValueError unless the tensor is contiguous and of a float type that the operators take.
 
-    A fake one may lie otherwise: a compiler's passes try layouts that no kernel will be given.
+    A fake tensor may have other strides: a compiler's passes try layouts that no kernel will get.
     """
     if tensor.dtype not in DTYPES:
         raise ValueError(f"{tensor.dtype} is not one of {DTYPES}")
@@ -28,26 +28,26 @@ def check_contiguous(tensor: Tensor) -> None:
 
 
 def check_bits(bits: int) -> None:
-    """Raise a ValueError unless codes may have so many bits."""
+    """Raise a ValueError unless ``bits`` is from 1 to 8."""
     if not 1 <= bits <= 8:
         raise ValueError(f"bits must be from 1 to 8, found {bits}")
 
 
 def check_seed(seed: Tensor) -> None:
-    """Raise a ValueError unless this is a seed of noise."""
+    """Raise a ValueError unless the seed is a 0-d int64 tensor on the CPU."""
     if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device.type != "cpu":
         raise ValueError(f"the seed must be a 0-d int64 tensor on the CPU, found {seed.dtype} {tuple(seed.shape)}")
 
 
 def check_vector(vector: Tensor, dtype: torch.dtype, device: torch.device, what: str) -> None:
-    """Raise a ValueError unless this is a contiguous vector of a type on a device."""
+    """Raise a ValueError, which names ``what``, unless ``vector`` is contiguous and of this type and device."""
     if vector.dtype != dtype or vector.dim() != 1 or not vector.is_contiguous() or vector.device != device:
         found = f"{vector.dtype} {tuple(vector.shape)} on {vector.device}"
         raise ValueError(f"{what} must be a contiguous {dtype} vector on {device}, found {found}")
 
 
 def check_table(table: Tensor, tensor: Tensor, bits: int, entries: int, what: str) -> None:
-    """Raise a ValueError unless a table of bounds or levels goes with a tensor and its bits."""
+    """Raise a ValueError unless a table of bounds or levels has these entries and fits the tensor."""
     if table.dtype != torch.float32 or table.dim() != 1 or not table.is_contiguous():
         raise ValueError(f"{what} must be a contiguous float32 vector, found {table.dtype} {tuple(table.shape)}")
     if table.numel() != entries:
@@ -57,7 +57,7 @@ def check_table(table: Tensor, tensor: Tensor, bits: int, entries: int, what: st
 
 
 def check_packed(packed: Tensor, tensor: Tensor, bits: int) -> None:
-    """Raise a ValueError unless this is a stream of one code for each element of a tensor."""
+    """Raise a ValueError unless ``packed`` is a stream of one code for each element of the tensor."""
     if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.device != tensor.device:
         raise ValueError(f"packed must be contiguous uint8 on {tensor.device}, found {packed.dtype} on {packed.device}")
     expected = bitpack.packed_bytes(tensor.numel(), bits)

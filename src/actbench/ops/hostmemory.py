@@ -1,9 +1,9 @@
-"""Moving saved tensors to host memory and back, and which storages stand for host memory.
+"""Moves saved tensors to host memory and back, and marks storages that are in host memory.
 
-Both moves are operators, so that a meter on fake tensors sees bytes leave. They run on the current stream without
-waiting for it: torch's allocators reuse a block only after what was queued on it. The simulated meter runs on fake cpu
-tensors, where a device says nothing about where bytes lie. What moves bytes to host memory therefore marks the storage
-it moved them to, and what counts device bytes asks here.
+Both moves are operators, so that a meter on fake tensors sees bytes leave. They run on the current stream and do not
+wait: torch's allocators reuse a block only after the work queued on it. The simulated meter runs on fake cpu tensors,
+whose device does not say where bytes are. So a move to host memory marks its target storage, and a meter that counts
+device bytes asks :func:`is_host`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _marked: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
 
 def mark(storage: torch.UntypedStorage) -> None:
-    """Say that ``storage`` lies in host memory; forgotten when the storage dies."""
+    """Mark ``storage`` as host memory until it is freed."""
     _marked.add(storage)
 
 
 def marked_bytes() -> int:
-    """Return the bytes of all real storages that are marked."""
+    """Return the bytes of all marked storages that are real."""
     return sum(storage.nbytes() for storage in list(_marked) if storage.device.type != "meta")
 
 
 def is_host(storage: torch.UntypedStorage) -> bool:
-    """Return whether ``storage`` was marked as lying in host memory."""
+    """Return whether ``storage`` is marked as host memory."""
     return storage in _marked
 
 
 @contextmanager
 def as_the_device() -> Iterator[None]:
-    """Say that fake cpu tensors stand for tensors of the host itself, which have no other place to be moved to."""
+    """Inside, fake cpu tensors stand for tensors of the host itself: no move to host memory changes their place."""
     token = _is_the_device.set(True)
     try:
         yield
@@ -50,18 +50,18 @@ def as_the_device() -> Iterator[None]:
 
 
 def is_the_device() -> bool:
-    """Return whether fake cpu tensors stand for tensors of the host, and not for those of some device."""
+    """Return whether fake cpu tensors stand for tensors of the host; see :func:`as_the_device`."""
     return _is_the_device.get()
 
 
 def is_elsewhere(x: Tensor) -> bool:
-    """Return whether host memory is another memory than that of a tensor; a fake one stands for the meter's device."""
+    """Return whether a tensor is outside host memory; a fake one is on the meter's device."""
     return x.device.type != "cpu" or (isinstance(x, FakeTensor) and not is_the_device())
 
 
 @contextmanager
 def running_on_host() -> Iterator[None]:
-    """Say that what operators make inside lies in host memory, also what fake tensors stand for."""
+    """Inside, the results of operators are in host memory, those on fake tensors too."""
     token = _is_running.set(True)
     try:
         yield

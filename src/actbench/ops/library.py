@@ -23,21 +23,22 @@ Implementation = Callable[..., Any]
 library = torch.library.Library("actbench", "DEF")  # type: ignore[no-untyped-call]  # registrations live as long
 
 EVERYWHERE = "CompositeExplicitAutograd"
-"""The dispatch key of what runs on any device."""
+"""The dispatch key of an implementation that runs on any device."""
 
 HOST_NUMBER = (torch.Tag.cudagraph_unsafe,)
-"""The tags of what reads a number on the host: a replayed CUDA graph would go on with that of its capture."""
+"""The tags of an operator that reads a number on the host; a replayed CUDA graph would reuse an old number."""
 
 RANDOM = (torch.Tag.nondeterministic_seeded, *HOST_NUMBER)
-"""The tags of what draws a seed: no two calls may become one. They do not keep a compiler from calling again in the
-backward pass, so what the backward pass needs of a draw must be results of one operator."""
+"""The tags of an operator that draws a seed: a compiler must not merge two calls. It may still call again in the
+backward pass, so all that the backward pass needs of a draw must be results of one operator.
+"""
 
 
 class Kernels(NamedTuple):
-    """What computes an operator whose results are allocated before: each takes these, then the operator's arguments.
+    """Functions that fill the allocated results of an operator: each takes the results, then the operator's arguments.
 
     Attributes:
-        reference: In float64, for which there are no kernels, on any device.
+        reference: Fills float64 results, for which there are no kernels, on any device.
     """
 
     cpu: Implementation
@@ -46,7 +47,7 @@ class Kernels(NamedTuple):
 
 
 def copied(function: Implementation, results: int = 1) -> Implementation:
-    """Return what writes the results of a function over those that are given before its arguments."""
+    """Return a function that takes results, then arguments, and copies what ``function`` returns into the results."""
 
     def fill(*arguments: Any) -> None:
         found = function(*arguments[results:])
@@ -62,19 +63,19 @@ def define(
     *,
     tags: Sequence[torch.Tag] = (torch.Tag.pt2_compliant_tag,),
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make an operator of a function that checks its arguments and allocates its results, and return how to call it.
+    """Make an operator of a function that checks arguments and allocates results; return a function that calls it.
 
-    That function is the operator's contract, and what runs on fake tensors.
+    The decorated function is the operator's contract, and runs on fake tensors.
 
-    An operator is run on tensors of the strides that it was traced with. Without the tag for it a compiler may lay out
-    what convolutions give otherwise, and kernels count elements as they lie. Its passes may still ask the fake about
-    other strides, so that has to answer as for a contiguous tensor.
+    By a tag, an operator gets tensors with the strides of its trace. Without the tag a compiler may change the layout
+    of a convolution's output, and kernels count elements in memory order. A compiler's passes may still call the
+    contract with other strides, so it must answer as for a contiguous tensor.
 
     Args:
-        schema: Its name and what it takes and gives, in torch's notation.
-        implementation: Kernels that fill what the contract allocates; or for each dispatch key (``CPU``, ``CUDA``,
-            :data:`EVERYWHERE`) a function that does everything.
-        tags: What torch's compilers may take for granted.
+        schema: Name, arguments and results of the operator, in torch's notation.
+        implementation: Kernels that fill the results that the contract allocates, or for each dispatch key (``CPU``,
+            ``CUDA``, :data:`EVERYWHERE`) a function that does everything.
+        tags: What torch's compilers may rely on.
     """
     name = schema.partition("(")[0]
 
@@ -100,7 +101,7 @@ def define(
 
 
 def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Implementation]:
-    """Return, for each device, what checks the arguments, allocates the results and has them written."""
+    """Return, for each device, a function that checks arguments, allocates results and calls the kernel."""
 
     def filled_by(kernel: Implementation, on_cpu: bool) -> Implementation:
         def run(*arguments: Any) -> Any:
@@ -125,5 +126,5 @@ _tracer = _internals._TorchDispatchModeKey.PROXY
 
 
 def traced() -> bool:
-    """Return whether this runs for ``torch.compile`` or another tracer to make a graph of it."""
+    """Return whether ``torch.compile`` or another tracer records a graph of this call."""
     return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_tracer) is not None

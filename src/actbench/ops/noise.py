@@ -1,21 +1,22 @@
-"""Random words from a counter, and fresh seeds of them that follow ``torch.manual_seed``.
+"""Random words from a counter, and fresh seeds that follow ``torch.manual_seed``.
 
-Word i of a seed is a hash of both, so there is no state and any part can be made alone. The hash is splitmix64 (Steele,
-Lea, Flood 2014): ``finalize(state + (i + 1) * GOLDEN)``. The state is the finalized seed and not the seed itself, since
-the words of seeds that differ by a multiple of ``GOLDEN`` would overlap. This is the reference, in torch on any device:
-int64 stands for uint64, products wrap around, and a logical shift is an arithmetic one with the sign's copies masked.
+Word i of a seed is a hash of the seed and i, so there is no state, and any part can be made alone. The hash is
+splitmix64 (Steele, Lea, Flood 2014): ``finalize(state + (i + 1) * GOLDEN)``. The state is the finalized seed, not the
+seed itself: else the words of two seeds that differ by a multiple of ``GOLDEN`` would overlap. This file is the
+reference, in torch on any device: int64 stands for uint64, products wrap around, and a logical shift is an arithmetic
+shift with the copies of the sign masked.
 
-A fresh seed takes no number from torch's generator: dropout on the CPU draws from it, and a scheme would change the
-masks of the model it is compared with. A generator of our own could not know that ``torch.manual_seed`` was called, nor
-be saved, restored and forked with torch's. So a seed is a hash of the default generator's state, and what is moved on
-is a part of the state that no number depends on: of 624 words of a Mersenne twister (Matsumoto, Nishimura 1998) the low
-31 bits of the first never enter the next 624, and the word itself is the first to be used up.
+A fresh seed takes no number from torch's generator: dropout on the CPU draws from that, and a scheme would change the
+dropout masks of the model that it is compared with. A separate generator would not see ``torch.manual_seed``, nor be
+saved, restored and forked with torch's. So a seed is a hash of the default generator's state, and each draw changes a
+part of the state on which no number depends: in the 624 words of a Mersenne twister (Matsumoto, Nishimura 1998), the
+low 31 bits of the first word never enter the next 624 words, and the generator uses up the first word first.
 
-Checkpointing sets the generator back before it runs a block again, so that dropout draws the masks of the first run,
-and sets it forth afterwards. Seeds must not come again: their errors would no longer be independent. So what is drawn
-in a backward pass is told apart by a count as well, and the generator is moved on when the pass is over. One thing
-repeats: a graph that is kept, and recomputed a second time by torch's own checkpointing, has the seeds of the first
-time in the second; ``+checkpoint`` tells these apart too.
+Checkpointing sets the generator back before it reruns a block, so that dropout draws the masks of the first run, and
+restores it afterwards. Seeds must not repeat: their errors would no longer be independent. So a draw in a backward pass
+also hashes a count, and the generator's state changes when the pass ends. One case still repeats: if torch's own
+checkpointing recomputes a retained graph a second time, the second time gets the seeds of the first; ``+checkpoint``
+separates these too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WORD = (1 << 64) - 1
 
 
 def mixed(seed: int) -> int:
-    """Return the state, 0 to 2**64 - 1, whose words a seed stands for."""
+    """Return the state of a seed, 0 to 2**64 - 1, from which its words are made."""
     word = (seed + GOLDEN) & _WORD
     word = ((word ^ (word >> 30)) * FIRST) & _WORD
     word = ((word ^ (word >> 27)) * SECOND) & _WORD
@@ -45,7 +46,7 @@ def mixed(seed: int) -> int:
 
 
 def state_of(seed: int | Tensor) -> np.uint64:
-    """Return that state for a kernel; the seed may be a 0-d int64 tensor on the CPU."""
+    """Return the state of a seed for a kernel; the seed may be a 0-d int64 tensor on the CPU."""
     return np.uint64(mixed(int(seed)))
 
 
@@ -114,8 +115,8 @@ def _words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor
 def random_words(seed: Tensor, first: int, count: int, device: torch.device) -> Tensor:
     """Return words ``first .. first + count - 1`` of a seed, the same on every device: int64 ``(count,)``.
 
-    As an operator, so that compilers trace it and never see the number that a seed (a 0-d int64 tensor on the CPU)
-    holds. What is drawn from the words (rows, fractions) is made with torch's own operators, so it needs no kernel.
+    This is an operator, so that compilers trace it and never see the number in a seed (a 0-d int64 tensor on the CPU).
+    Rows and fractions are made from the words by torch's own operators, so they need no kernel.
 
     Raises:
         ValueError: The seed is not as above, or a number is negative.
@@ -124,13 +125,13 @@ def random_words(seed: Tensor, first: int, count: int, device: torch.device) -> 
     return torch.empty(count, dtype=torch.int64, device=device)
 
 
-# The state as 64-bit words: initial seed, flags, position in the block, then the 624 words of the block.
+# The generator's state as 64-bit words: initial seed, flags, position in the block, then the 624 words of the block.
 _SEED, _POSITION, _BLOCK = 0, 2, 3
 _UNUSED = (1 << 31) - 1
 
 
 def draw(generator: torch.Generator) -> int:
-    """Return a fresh 64-bit seed from the state of a CPU generator, whose numbers stay what they would have been."""
+    """Return a fresh 64-bit seed from the state of a CPU generator, without a change of its numbers."""
     seed = _seed_of(generator)
     _move_on(generator)
     return seed
@@ -153,14 +154,14 @@ def _move_on(generator: torch.Generator) -> None:
 
 
 class _Draws:
-    """Draws from torch's generator that never repeat, in forward passes and in backward passes.
+    """Draws seeds from torch's generator that never repeat, in forward passes and in backward passes.
 
-    A re-entrant backward pass is a pass inside of another; the count goes on until all that drew are over.
+    A re-entrant backward pass runs inside another; the count goes on until all passes that drew have ended.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._passes: dict[int, int] = {}  # each with the thread that drew first in it
+        self._passes: dict[int, int] = {}  # each pass with the thread that first drew in it
         self._count = 0
         self._place: tuple[Any, int] | None = None
 
@@ -177,7 +178,7 @@ class _Draws:
         self._place = distributed.group.WORLD, rank  # of another process group nothing is said
 
     def seed(self) -> int:
-        """Return a seed; in a backward pass, where the generator may have been set back, leave the generator alone."""
+        """Return a seed; in a backward pass, where checkpointing may have set the generator back, do not change it."""
         running: int = torch._C._current_graph_task_id()
         with self._lock:
             if running < 0:
@@ -190,14 +191,14 @@ class _Draws:
             return mixed(_seed_of(torch.default_generator) ^ mixed(self._count))
 
     def _forget_failed(self) -> None:
-        """Forget passes of this thread, which runs none now: one that failed does not say that it is over."""
+        """Forget the passes of this thread, which now runs none: a failed pass does not report its end."""
         own = threading.get_ident()
         self._passes = {running: thread for running, thread in self._passes.items() if thread != own}
         if not self._passes:
             self._count = 0
 
     def _end(self, over: int) -> None:
-        """Move the generator on past what a pass drew: the next step may begin where it stands."""
+        """Change the generator's state after a pass that drew, so that the next step gets other seeds."""
         with self._lock:
             self._passes.pop(over, None)
             if not self._passes:
@@ -217,10 +218,10 @@ def draw_as(rank: int) -> None:
 
 
 def diverge(generator: torch.Generator, branch: int) -> None:
-    """Let later draws give other seeds on each branch, while the generator's numbers stay what they would have been.
+    """Make later draws give other seeds on each branch, without a change of the generator's numbers.
 
-    Branch 0 is the one without this call. What is changed is the note of the seed that the generator was given, on
-    which no number depends; ``torch.manual_seed`` undoes it.
+    Branch 0 changes nothing. Other branches change the generator's record of its initial seed, on which no number
+    depends; ``torch.manual_seed`` undoes the change.
     """
     if branch:
         state = generator.get_state()
@@ -231,10 +232,10 @@ def diverge(generator: torch.Generator, branch: int) -> None:
 
 @functools.cache
 def _check_layout() -> None:
-    """Try on a generator of our own that the state lies as this file says.
+    """Check on a separate generator that its state has the layout that this file assumes.
 
     Raises:
-        KernelError: It does not, in this version of torch.
+        KernelError: The layout is another one in this version of torch.
     """
     plain, drawn = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     different = draw(drawn) != draw(drawn)
@@ -250,8 +251,8 @@ def _refuse_capture() -> None:
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if initialized and torch.cuda.is_current_stream_capturing():
         raise KernelError(
-            "a seed was asked for while a CUDA graph is captured, whose replays would all use that one; "
-            "leave what draws seeds out of the graph"
+            "a seed is drawn while a CUDA graph is captured, and all replays of the graph would reuse it; "
+            "leave operators that draw seeds out of the graph"
         )
 
 
@@ -269,9 +270,9 @@ def _fresh_seed() -> Tensor:
 def fresh_seed() -> Tensor:
     """Return a fresh seed: a 0-d int64 CPU tensor, any of its 2**64 values.
 
-    A compiler may draw again in the backward pass: there, seed and what is made by it must come of one operator.
+    A compiler may draw again in the backward pass, so one operator must draw the seed and use it.
 
     Raises:
-        KernelError: The state of torch's generator is laid out in another way than known, or a CUDA graph is captured.
+        KernelError: The state of torch's generator has an unknown layout, or a CUDA graph is being captured.
     """
     return torch.empty((), dtype=torch.int64, device="cpu")

@@ -1,7 +1,7 @@
-"""CUDA kernels of the folder ``kernels/``, launched on torch's tensors; the one place that knows CuPy.
+"""Launches the CUDA kernels of the folder ``kernels/`` on torch tensors; the only file that imports CuPy.
 
-Torch allocates, CuPy compiles and launches: it gets bare addresses and torch's current stream, and its own memory pool
-stays empty. A kernel is compiled when it is first used on a device, and CuPy keeps the machine code on disk.
+Torch allocates; CuPy compiles and launches. CuPy gets bare addresses and torch's current stream, and its own memory
+pool stays empty. A kernel is compiled at its first use on a device, and CuPy caches the machine code on disk.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from actbench.errors import KernelError
 
 
 def folder(name: str, sources: Iterable[Path]) -> Path | None:
-    """Return a writable folder in the user's cache for what exactly these sources make, or None without one.
+    """Return a writable folder in the user's cache for the products of these sources, or None if there is none.
 
-    A cache only saves time, so a read-only home is not an error. Other contents of the sources have another folder.
+    A cache only saves time, so a read-only home is no error. If the contents of the sources change, so does the folder.
     """
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:12]
     path = platformdirs.user_cache_path("actbench") / f"{name}-{digest}"
@@ -38,20 +38,20 @@ def folder(name: str, sources: Iterable[Path]) -> Path | None:
 
 
 THREADS: Final = 256
-"""Threads of a block, as the kernels' launch bounds say."""
+"""Threads of a block, as in the kernels' launch bounds."""
 
 SCALARS: Final = {torch.float32: "Float32", torch.float16: "Float16", torch.bfloat16: "BFloat16"}
-"""What the kernels call the types they are compiled for."""
+"""The names that the kernels give the types they are compiled for."""
 
-_BLOCKS_PER_PROCESSOR = 32  # enough to fill it several times over; kernels stride over the rest
+_BLOCKS_PER_PROCESSOR = 32  # enough to fill a processor several times over; kernels stride over the rest
 
 Macros = Mapping[str, str | int]
 
 
 def source(stem: str) -> str:
-    """Return the source of one op family with the headers that it names put in their places, each once.
+    """Return the source of one op family with each header that it includes inserted once.
 
-    CuPy's cache looks at the text it is given and not at files that it includes.
+    CuPy's cache checks only the text that it gets, not the files that the text includes.
     """
     return _placed(f"{stem}.cu", set())
 
@@ -82,9 +82,9 @@ def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Ten
     Args:
         stem: Name of the source without its ending.
         kernel: Name of the kernel in it.
-        macros: What the source is compiled for.
-        threads: How many threads have work; the grid may be smaller, as kernels stride. 0 starts nothing.
-        *arguments: Those of the kernel, in order: contiguous tensors of one CUDA device, and scalars of exactly the
+        macros: The macros that the source is compiled with.
+        threads: How many threads have work; the grid may be smaller, as kernels stride. 0 launches nothing.
+        *arguments: The kernel's arguments, in order: contiguous tensors of one CUDA device, and scalars of exactly the
             parameters' types.
 
     Raises:
@@ -102,7 +102,7 @@ def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Ten
 
 
 class _CurrentStream:
-    """Torch's current stream by the CUDA stream protocol, which torch's own object has only in newer versions."""
+    """Torch's current stream with the CUDA stream protocol, which torch's own object has only in newer versions."""
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, torch.cuda.current_stream().cuda_stream)
@@ -110,7 +110,7 @@ class _CurrentStream:
 
 @functools.cache
 def _function(stem: str, kernel: str, chosen: tuple[str, ...], device: int) -> Any:
-    """Return CuPy's function, compiled for the current device, which ``device`` names."""
+    """Return CuPy's function, compiled for the current device, whose index is ``device``."""
     cupy = _cupy()
     try:
         function = cupy.RawModule(code=source(stem), options=chosen).get_function(kernel)

@@ -1,7 +1,7 @@
-"""Schemes: methods that change what a training step keeps for backward.
+"""Schemes: methods that change a training step, such as what it saves for backward.
 
 A scheme is a frozen value whose fields are its parameters. It lives in one file of this package, derives from
-:class:`Scheme` and gives ``name``, ``summary`` and ``change``; nothing else has to be told of it.
+:class:`Scheme` and defines ``name``, ``summary`` and ``change``; it needs no registration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Scheme", "alone", "apply", "build", "changing", "find", "lookup", "n
 
 
 def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:
-    """Return a training setup with a scheme applied to all of it: model, loss, optimizer, how the batch is fed.
+    """Return a training setup with a scheme applied to its model, loss, optimizer and way to feed the batch.
 
     For example::
 
@@ -27,7 +27,7 @@ def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:
     The model is changed in place.
 
     Args:
-        setup: With a loss and what makes the optimizer, where a step is to be run.
+        setup: Needs a loss and ``make_optimizer`` if a step will run.
         scheme: A specification, or a scheme.
 
     Raises:

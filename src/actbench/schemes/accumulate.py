@@ -17,29 +17,29 @@ from actbench.setup import TrainingSetup
 
 
 class Accumulate(Scheme):
-    """The batch in micro-batches, whose gradients are added up before the one step of the optimizer.
+    """Steps cut their batch into micro-batches and add up the gradients; the optimizer then steps once.
 
-    Kept for backward: what one micro-batch keeps, of ``ceil(batch / parts)`` rows. The gradients of all parameters lie
-    beside it from the second micro-batch on. A batch with fewer rows than parts is cut into its rows.
-    Loss and gradients are those of the whole batch to rounding: the mean loss of a micro-batch is weighted by its share
-    of the labels that count, which are not -100, or of the rows where there are no such labels. They are not where rows
-    of a batch see each other, as in batch norm and contrastive losses; a warning says so.
+    Kept for backward: the saved tensors of one micro-batch of ``ceil(batch / parts)`` rows. From the second micro-batch
+    on, the gradients of all parameters exist beside them. A batch with fewer rows than parts is cut into single rows.
+    Loss and gradients equal those of the whole batch to rounding: the mean loss of a micro-batch is weighted by its
+    share of the labels that count (not -100), or of the rows if there are no such labels. They differ if rows of a
+    batch see each other, as in batch norm and contrastive losses; a warning says so.
 
     Attributes:
-        parts: Into how many micro-batches a batch is cut.
+        parts: How many micro-batches a batch is cut into.
     """
 
     name: ClassVar[str] = "accumulate"
     summary: ClassVar[str] = "the batch in micro-batches, one step of the optimizer; gradients are exact to rounding"
     positional: ClassVar[str | None] = "parts"
-    rank: ClassVar[int] = 4  # norms are seen as they were made; after what changes parameters
+    rank: ClassVar[int] = 4  # before schemes that replace norms, after schemes that change parameters
     claims: ClassVar[tuple[str, ...]] = (STEPS,)
 
     parts: Annotated[int, Field(ge=2, le=1 << 20)] = 4
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """As many parts as divide the batch: two, and twice as many each time, and its rows."""
+        """Return the powers of two that divide the batch, and one part for each row."""
         return tuple(
             f"{cls.name}:{parts}"
             for parts in range(2, batch_size + 1)
@@ -52,21 +52,21 @@ class Accumulate(Scheme):
         return ("batch",)
 
     def gradient_of(self, warnings: Sequence[str]) -> Gradient:
-        """Another one where rows of a batch see each other, which a warning says."""
+        """Return ``approximate`` if a warning says that rows of a batch see each other."""
         return "approximate" if any(text.startswith(f"{self.spec}: ") for text in warnings) else self.gradient
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """Trainer accumulates by itself."""
+        """Use Trainer's own accumulation."""
         rows = -(-batch_size // self.parts)
         return InTrainer(
             arguments={"per_device_train_batch_size": str(rows), "gradient_accumulation_steps": str(self.parts)}
         )
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Let steps cut their batches.
+        """Make steps cut their batches.
 
         Raises:
-            ConversionError: They do already.
+            ConversionError: Steps cut their batches already.
         """
         if setup.micro_batches > 1:
             raise ConversionError(
@@ -80,7 +80,7 @@ class Accumulate(Scheme):
 
 
 def _differences(setup: TrainingSetup) -> list[str]:
-    """Return why micro-batches add up to something else than the batch."""
+    """Return why the gradients of micro-batches do not add up to the gradient of the batch."""
     why = [setup.uncuttable] if setup.uncuttable else []
     found = next((part for part in setup.module.modules() if _takes_batch_statistics(part)), None)
     if found is not None:

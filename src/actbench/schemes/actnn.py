@@ -39,7 +39,7 @@ LEVELS: dict[Level, dict[str, Any]] = {
     "L5": {"swap": True, "expandable_segments": True},
     "swap": {"compress": False, "swap": True},
 }
-"""What each level sets; the rest is as :data:`DEFAULTS` says."""
+"""The keys that each level sets; :data:`DEFAULTS` has the others."""
 
 DEFAULTS: dict[str, Any] = {
     "compress": True,
@@ -55,39 +55,39 @@ DEFAULTS: dict[str, Any] = {
 
 
 class ActNN(Scheme):
-    """Layers keep their inputs in groups of few bits, and share the bits out by what each adds to the variance.
+    """Layers save their inputs in groups of few bits; bits are allocated by what each input adds to the variance.
 
     Paper: Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training",
     arXiv 2104.14129.
-    Kept for backward: the inputs of convolutions, linear layers and norms in codes of a few bits with an offset and a
-    maximum for each group, 32 bits together; of ReLU and dropout 1 bit an element; of max pooling which element of the
-    window it was; what attention saves, by hooks. An input that several layers read is kept once. The forward pass is
-    exact. Gradients of weights and biases are unbiased as far as those of the layer's output are. That of a norm's
-    input is too small by the share v / M, with M elements normalised together and v the variance of one as it is
-    decoded, about ``range**2 / (6 * (2**bits - 1)**2)``: 1 % for a layer norm of width 32 at 2 bits. What attention
-    saves is multiplied with itself too.
-    Bits are shared out by ``factor * range**2 * gradient**2`` over ``(2**bits - 1)**2`` (section 4 of the paper): among
-    layers every ``adapt_interval`` steps (the authors' code does it in every one), among the samples of a batch in each
-    forward pass, both without waiting for the device.
-    Not reproduced: average pooling as max pooling, weights drawn anew, a host that waits for the device.
+    Kept for backward: the inputs of convolutions, linear layers and norms as codes of a few bits, with an offset and a
+    maximum for each group, 32 bits together; for ReLU and dropout 1 bit an element; for max pooling the place of the
+    maximum in its window; for attention what it saves, packed by hooks. An input that several layers read is packed
+    once. The forward pass is exact. Gradients of weights and biases are unbiased if the gradient of the layer's output
+    is. The gradient of a norm's input is too small by the share v / M: M elements are normalised together, and v is the
+    variance of a decoded one, about ``range**2 / (6 * (2**bits - 1)**2)``; this is 1 % for a layer norm of width 32 at
+    2 bits. Attention has a small bias too: it multiplies decoded tensors with each other.
+    Bits are allocated by ``factor * range**2 * gradient**2`` over ``(2**bits - 1)**2`` (section 4 of the paper): to
+    layers every ``adapt_interval`` steps (the authors' code: every step), to the samples of a batch in each forward
+    pass, both without a wait for the device.
+    Not reproduced: the authors' average pooling that is max pooling, new weights at conversion, waits for the device.
 
     Attributes:
         level: Sets the keys below that are not given; see the table.
-        bits: Bits per element, 1 to 8: on average where they are shared out, elsewhere whole.
+        bits: Bits per element, 1 to 8: an average where bits are allocated, else a whole number.
         group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
         per_group: False for one offset and maximum for each tensor.
-        per_layer: Whether layers share the bits out among themselves.
-        per_sample: Whether the samples of a batch do.
-        use_gradient: Whether each sample's share also follows its gradients of earlier steps, by ``actbench.samples``.
-        adapt_interval: Training steps from one sharing out among layers to the next.
-        stochastic: Whether rounding is stochastic, so that what is decoded is unbiased; else to the nearest.
+        per_layer: Whether bits are allocated to layers.
+        per_sample: Whether bits are allocated to the samples of a batch.
+        use_gradient: Whether the allocation to samples uses their gradients of earlier steps, by ``actbench.samples``.
+        adapt_interval: Training steps from one allocation to layers to the next.
+        stochastic: Whether rounding is stochastic, so that decoded values are unbiased; else to the nearest.
         quantized_bn: Whether batch norms are converted.
         swap: Whether the codes wait in host memory.
-        share: Whether an input that several layers read is kept once; false keeps it for each, as the authors do.
-        chunk: Into how many pieces of the batch the backward pass of a layer is cut.
-        pipeline_threshold: Bytes of gradient and input of one layer above which it is cut further.
-        empty_cache_threshold: Share of the reserved memory in use below which the rest is given back, 0 to 1.
-        expandable_segments: Whether torch's allocator is told to grow its segments, so that less is lost between them.
+        share: Whether an input that several layers read is packed once; false packs it for each, as the authors do.
+        chunk: How many pieces of the batch the backward pass of a layer is cut into.
+        pipeline_threshold: Bytes of a layer's gradient and input above which its backward pass is cut further.
+        empty_cache_threshold: If less than this share of the reserved memory is in use, the rest is freed; 0 to 1.
+        expandable_segments: Whether torch's allocator grows its segments, so that less memory is lost between them.
     """
 
     name: ClassVar[str] = "actnn"
@@ -115,12 +115,12 @@ class ActNN(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """Right on average where rounding is stochastic, but for the small bias that norms and attention add."""
+        """Unbiased if rounding is stochastic, but for the small bias of norms and attention."""
         return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Four bits, two that are shared out, and these in host memory."""
+        """Four bits, two bits that are allocated, and these in host memory."""
         return (f"{cls.name}:L2", f"{cls.name}:L3", f"{cls.name}:L4")
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class ActNN(Scheme):
         return self
 
     def _check_fraction(self, bits: float) -> None:
-        """Refuse a fraction of a bit where all tensors have one width, or cannot have two."""
+        """Refuse fractional bits if all tensors have the same bits, or one range for all elements."""
         whole = f"write bits={math.floor(bits)} or bits={math.ceil(bits)}"
         if not self.per_group:
             raise ValueError(f"bits={bits:g} needs per_group=true: one range for all has one whole width; {whole}")
@@ -145,7 +145,7 @@ class ActNN(Scheme):
             )
 
     def setting(self, key: str) -> Any:
-        """Return what a key of a level comes to: as given, else the level's, else the default."""
+        """Return the value of a key: as given, else the level's, else the default."""
         given = getattr(self, key, None)
         return LEVELS[self.level].get(key, DEFAULTS[key]) if given is None else given
 
@@ -153,7 +153,7 @@ class ActNN(Scheme):
         """Replace the layers that have a compressed form and bind hooks on attention.
 
         Raises:
-            ConversionError: There is none, or the model has been converted before or is compiled.
+            ConversionError: No layer has such a form, or the model is converted already or compiled.
         """
         CompressedForward.refuse(self.name, setup.module)
         codec = GroupQuantization(self.group_size, self.stochastic, self.per_group)
@@ -175,7 +175,7 @@ class ActNN(Scheme):
 
     @property
     def adapts(self) -> bool:
-        """Bits are shared out by the ranges and gradients of the steps before."""
+        """Bits are allocated by the ranges and gradients of earlier steps."""
         return True
 
     @property
@@ -184,12 +184,12 @@ class ActNN(Scheme):
         return bool(self.setting("compress") and (self.setting("per_layer") or self.setting("per_sample")))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
+        """Return the variance of the gradient over three draws of the rounding noise, and that of SGD to compare."""
         found = rounding_variance(setup, batch, seed)
         return () if found is None else found.diagnostics()
 
     def _swapped(self, module: nn.Module, packer: SavedTensors) -> tuple[nn.Module, list[SiteState], list[Site]]:
-        states: list[SiteState] = []  # those that the bits are shared out among; a norm goes with the one before it
+        states: list[SiteState] = []  # those that bits are allocated to; a norm follows the one before it
         sites: list[Site] = []
 
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
@@ -217,7 +217,7 @@ class ActNN(Scheme):
         )
 
     def _hooked(self, model: nn.Module, packer: SavedTensors) -> list[Site]:
-        """Bind hooks on the outermost modules that compute attention: their products and softmax are no layers."""
+        """Bind hooks on the outermost modules that compute attention: their products and softmax are not layers."""
         sites = []
         for path, module in attention_modules(model):
             hooks = Hooks(packer, self.setting("bits"), small_codes(), leaves_inputs=False)
@@ -237,7 +237,7 @@ class ActNN(Scheme):
 
 
 def _seat(state: SiteState, layer: Compressed, states: list[SiteState]) -> None:
-    """Put a state among those that share the bits out, or behind the last of them: a norm goes with that one."""
+    """Add a state to those that bits are allocated to; the state of a norm follows the last of them."""
     inputs = fan_in(layer)
     if inputs is not None:
         state.factor = inputs / 4

@@ -1,4 +1,4 @@
-"""What a scheme is, what it declares of itself, and how it is limited to parts of a model."""
+"""The interface of schemes: what a scheme declares, and how ``only=`` limits it to parts of a model."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Change = Literal[
     "batch",
     "placement over processes",
 ]
-"""What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
+"""What a scheme may change in a training step; it decides which contract tests run on the scheme."""
 
 PLACEMENT: Final = "placement over processes"
 OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters"))
-"""What is changed module by module, and so in a part of a model alone."""
+"""Changes that are made module by module, so that ``only=`` can limit them to parts of a model."""
 
 SAVED_TENSORS: Final = "pack or move saved tensors by hooks, of which only the innermost run"
 SAVED_RESULTS: Final = "choose by the operator what waits for the backward pass"
@@ -52,7 +52,7 @@ TENSOR_PARALLEL: Final = "say how processes share the layers of one batch"
 
 
 def refuse_untrained(who: str, module: nn.Module) -> None:
-    """Raise a NothingToConvertError, told by ``who``, for a model of which nothing is trained."""
+    """Raise a NothingToConvertError that begins with ``who`` if no parameter of the model is trained."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise NothingToConvertError(f"{who}: {type(module).__name__} has no parameter to train; unfreeze one")
 
@@ -75,20 +75,20 @@ NOTHING_PACKED = (
     "none of what the model's modules save is worth packing: 'actbench measure MODEL --scheme SCHEME --ledger' lists "
     "why; take a larger batch, or a format of fewer bits"
 )
-"""What is said of hooks that run and pack nothing."""
+"""The warning for hooks that run and pack nothing."""
 
 
 class Scheme(Data):
     """A method from a paper, as a function from a training setup to a training setup.
 
-    Class attributes that a scheme gives:
-        name: How it is called in specifications.
+    Class attributes of a scheme:
+        name: Its name in specifications.
         summary: One line for ``actbench schemes``.
-        paper: Where the method comes from; empty for what has no paper.
+        paper: Source of the method; empty if there is none.
         positional: The field that the value after the colon fills; None when it takes none.
         rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
-        published: Figures its authors published.
+        published: Figures that its authors published.
 
     Attributes:
         only: Paths of modules that the scheme is limited to, such as ``encoder.layer.[0-5]``; empty for the model.
@@ -120,12 +120,12 @@ class Scheme(Data):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What of a training step the scheme touches."""
+        """What the scheme changes in a training step."""
         return ("saved tensors",)
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """What no other scheme may do to the same modules, in words that go on from ``they both``."""
+        """What no other scheme may do to the same modules, as words that follow ``both`` in a message."""
         return ()
 
     @property
@@ -135,23 +135,23 @@ class Scheme(Data):
 
     @property
     def untraceable(self) -> str:
-        """Why fake tensors do not show what the scheme does, which is not simulated then; empty where they do."""
+        """Why fake tensors do not show what the scheme does, so that it is not simulated; empty if they do."""
         return ""
 
     @property
     def draws_alike(self) -> bool:
-        """Whether dropout drops what it drops in the exact model; other batches are drawn for otherwise."""
+        """Whether dropout draws the masks of the exact model; else gradients are compared without dropout."""
         return "batch" not in self.changes
 
     @property
     def quickens(self) -> bool:
-        """Whether it may make a step faster, since less is moved or multiplied: worth trying where all fits, too."""
+        """Whether the scheme may make a step faster, so that it is worth trying even if everything fits."""
         return False
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with the scheme applied to its model, or to the parts of it that ``only`` names.
 
-        Modules are changed in place. A part is changed as a model of its own: bits are shared out within it.
+        Modules are changed in place. A part is changed like a whole model: bits are allocated within it.
 
         Raises:
             ConversionError: The model holds nothing the scheme works on, or ``only`` names no module.
@@ -171,11 +171,11 @@ class Scheme(Data):
             setup = replace(changed, module=setup.module, path=setup.path)
         if nothing is not None and len(setup.sites) == before:
             raise nothing
-        bind_entries(setup.module)  # those of the parts stand within those of the model
+        bind_entries(setup.module)  # entries of the parts go inside those of the model
         return setup
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Return the setup with the whole of its model changed, in place; what a scheme gives.
+        """Return the setup with its whole model changed, in place; each scheme defines this.
 
         Raises:
             NothingToConvertError: The model holds nothing the scheme works on.
@@ -184,9 +184,9 @@ class Scheme(Data):
         raise NotImplementedError
 
     def parted(self) -> tuple[Scheme | None, Scheme | None]:
-        """Return this up to what changes parameters, and what is applied after that; None for nothing.
+        """Return the scheme up to its last change of parameters, and the rest after it; None for an empty half.
 
-        The gradient of the whole is compared with that of the first alone, or of the exact model where there is none.
+        The gradient of the scheme is compared with that of the first half, or of the exact model without one.
         """
         return (self, None) if "parameters" in self.changes else (None, self)
 
@@ -198,12 +198,12 @@ class Scheme(Data):
         return (None, self) if PLACEMENT in self.changes else (self, None)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return what else can be said of the gradients of a setup that this scheme was applied to.
+        """Return further numbers about the gradients of a setup that this scheme was applied to.
 
         Args:
             setup: The result of :meth:`apply`, with a loss.
-            batch: On the model's device; a few training steps' worth of forward and backward may be run on it.
-            seed: Of what is random in them.
+            batch: On the model's device; a few forward and backward passes may run on it.
+            seed: Seed of the random numbers in these passes.
 
         Returns:
             Numbers, each with the name and title of its column; none by default.
@@ -212,7 +212,7 @@ class Scheme(Data):
 
     @property
     def adapts(self) -> bool:
-        """Whether a step changes what later ones keep: its gradients are then judged after a first step."""
+        """Whether a step changes what later steps save; gradients are then judged after a first step."""
         return False
 
     @property
@@ -221,16 +221,16 @@ class Scheme(Data):
         return False
 
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
-        """Return a context in which the setup's weights are what the scheme makes of them in each step of training.
+        """Return a context in which the setup's weights are as the scheme changes them in each training step.
 
         Args:
-            setup: The result of :meth:`apply`; at the end of the context its weights are what they were.
+            setup: The result of :meth:`apply`; the context restores its weights at the end.
         """
         return nullcontext()
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Return the specifications that ``actbench fit`` tries, what costs least time first; none keeps it out of fit.
+        """Return the specifications that ``actbench fit`` tries, the fastest first; fit skips a scheme without any.
 
         Args:
             batch_size: Rows of the batch of a step.
@@ -249,25 +249,25 @@ class Scheme(Data):
 
     @property
     def gradient(self) -> Gradient:
-        """What the gradient is, against that of the step without the scheme.
+        """How the gradient differs from that of the step without the scheme.
 
-        ``exact`` to rounding, ``unbiased`` (its mean over what is random is exact) or ``approximate``, which is what is
-        said of a scheme that does not say otherwise and changes saved tensors, precision or what is computed.
+        ``exact`` to rounding, ``unbiased`` (its mean over the random numbers is exact) or ``approximate``, the default
+        of schemes that change saved tensors, the precision or the forward pass.
         """
         loses = {"saved tensors", "precision"} & set(self.changes)
         return "approximate" if loses or self.lossy_forward else "exact"
 
     def gradient_of(self, warnings: Sequence[str]) -> Gradient:
-        """Return what the gradient is of a model in which applying the scheme gave these warnings, :attr:`gradient`."""
+        """Return :attr:`gradient` for a model on which the scheme gave these warnings."""
         return self.gradient
 
     @property
     def keeps_updates(self) -> bool:
-        """Whether the optimizer's updates are bit for bit those that it makes of the same gradients otherwise."""
+        """Whether the same gradients give bit for bit the same updates as without the scheme."""
         return "optimizer" not in self.changes
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """Return how the scheme is had in the Hugging Face Trainer.
+        """Return how to use the scheme in the Hugging Face Trainer.
 
         Args:
             batch_size: Rows of the batch of a step.
@@ -275,23 +275,23 @@ class Scheme(Data):
         beyond = sorted(set(self.changes) - OF_PARTS - {"loss"})
         if beyond:
             return InTrainer(why_not=f"{self.spec} changes {' and '.join(beyond)}, which Trainer sees to itself")
-        if "parameters" in self.changes:  # its optimizer is made before callbacks are called
+        if "parameters" in self.changes:  # Trainer makes its optimizer before it calls callbacks
             return InTrainer(convert=self.spec)
         return InTrainer(callback=self.spec)
 
     @property
     def claimed_bits(self) -> float | None:
-        """Bits kept per element of what the scheme packs, or None where that is no fixed number."""
+        """Bits per element that the scheme packs, or None if the number is not fixed."""
         return None
 
     @property
     def lossy_forward(self) -> bool:
-        """Whether the forward pass is not bit for bit that of the exact model."""
+        """Whether the forward pass differs in any bit from that of the exact model."""
         return False
 
     @property
     def runs_files(self) -> tuple[str, ...]:
-        """The ``file.py:name`` of every file of the user's that applying the scheme runs."""
+        """The ``file.py:name`` of each user's file that runs when the scheme is applied."""
         return ()
 
     @property

@@ -29,21 +29,21 @@ def _number_or_liger(value: Any, read: Callable[[Any], Any]) -> Any:
 
 
 class ChunkedLoss(Scheme):
-    """The cross entropy of a language model a piece of the tokens at a time: logits never exist as a whole.
+    """The cross entropy of a language model, a piece of the tokens at a time: the logits never all exist.
 
     Paper: Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", arXiv 2410.10989, section 3.2.
-    Kept for backward: what goes into the head, (tokens, width), in place of the logits, their float32 copy and their
+    Kept for backward: the input of the head, (tokens, width), in place of the logits, their float32 copy and their
     softmax, (tokens, classes) each. A piece has ``ceil(tokens / pieces)`` rows; the backward pass computes its logits
-    again, one matrix product more than the three of the plain head. Loss and gradients are those of the plain one to
-    rounding: ignored labels, label smoothing, soft caps and tied heads included. Outside of training the head is as it
-    was; in training the model's ``logits`` are computed when something other than cross entropy asks for them.
-    Not reproduced but by ``chunked_loss:liger``: gradients in the forward pass, which need no product more and hold the
-    gradient of the head's weight all through the backward pass, in its type; fused kernels.
+    again, one matrix product more than the three of the plain head. Loss and gradients equal those of the plain head to
+    rounding, with ignored labels, label smoothing, soft caps and tied heads too. Outside of training the head is
+    unchanged; in training the model's ``logits`` are computed only if something other than cross entropy reads them.
+    Not reproduced: fused kernels, and gradients in the forward pass, which save that product but hold the gradient of
+    the head's weight, in its type, through the whole backward pass. ``chunked_loss:liger`` has both.
 
     Attributes:
-        pieces: Into how many pieces the tokens of a batch are cut; or liger for the authors' kernels, which choose it,
-            run on CUDA alone, cannot be simulated, and take no soft caps: ``pip install "actbench[liger]"``.
-        head: Path of the linear layer that makes the logits, where the model does not say which it is.
+        pieces: How many pieces the tokens of a batch are cut into; or liger for the authors' kernels, which choose the
+            number, run only on CUDA, cannot be simulated, and take no soft caps: ``pip install "actbench[liger]"``.
+        head: Path of the linear layer that makes the logits, if the model does not name it.
     """
 
     name: ClassVar[str] = "chunked_loss"
@@ -58,7 +58,7 @@ class ChunkedLoss(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """The same, to rounding."""
+        """Exact to rounding."""
         return "exact"
 
     @classmethod
@@ -80,9 +80,9 @@ class ChunkedLoss(Scheme):
         """Bind a forward on the layer that makes the logits.
 
         Raises:
-            NothingToConvertError: The model does not say which layer it is, or it is no ``nn.Linear``.
+            NothingToConvertError: The model does not name the layer, or the layer is no ``nn.Linear``.
             ConversionError: The model is compiled, or its loss is computed in pieces already.
-            MeasurementError: Liger's kernels are asked for and not there, or do not run where the model is.
+            MeasurementError: Liger's kernels are not installed, or do not run on the model's device.
         """
         refuse_compiled(setup.module, *UNCOMPILABLE)
         path, layer = self._layer(setup.module)
@@ -101,7 +101,7 @@ class ChunkedLoss(Scheme):
         return setup.changed(setup.module, (site,), by=part)
 
     def _seen(self, bound: DeferredHead) -> tuple[str, ...]:
-        """Return nothing to be said of a step that has run; an IdleError where no loss was computed so."""
+        """Return no warnings for a step that has run; raise an IdleError if it computed no loss in pieces."""
         if not bound.losses:
             raise IdleError(f"{self.spec} does nothing in a training step: {_IDLE}")
         return ()

@@ -21,7 +21,7 @@ _SOURCE = "abstract of arXiv 2410.19313"
 
 @dataclass(frozen=True)
 class MixedGranularity(Codec):
-    """8-bit floats (e4m3): with one scale for what a product with a weight saves, elsewhere with one for each group.
+    """8-bit floats (e4m3): one scale for a tensor that a product with a weight saves, else one for each group.
 
     Attributes:
         group_size: Elements of a group, in the order of memory.
@@ -30,7 +30,7 @@ class MixedGranularity(Codec):
     group_size: int
 
     def at(self, x: Tensor, site: SiteState) -> Codec:
-        """Return 8-bit floats with one float32 scale, or with a bfloat16 scale for each group; bits of truth values."""
+        """Return 8-bit floats with one float32 scale or a bfloat16 scale for each group, or 1 bit for booleans."""
         if x.dtype == torch.bool:
             return super().at(x, site)
         if site.product:
@@ -39,19 +39,19 @@ class MixedGranularity(Codec):
 
 
 class Coat(Scheme):
-    """Whatever autograd saves, in 8-bit floats, by saved-tensor hooks.
+    """Saved-tensor hooks pack whatever autograd saves into 8-bit floats.
 
     Paper: Xi et al., "COAT: Compressing Optimizer states and Activation for Memory-Efficient FP8 Training", arXiv
     2410.19313 (ICLR 2025), its activations in mixed granularity.
     Kept for backward: 1 byte an element (e4m3, to the nearest). What linear layers and convolutions save has one
     float32 scale, all else (norms, activation functions, products of two activations, attention) a bfloat16 scale for
-    each group of 16 elements. Truth values, dropout masks and the masks of ReLU are kept in 1 bit.
-    A tensor saved by several operators is kept once, as the first of them has it; parameters and the batch stay.
-    ``encode:fp8,on=activations`` has groups of one size everywhere.
-    The forward pass is exact: it computes in the types that the model has. The gradients have the error of rounding to
-    3 bits of fraction, which is the same for the same values and does not average out.
-    Not reproduced: products in FP8, for which the authors' one scale a tensor is made; the optimizer's states (see
-    ``adamfp8``); their kernels that find the largest magnitude a group at a time.
+    each group of 16 elements. Booleans, dropout masks and the masks of ReLU take 1 bit.
+    A tensor that several operators save is packed once, in the format of the first; parameters and the batch stay
+    whole. ``encode:fp8,on=activations`` has groups of one size for all tensors.
+    The forward pass is exact: it computes in the model's types. The gradients have the error of rounding to 3 bits of
+    fraction, which is the same for the same values and does not average out.
+    Not reproduced: products in FP8, which need the authors' one scale a tensor; the optimizer's states (see
+    ``adamfp8``); the kernels that find the largest magnitude group by group.
 
     Attributes:
         group_size: Elements that share a scale. That 16 is the paper's number was not checked against its text.

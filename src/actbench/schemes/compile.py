@@ -15,33 +15,33 @@ from actbench.setup import Part, TrainingSetup
 
 
 class Compile(Scheme):
-    """The model as one graph of ``torch.compile``, which computes again in backward what a budget has no room for.
+    """``torch.compile`` makes one graph of the model, and recomputes in backward what a memory budget leaves out.
 
     Paper: He and Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", MLSys 2023, and
     ``torch._functorch.config.activation_memory_budget``.
-    Kept for backward: at a budget of 1 what torch.compile keeps by itself, which is less than the model keeps without
-    it; at 0 what goes into the model, and all of it runs twice; in between about that share of the one at 1, chosen so
-    that few operations run again; random numbers are drawn once. What a loss outside of the model saves is kept as it
-    is. Gradients are those of the model to rounding; a compiled dropout draws other masks, also of the same seed. A
-    pass without gradients is not compiled. The backward pass may free what it reads: ``retain_graph`` is then an error
-    of torch's, which says how to allow it. It gives the gradients of all parameters at its end, so that ``release``
-    frees nothing earlier.
-    Compiling takes seconds to minutes, in the first step with a shape; it is part of no timing. Not simulated. Packing
-    schemes are refused beside it.
+    Kept for backward: at budget 1 what torch.compile saves by itself, which is less than the model saves without it; at
+    budget 0 the model's inputs, and the whole model runs twice; in between about that share of budget 1, chosen so that
+    few operations run again. Random numbers are drawn once. What a loss outside of the model saves is unchanged.
+    Gradients equal those of the model to rounding; a compiled dropout draws other masks, from the same seed too. A pass
+    without gradients is not compiled. The backward pass may free what it reads: ``retain_graph`` then raises an error
+    of torch, which says how to allow it. The backward pass gives the gradients of all parameters at its end, so that
+    ``release`` frees nothing earlier.
+    Compiling takes seconds to minutes in the first step with a shape; no timing includes it. The scheme is not
+    simulated, and refuses packing schemes beside it.
 
     Attributes:
-        budget: Of what torch.compile keeps by itself, the share that may be kept.
-        backend: What makes code of the graph; auto is inductor where there is a compiler for its kernels (triton on
-            CUDA, g++ or CXX on a CPU), else aot_eager_decomp_partition, which runs the graph operator by operator: the
-            same is kept, nothing is faster, and the backward pass has temporaries that kernels would not.
-        fullgraph: Whether a model of which torch.compile cannot make one graph is refused; false compiles what it can.
+        budget: The share that may be saved of what torch.compile saves by itself.
+        backend: What compiles the graph; auto is inductor if a compiler for its kernels is installed (triton on CUDA,
+            g++ or CXX on a CPU), else aot_eager_decomp_partition, which runs the graph operator by operator: it saves
+            the same, is not faster, and its backward pass has temporaries that kernels avoid.
+        fullgraph: Whether to refuse a model that does not compile to one graph; false compiles what it can.
     """
 
     name: ClassVar[str] = "compile"
     summary: ClassVar[str] = "torch.compile, which recomputes in backward what a memory budget has no room for"
     paper: ClassVar[str] = "He and Yu 2023, MLSys"
     positional: ClassVar[str | None] = "budget"
-    rank: ClassVar[int] = 45  # around what the others have made of the model
+    rank: ClassVar[int] = 45  # around the changes of all other schemes
     untraceable: ClassVar[str] = UNTRACEABLE
     draws_alike: ClassVar[bool] = False
     lossy_forward: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class Compile(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """Kernels of a graph round otherwise than operators one by one; nothing else changes."""
+        """Exact: the kernels of a graph only round differently."""
         return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
@@ -65,7 +65,7 @@ class Compile(Scheme):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: The model is compiled already, or another scheme made something of it that cannot be.
+            ConversionError: The model is compiled already, or a change by another scheme cannot be compiled.
             MeasurementError: The backend lacks its compiler.
         """
         module = setup.module
@@ -85,7 +85,7 @@ class Compile(Scheme):
         return setup.changed(module, (site,), by=Part(self.spec, acts=bound, after=lambda: self._seen(bound)))
 
     def _backend(self, module: nn.Module) -> Backend:
-        """Return the backend for a model, or raise a MeasurementError where it has no compiler."""
+        """Return the backend for a model; raise a MeasurementError if its compiler is missing."""
         if self.backend == "aot_eager_decomp_partition":
             return self.backend
         lacks = needed_by_inductor(next(module.parameters()).device)
@@ -99,7 +99,7 @@ class Compile(Scheme):
         return "aot_eager_decomp_partition"
 
     def _seen(self, bound: CompiledForward) -> tuple[str, ...]:
-        """Return what is to be said of a model that has run; an IdleError if it has not."""
+        """Return the warnings about a model that has run; raise an IdleError if it has not."""
         if not bound.graphs:
             raise IdleError(
                 f"{self.spec} does nothing in a training step, which calls parts of the model and not the model; name "
@@ -107,4 +107,4 @@ class Compile(Scheme):
             )
         if self.fullgraph:
             return ()
-        return (f"{self.spec}: a pass runs {bound.graphs_of_a_pass} compiled graphs; what is in none runs as it is",)
+        return (f"{self.spec}: a pass runs {bound.graphs_of_a_pass} compiled graphs; the rest runs uncompiled",)

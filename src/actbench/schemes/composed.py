@@ -21,17 +21,17 @@ class Composed(Scheme):
 
     @classmethod
     def of(cls, parts: Sequence[Scheme], text: str) -> Composed:
-        """Compose schemes, refusing those that cannot stand together.
+        """Compose schemes; refuse those that exclude each other.
 
         Raises:
-            SpecError: ``exact`` is composed with something, or two do to the whole model what one alone may.
+            SpecError: ``exact`` is among them, or two do to the whole model what only one may.
         """
         for part in parts:
             if part.name == "exact":
                 raise SpecError(f"scheme {text!r}: exact is the unchanged model and cannot be composed; leave it out")
         for first, second in itertools.combinations(parts, 2):
             if first.only and second.only:
-                continue  # whether they overlap is seen on the model
+                continue  # apply checks on the model whether they overlap
             if first.name == second.name:
                 raise SpecError(
                     f"scheme {text!r}: {first.name} stands twice; give it once, with all its keys, or each with only= "
@@ -49,7 +49,7 @@ class Composed(Scheme):
         """Apply each part to the result of the one before.
 
         Raises:
-            ConversionError: Two parts do to one module what one alone may, or a part cannot be applied.
+            ConversionError: Two parts do to one module what only one may, or a part cannot be applied.
         """
         for first, second in itertools.combinations(self.parts, 2):
             _refuse_overlap(first, second, setup.module)
@@ -72,13 +72,13 @@ class Composed(Scheme):
         return Composed(parts=first) if first else None, Composed(parts=others) if others else None
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return what all parts have to say of the whole."""
+        """Return the diagnostics of all parts, one of each name."""
         found = [each for part in self.parts for each in part.diagnostics(setup, batch, seed)]
         return tuple({each.name: each for each in found}.values())
 
     @contextmanager
     def as_after_a_step(self, setup: TrainingSetup) -> Iterator[None]:
-        """Let weights be what all parts make of them."""
+        """Change weights as all parts do in each training step."""
         with ExitStack() as stack:
             for part in self.parts:
                 stack.enter_context(part.as_after_a_step(setup))
@@ -86,7 +86,7 @@ class Composed(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """All that the parts touch."""
+        """All that the parts change."""
         return tuple(dict.fromkeys(change for part in self.parts for change in part.changes))
 
     @property
@@ -96,12 +96,12 @@ class Composed(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """The worst of the parts'."""
+        """The worst of the parts' gradients."""
         return max((part.gradient for part in self.parts), key=GRADIENTS.index)
 
     @property
     def keeps_updates(self) -> bool:
-        """Whether all parts do."""
+        """Whether all parts keep the optimizer's updates."""
         return all(part.keeps_updates for part in self.parts)
 
     @property
@@ -111,12 +111,12 @@ class Composed(Scheme):
 
     @property
     def draws_alike(self) -> bool:
-        """Whether dropout drops alike in all parts."""
+        """Whether dropout draws the masks of the exact model with all parts."""
         return all(part.draws_alike for part in self.parts)
 
     @property
     def adapts(self) -> bool:
-        """Whether any part adapts."""
+        """Whether a step of any part changes what later steps save."""
         return any(part.adapts for part in self.parts)
 
     @property

@@ -23,15 +23,15 @@ LARGEST_GROUP = 1024
 
 @dataclass(eq=False)
 class OfPictures(SiteState):
-    """The input of a layer whose dimensions from the third on are those of a picture or a signal."""
+    """The site of a layer whose input has the dimensions of a picture or a signal from the third on."""
 
 
 @dataclass(frozen=True)
 class TwoFrequencies(Codec):
-    """Means of blocks, in the tensor's type, and in few bits what each element differs from that of its block.
+    """Means of blocks, in the tensor's type, and each element's difference to the mean of its block, in few bits.
 
     Attributes:
-        block: Elements of a block along each dimension that is averaged over; fewer at its end.
+        block: Elements of a block along each averaged dimension; the last block may have fewer.
         width: Bits of a code.
     """
 
@@ -39,7 +39,7 @@ class TwoFrequencies(Codec):
     width: int
 
     def at(self, x: Tensor, site: SiteState) -> Codec:
-        """Return the format of a tensor: averaged over a picture, or over tokens; over features where it has none."""
+        """Return the format of a tensor: averaged over a picture, over tokens, or over features if it has no tokens."""
         if x.dtype == torch.bool:
             return super().at(x, site)
         last = x.dim() - 1
@@ -55,7 +55,7 @@ class Divided(TwoFrequencies):
     """The format of one tensor; parts are the means, and the codes and words of the groups of differences.
 
     Attributes:
-        first: The layout that blocks are of; another site may have another view of the same memory.
+        first: The layout that is cut into blocks; another site may have another view of the same memory.
         axes: The dimensions that are averaged over.
         groups: How the differences are coded.
     """
@@ -85,18 +85,18 @@ class Divided(TwoFrequencies):
         return torch.Size(shape).numel() * layout.dtype.itemsize + self.groups.packed_bytes(self.first)
 
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return that a value made others of its group NaN."""
+        """Return why values of a group became NaN, or None."""
         return self.groups.lost(flat, parts[1:])
 
     def _spread(self, means: Tensor) -> Tensor:
-        """Return for each element the mean of its block."""
+        """Return the mean of each element's block."""
         for axis in self.axes:
             means = means.repeat_interleave(self.block, axis).narrow(axis, 0, self.first.shape[axis])
         return means
 
 
 def _averaged(x: Tensor, axis: int, block: int) -> Tensor:
-    """Return means over blocks of a dimension, the last of which may be shorter."""
+    """Return means over blocks of a dimension; the last block may be shorter."""
     whole, rest = divmod(x.shape[axis], block)
     end = x.narrow(axis, whole * block, rest).mean(axis, keepdim=True) if rest else None
     if not whole:
@@ -107,21 +107,20 @@ def _averaged(x: Tensor, axis: int, block: int) -> Tensor:
 
 
 class Division(Scheme):
-    """Layers keep the means of blocks of their input, and in 2 bits what the elements differ from these.
+    """Layers save the means of blocks of their input, and the elements' differences to these in 2 bits.
 
     Paper: Wang et al., "DIVISION: Memory Efficient Training via Dual Activation Precision", arXiv 2208.04187.
-    Kept for backward: of the input of a convolution or a norm of pictures a mean for each block of 8 x 8, in the type
-    of the input; of a linear layer and layer norm a mean for each 8 tokens (of an input of two dimensions, for each 8
-    features). The differences are kept in codes of ``bits``, with an offset and a maximum, 32 bits together, for each
-    channel of a sample or each token, of 1,024 elements at most. Of ReLU, dropout and pools an exact small code.
-    The forward pass and the gradients of inputs are exact, but for those of norms' inputs. Codes are rounded at random
-    so that the mean is right: the gradient of a weight has no bias; that of a norm's input has the small one of
-    ``actnn``.
+    Kept for backward: for the input of a convolution or a norm of pictures, a mean for each block of 8 x 8, in the type
+    of the input; for the input of a linear layer or layer norm, a mean for each 8 tokens (for each 8 features if it has
+    two dimensions). The differences are codes of ``bits``, with an offset and a maximum, 32 bits together, for each
+    channel of a sample or each token, of at most 1,024 elements. ReLU, dropout and pools save an exact small code.
+    The forward pass is exact, and so are the gradients of inputs, except those of norms. Rounding is stochastic: the
+    gradient of a weight has no bias; the gradient of a norm's input has the small bias of ``actnn``.
     Not reproduced: one offset and scale for a channel of the whole batch.
 
     Attributes:
         block: Elements of a block along each dimension.
-        bits: Of a code, 1 to 8.
+        bits: Bits of a code, 1 to 8.
     """
 
     name: ClassVar[str] = "division"
@@ -134,7 +133,7 @@ class Division(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """Right on average, but for the small bias that norms add."""
+        """Unbiased, but for the small bias of norms."""
         return "unbiased"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

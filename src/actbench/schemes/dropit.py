@@ -18,7 +18,7 @@ from actbench.setup import TrainingSetup
 
 @dataclass(frozen=True)
 class Largest(Codec):
-    """The elements of largest magnitude, the others as zeros; parts are the values, and a bit an element for places."""
+    """The elements of largest magnitude, the others become zeros; parts are values, and 1 bit an element for places."""
 
     share: float
 
@@ -40,16 +40,16 @@ class Largest(Codec):
 
 
 class DropIT(Scheme):
-    """Linear layers and convolutions keep the elements of largest magnitude of their inputs, and drop the others.
+    """Linear layers and convolutions save the elements of largest magnitude of their inputs, and drop the others.
 
     Paper: Chen et al., "DropIT: Dropping Intermediate Tensors for Memory-Efficient DNN Training", arXiv 2202.13808.
-    Kept for backward: of each input ``ceil(share elements)`` values in its type, and ``ceil(elements / 8)`` bytes for
-    their places; of ReLU, dropout and pools, which may hold the same tensor, an exact small code. The forward pass and
-    the gradients of inputs and biases are exact; those of weights are biased: what was dropped counts as zero.
+    Kept for backward: for each input ``ceil(share elements)`` values in its type, and ``ceil(elements / 8)`` bytes for
+    their places; for ReLU, dropout and pools, which may save the same tensor, an exact small code. The forward pass and
+    the gradients of inputs and biases are exact; those of weights are biased: dropped elements count as zero.
     Not reproduced: places as 32-bit numbers, which take more bytes for shares above 1/32.
 
     Attributes:
-        share: Of the elements of an input that is kept, up to 0.9; the paper keeps 0.1 and more.
+        share: Share of an input's elements to save, up to 0.9; the paper saves 0.1 and more.
     """
 
     name: ClassVar[str] = "dropit"
@@ -66,7 +66,7 @@ class DropIT(Scheme):
         return (f"{cls.name}:0.25", f"{cls.name}:0.1")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace layers by ones that drop, or keep an exact small code; see :func:`with_packed_inputs`."""
+        """Replace layers by ones that drop, or save an exact small code; see :func:`with_packed_inputs`."""
 
         def state_of(layer: nn.Module, path: str) -> SiteState:
             return SiteState(path, 32 * self.share + 1)

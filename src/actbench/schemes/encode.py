@@ -11,17 +11,17 @@ from actbench.schemes.structures import EncodedStructures
 
 
 class Encode(EncodedStructures):
-    """Data structures of a training step in any number format of ``actbench encodings``.
+    """Stores data structures of a training step in any number format of ``actbench encodings``.
 
-    The format stands after the colon; its keys follow it behind ``/``: ``encode:bf16``, ``encode:int:6``,
+    The format follows the colon, and its keys follow the format after ``/``: ``encode:bf16``, ``encode:int:6``,
     ``encode:fp8:e5m2/scale=bfloat16,on=activations``. ``encode:smaq_simulated`` is SmaQ as its authors ran it, and
-    saves nothing; with ``on=weights/gradients/activations/maps/state,forward=lossy`` it is all of what they did.
+    frees no memory; with ``on=weights/gradients/activations/maps/state,forward=lossy`` it does all that they did.
     Kept for backward: with ``activations``, each saved floating-point tensor in the format, where that is smaller, and
     masks in 1 bit. The rest is as in ``smaq``.
 
     Attributes:
         encoding: The format.
-        on: Which data structures: weights and maps are always simulated, the others where the format is.
+        on: Which data structures; weights and maps are always simulated, the others if the format is.
         forward: exact, or lossy: modules compute on quantized outputs.
     """
 
@@ -33,7 +33,7 @@ class Encode(EncodedStructures):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Eight bits and six, of saved tensors alone and with the state."""
+        """Eight bits and six, for saved tensors, for the state, and for both."""
         return tuple(
             f"{cls.name}:{encoding}{on}"
             for encoding in ("fp8:e4m3", "int:6")
@@ -53,8 +53,8 @@ class Encode(EncodedStructures):
     def _has_a_rate(self) -> Self:
         if not self.number_format.fixed_rate and self.on != ("weights",):
             raise ValueError(
-                f"{self.encoding} has no fixed rate: what it takes follows from the values, so that nothing but "
-                "weights goes with it; write on=weights, or choose int:6"
+                f"{self.encoding} has no fixed rate: its bytes depend on the values, so that it works for "
+                "weights only; write on=weights, or choose int:6"
             )
         return self
 

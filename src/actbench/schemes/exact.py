@@ -7,7 +7,7 @@ from actbench.setup import TrainingSetup
 
 
 class Exact(Scheme):
-    """The model as it is. Every ratio in a table is against this row."""
+    """The unchanged model. Every ratio in a table is relative to this row."""
 
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "the model as it is; the row that ratios are against"
@@ -15,7 +15,7 @@ class Exact(Scheme):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Nothing: it is what the others are tried against."""
+        """Nothing: the others are compared with it."""
         return ()
 
     @property

@@ -48,20 +48,20 @@ def _whole_number(value: Any) -> Any:
 
 
 class FewBit(Scheme):
-    """Activations keep a few bits per element: which step of a piecewise-constant derivative it is on.
+    """Activations save a few bits per element: the step of a piecewise-constant derivative that it is on.
 
     Paper: Novikov et al., "Few-Bit Backward: Quantized Gradients of Activation Functions for Memory Footprint
     Reduction", arXiv 2202.00441.
     Kept for backward: ``ceil(elements * bits / 8)`` bytes, and ``2**bits`` levels per layer. The forward pass is exact;
-    the gradient is multiplied with the level in place of the derivative. The functions whose derivative has but two
-    values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) keep one bit whatever
+    the gradient is multiplied by the level in place of the derivative. The functions whose derivative has only two
+    values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) save one bit whatever
     ``bits`` says, and their gradient is exact; ReLU has no levels.
     Layers, and functions that the model's code calls, are converted alike.
     Not reproduced: the authors' CUDA kernels, which store one bit more than named.
 
     Attributes:
         bits: Bits per element, 1 to 8.
-        functions: Which functions to convert; all that are known when empty. ``gelu`` stands for every form of it, and
+        functions: Which functions to convert; empty for all known ones. ``gelu`` stands for every form of GELU, and
             ``file.py:name`` for one of your own: a class of layers, or a function of a tensor and the layers that
             compute it. The file is run.
         weight: How much an error of the derivative at x counts: ``uniform``, or ``normal`` for normal inputs.
@@ -112,7 +112,7 @@ class FewBit(Scheme):
 
     @property
     def claimed_bits(self) -> float:
-        """Bits kept per element."""
+        """Bits saved per element."""
         return self.bits
 
     @property
@@ -121,11 +121,11 @@ class FewBit(Scheme):
         return tuple(function for function in self.functions if _PATH.fullmatch(function))
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every activation layer of a known or named function, and reach those that modules call.
+        """Replace the activation layers of all wanted functions, and the calls of these in modules' code.
 
         Raises:
-            ConversionError: There is none, or the model has been converted before.
-            UsageError: A function of the user's own fails, or has no derivative that a table could stand for.
+            ConversionError: No such activation is found, or the model is converted already.
+            UsageError: A user's function fails, or its derivative cannot be tabulated.
         """
         refuse_converted(self.spec, setup.module)
         wanted = self._wanted
@@ -138,7 +138,7 @@ class FewBit(Scheme):
 
     @property
     def _wanted(self) -> frozenset[str]:
-        """Names of the functions to convert, but those of the user's own."""
+        """Names of the functions to convert, without the user's own."""
         named = [name for name in self.functions if name not in self.runs_files]
         known = named or ([] if self.functions else NAMES)
         return frozenset(guise for name in known for guise in GUISES.get(name, (name,)))
@@ -156,7 +156,7 @@ class FewBit(Scheme):
 
 
 def _joined(parts: Iterable[str]) -> Iterable[str]:
-    """Put together again what the grammar, in which ``/`` parts the items of a list, has taken for several items."""
+    """Join paths again that the grammar, in which ``/`` separates the items of a list, has split into items."""
     path: list[str] = []
     for part in parts:
         if not path and part in NAMES:
@@ -170,5 +170,5 @@ def _joined(parts: Iterable[str]) -> Iterable[str]:
 
 
 def _told_apart(path: str) -> str:
-    """Begin a path with ``./`` where a specification would have its first folder for a function of that name."""
+    """Prefix a path with ``./`` if a specification would take its first folder for a function of that name."""
     return f"./{path}" if path.partition("/")[0] in NAMES else path

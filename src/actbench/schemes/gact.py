@@ -31,46 +31,46 @@ LEVELS: dict[Level, dict[str, Any]] = {
     "L4bit-swap": {"bits": 4.0, "auto_prec": False, "swap": True, "prefetch": True},
     "swap": {"compress": False, "swap": True},
 }
-"""What each level of the authors' code sets; the rest is as the keys of the scheme say."""
+"""The keys that each level of the authors' code sets; the scheme has the defaults of the others."""
 
 IN_THE_PAPER: dict[Level, str] = {"L2": "L1", "L3": "L2"}
 """The paper's name of a level, where it has one."""
 
 
 class Gact(Scheme):
-    """Whatever autograd saves, in groups of few bits, by saved-tensor hooks: any model, any layer.
+    """Saved-tensor hooks pack whatever autograd saves into groups of few bits: any model, any layer.
 
     Paper: Liu et al., "GACT: Activation Compressed Training for Generic Network Architectures", arXiv 2206.11357.
-    Kept for backward: each saved floating-point tensor in codes of a few bits with an offset and a maximum for each
-    group, 32 bits together; truth values, dropout masks and the masks of ReLU in 1 bit; of max pooling which element of
-    the window it was. A tensor saved by several operators is kept once, parameters and the batch are left as they are.
-    With ``auto_prec`` the bits are shared out by how much the gradient changes when a group of tensors is disturbed,
-    every ``adapt_interval`` forward passes: one forward pass on ``samples`` rows and one backward pass for each of at
-    most ``probes`` groups of tensors, in place of the authors' three passes for each tensor. A simulation has no values
-    to do so with, and gives each tensor the average. In a loop of one's own ``actbench.Controller`` does it by the loss
-    of that loop, and takes the hooks off again.
+    Kept for backward: each saved floating-point tensor as codes of a few bits with an offset and a maximum for each
+    group, 32 bits together; booleans, dropout masks and the masks of ReLU in 1 bit; for max pooling the place of the
+    maximum in its window. A tensor that several operators save is packed once; parameters and the batch stay whole.
+    With ``auto_prec`` bits are allocated by sensitivity: how much the gradient changes when a group of tensors is
+    disturbed. Every ``adapt_interval`` forward passes this takes one forward pass on ``samples`` rows and one backward
+    pass for each of at most ``probes`` groups of tensors, in place of the authors' three passes for each tensor. A
+    simulation has no values, and gives each tensor the average. In a user's own loop ``actbench.Controller`` allocates
+    by the loss of that loop, and removes the hooks at the end.
     The names of the levels are those of the authors' code; its L2 is the paper's L1, and its L3 the paper's L2. The
     paper's CB1 is ``gact:L2+checkpoint``, and CB2 the same with fused attention (``--attention sdpa``).
-    What is decoded is unbiased, and so is a gradient that is linear in it. That of a norm's input is too small by the
-    share v / M, with M elements normalised together and v the variance of one as it is decoded, about
-    ``range**2 / (6 * (2**bits - 1)**2)``; attention and functions of a decoded tensor have a small bias too.
-    Not reproduced: chunked attention of the authors' own.
+    Decoded tensors are unbiased, and so is a gradient that is linear in them. The gradient of a norm's input is too
+    small by the share v / M: M elements are normalised together, and v is the variance of a decoded one, about
+    ``range**2 / (6 * (2**bits - 1)**2)``. Attention and functions of a decoded tensor have a small bias too.
+    Not reproduced: the authors' chunked attention.
 
     Attributes:
         level: Sets the keys below that are not given; see the table.
-        bits: Bits per element, 1 to 8: on average where they are shared out, elsewhere whole.
-        auto_prec: Whether bits are shared out by sensitivity.
-        adapt_interval: Forward passes in training from one sharing out to the next.
-        samples: Rows of the batch that it looks at.
-        probes: Groups of tensors that it tries at most, but one of each kind in any case.
+        bits: Bits per element, 1 to 8: an average where bits are allocated, else a whole number.
+        auto_prec: Whether bits are allocated by sensitivity.
+        adapt_interval: Forward passes in training from one allocation to the next.
+        samples: Rows of the batch that an allocation reads.
+        probes: The most groups of tensors that an allocation disturbs, but at least one of each kind.
         group_size: Elements that share an offset and a maximum, a multiple of 32 from 32 to 1024.
-        stochastic: Whether rounding is stochastic, so that what is decoded is unbiased; else to the nearest.
-        share: Whether a tensor that several operators save is kept once; false keeps it for each, as the authors do.
-        small_codes: Whether masks of ReLU and places in pools are kept as such; false packs the output of ReLU and the
-            input of a pool as any tensor, and leaves the pool's 64-bit indices, as the authors do.
+        stochastic: Whether rounding is stochastic, so that decoded values are unbiased; else to the nearest.
+        share: Whether a tensor that several operators save is packed once; false packs it for each, as the authors do.
+        small_codes: Whether masks of ReLU and places in pools are packed as small codes; false packs the output of ReLU
+            and the input of a pool like any tensor, and leaves the pool's 64-bit indices, as the authors do.
         swap: Whether the codes wait in host memory.
-        prefetch: Whether the next codes are brought back while the last are used.
-        expandable_segments: Whether torch's allocator is told to grow its segments, so that less is lost between them.
+        prefetch: Whether the next codes are fetched while the last are used.
+        expandable_segments: Whether torch's allocator grows its segments, so that less memory is lost between them.
     """
 
     name: ClassVar[str] = "gact"
@@ -97,12 +97,12 @@ class Gact(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """Right on average where rounding is stochastic, but for the small bias that norms and attention add."""
+        """Unbiased if rounding is stochastic, but for the small bias of norms and attention."""
         return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Eight bits, four and two, and four in host memory."""
+        """Eight bits, four, two, and four in host memory."""
         return tuple(f"{cls.name}:{level}" for level in ("L1.1", "L2", "L2.2", "L3"))
 
     @model_validator(mode="after")
@@ -116,7 +116,7 @@ class Gact(Scheme):
         return self
 
     def setting(self, key: str) -> Any:
-        """Return what a key of a level comes to: as given, else the level's, else the default."""
+        """Return the value of a key: as given, else the level's, else the default."""
         given = getattr(self, key, None)
         if given is not None:
             return given
@@ -141,7 +141,7 @@ class Gact(Scheme):
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
+        """Return the variance of the gradient over three draws of the rounding noise, and that of SGD to compare."""
         found = rounding_variance(setup, batch, seed)
         return () if found is None else found.diagnostics()
 

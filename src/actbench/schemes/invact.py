@@ -18,16 +18,16 @@ _SOURCE = "abstract of arXiv 2407.15545"
 
 
 class InvAct(Scheme):
-    """GELU and SiLU keep one bit per element beside their output, which the next layer keeps anyway.
+    """GELU and SiLU save one bit per element beside their output, which the next layer saves anyway.
 
     Paper: "Inverted Activations: Reducing Memory Footprint in Neural Network Training", arXiv 2407.15545.
     Kept for backward: the output, and ``ceil(elements / 8)`` bytes that say on which side of the function's minimum the
-    input was. Where the next layer is a linear one or a product, the output is its saved input, one storage; where
-    nothing else keeps the output (a randomized linear layer, a pooling), the scheme saves nothing. The forward pass is
-    exact, and so is the gradient up to the inversion: 1e-5 of the derivative from a float32 output, more near the
-    minimum, where the output hardly tells inputs apart, and from the halves, which round it.
+    input was. If the next layer is linear or a product, the output is its saved input too, in one storage; if nothing
+    else saves the output (a randomized linear layer, a pooling), the scheme frees no memory. The forward pass is exact,
+    and so is the gradient up to the inversion: 1e-5 of the derivative for a float32 output, more near the minimum,
+    where different inputs have nearly the same output, and for half types, which round the output.
     A layer whose output the next one in a ``nn.Sequential`` changes in place (``nn.ReLU(inplace=True)``) stays as it
-    is; what the model's own code changes in place is an error in the backward pass, as in PyTorch.
+    is; if the model's own code changes the output in place, the backward pass raises an error, as in PyTorch.
     Functions that the model's code calls are converted like layers.
     Not reproduced: the authors' polynomial inverses (here: linear interpolation in 2,048 cells a branch).
     """
@@ -44,19 +44,19 @@ class InvAct(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """The same, to the inversion of an output of its type."""
+        """Exact up to the inversion of an output of its type."""
         return "exact"
 
     @property
     def claimed_bits(self) -> float:
-        """Bits kept per element beside the output."""
+        """Bits saved per element beside the output."""
         return 1
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every GELU and SiLU, and reach the calls of them.
+        """Replace every GELU and SiLU, and the calls of them in modules' code.
 
         Raises:
-            ConversionError: There is none that can be, or its activations have been converted before.
+            ConversionError: None can be replaced, or the model's activations are converted already.
         """
         refuse_converted(self.spec, setup.module)
         written = overwritten(setup.module)

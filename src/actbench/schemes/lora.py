@@ -18,24 +18,24 @@ _READ = "its parent reads its weight and does not call it outside of training; i
 
 
 class Lora(Scheme):
-    """The model is frozen, and its linear layers get low-rank matrices beside their weights, which alone are trained.
+    """The model is frozen; only low-rank matrices beside the weights of its linear layers are trained.
 
     Paper: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv 2106.09685; by peft, an optional
     package: ``pip install "actbench[peft]"``.
     A layer computes ``W x + b + (alpha / r) B A x`` with A, (r, d_in), drawn as peft does, and B, (d_out, r), of zeros:
-    the first forward pass is that of the plain model. Trained are A and B, ``r (d_in + d_out)`` numbers a layer, and
-    a classifier as a whole (peft's ``modules_to_save``: beside it stands a frozen copy); all else is frozen,
-    embeddings, norms, biases and the head of a language model included. Gradients and optimizer state are of what is
-    trained alone. Kept for backward is about as much as without: inputs of layers are kept for A in place of W.
-    Adapters of bfloat16 and float16 models are float32, as ``peft.get_peft_model`` has them, and get their inputs in
-    that type, which is kept: take ``checkpoint`` or a scheme for saved tensors with it.
+    the first forward pass equals that of the plain model. Trained are A and B, ``r (d_in + d_out)`` numbers a layer,
+    and a whole classifier (peft's ``modules_to_save``, which keeps a frozen copy beside it); all else is frozen, also
+    embeddings, norms, biases and the head of a language model. Only trained parameters have gradients and optimizer
+    state. About as much is saved for backward as without the scheme: inputs of layers are saved for A in place of W.
+    Adapters of bfloat16 and float16 models are float32, as ``peft.get_peft_model`` makes them, and save their inputs in
+    that type: add ``checkpoint`` or a scheme for saved tensors.
     Not reproduced: merged weights for inference, which peft makes of a saved adapter.
 
     Attributes:
         r: The rank.
-        alpha: What B A x is multiplied by, times r; twice the rank unless said.
+        alpha: The factor of B A x, times r; twice the rank by default.
         dropout: The share of the inputs of A that is dropped.
-        target: Names of the linear layers that get adapters, such as ``q_proj/v_proj``; all but the head unless said.
+        target: Names of the linear layers that get adapters, such as ``q_proj/v_proj``; by default all but the head.
     """
 
     name: ClassVar[str] = "lora"
@@ -72,14 +72,14 @@ class Lora(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Which parameters there are, and which are trained."""
+        """Which parameters exist, and which are trained."""
         return ("parameters",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Freeze the model, and put adapters on its linear layers.
 
         Raises:
-            NothingToConvertError: There is no such layer.
+            NothingToConvertError: No such layer is found.
             ConversionError: The model is compiled, or holds adapters already.
             MeasurementError: peft is not installed.
         """
@@ -91,7 +91,7 @@ class Lora(Scheme):
         return setup.changed(model, tuple(self._sites(targets)), left)
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
-        """Return the model with adapters as it is trained."""
+        """Return the model with adapters in the form that is trained."""
         return model
 
     def _sites(self, targets: Targets) -> list[Site]:
@@ -109,18 +109,18 @@ class QLora(Lora):
 
     Paper: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314.
     The weights of all linear layers but the head, with adapters or without, are stored as
-    :class:`~actbench.codecs.encodings.nf4.Nf4`, ``n / 2 + n / 64 + n / 4096`` bytes: 0.516 a parameter. A pass unpacks
-    a weight to the type it computes in and lets it go, and so does its backward pass; nothing of it is saved. The
-    forward pass is that of the rounded weights. The rest is as in ``lora``: embeddings, norms, biases and the head
-    keep their type.
+    :class:`~actbench.codecs.encodings.nf4.Nf4`, ``n / 2 + n / 64 + n / 4096`` bytes: 0.516 a parameter. Each forward
+    and backward pass unpacks a weight to the type it computes in and frees it again; the unpacked weight is not saved.
+    The forward pass uses the rounded weights. The rest is as in ``lora``: embeddings, norms, biases and the head keep
+    their type.
     Not reproduced: optimizer state that is paged to the host, and bitsandbytes' kernels: weights are unpacked by
     torch's operators, 8 million at a time.
 
     Attributes:
         r: The rank.
-        alpha: What B A x is multiplied by, times r; twice the rank unless said.
+        alpha: The factor of B A x, times r; twice the rank by default.
         dropout: The share of the inputs of A that is dropped.
-        target: Names of the linear layers that get adapters; all but the head unless said.
+        target: Names of the linear layers that get adapters; by default all but the head.
     """
 
     name: ClassVar[str] = "qlora"
@@ -137,7 +137,7 @@ class QLora(Lora):
 
     @property
     def lossy_forward(self) -> bool:
-        """Weights are rounded."""
+        """True: weights are rounded."""
         return True
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:

@@ -21,13 +21,13 @@ from actbench.setup import Part, TrainingSetup
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
 _STATE = "optimizer state"
 _COMPILED = "torch compiles its step on CUDA; simulated for CUDA it is one kernel a parameter, without temporaries"
-_PAGED = "paged moments are counted as host memory; on CUDA the driver keeps of them what fits, on a CPU nothing moves"
+_PAGED = "paged moments are counted as host memory; on CUDA the driver keeps what fits on it, on a CPU nothing moves"
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
 
 
 class _LowBitAdam(Scheme):
-    """An optimizer of another library, of which a subclass gives the docstring and the names, in place of torch's."""
+    """Replaces torch's optimizer by one of another library; a subclass gives the docstring and the names."""
 
     rank: ClassVar[int] = 50
 
@@ -41,15 +41,15 @@ class _LowBitAdam(Scheme):
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """The state of an optimizer is in one format."""
+        """The format of the optimizer's state."""
         return (OPTIMIZER_STATE,)
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """An optimizer of the library, given to Trainer."""
+        """Pass an optimizer of the library to Trainer."""
         return InTrainer(optimizer=f"{self._class_name.replace('AdamW', '{kind}')}(trained, lr={{rate}})")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Put an optimizer with moments of few bits in the place of the one that the setup makes.
+        """Replace the setup's optimizer by one with moments of few bits.
 
         Raises:
             NothingToConvertError: Nothing is trained.
@@ -84,11 +84,11 @@ class _LowBitAdam(Scheme):
         return self.becomes
 
     def _told(self, parameter: Tensor) -> str:
-        """Return what is to be said of figures, by the device and the kind of a parameter."""
+        """Return a warning about the figures of a parameter on this device, fake or real; empty for none."""
         return _COMPILED if isinstance(parameter, FakeTensor) else ""
 
     def _twin(self) -> Twin:
-        """Return what makes the optimizer; a MeasurementError where its library is not installed."""
+        """Return what makes the optimizer; raise a MeasurementError if its library is not installed."""
         return few_bits_adam(self.name, self.suffix)
 
 
@@ -98,19 +98,18 @@ class Adam8bit(_LowBitAdam):
     Paper: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861; by torchao or, as
     ``adam8bit:bnb``, by the authors' bitsandbytes, optional packages: ``pip install "actbench[torchao]"`` or
     ``"actbench[bitsandbytes]"``.
-    Kept from step to step, of each parameter of at least 4,096 elements: two codes of 8 bits an element and a float32
-    scale for each 256 of them; by torchao 1 KiB of levels for each moment, and a multiple of 256 elements; by
-    bitsandbytes 2 KiB of levels for all. Smaller parameters keep moments in their own type, by bitsandbytes in float32.
-    Gradients are bit for bit those without the scheme; the update is that of rounded moments.
-    On CUDA bitsandbytes' step is one kernel a parameter; torchao's is compiled by torch, and a simulation for CUDA
-    counts no temporaries of it. On a CPU both run operator by operator, with temporaries of the largest parameter in
-    float32.
+    Kept from step to step, for each parameter of at least 4,096 elements: two codes of 8 bits an element and a float32
+    scale for each 256 of them. torchao adds 1 KiB of levels for each moment, and takes only multiples of 256 elements;
+    bitsandbytes adds 2 KiB of levels for all moments. Smaller parameters keep moments in their own type, with
+    bitsandbytes in float32. Gradients are bit for bit those without the scheme; updates come from rounded moments. On
+    CUDA bitsandbytes' step is one kernel a parameter; torchao's is compiled by torch, and a simulation for CUDA counts
+    no temporaries of it. On a CPU both run operator by operator, with temporaries of the largest parameter in float32.
     Not reproduced: stable embeddings.
 
     Attributes:
         library: torchao, or bnb for bitsandbytes.
-        paged: With bnb on CUDA, moments of parameters of at least 100,000 elements lie in memory that the driver moves
-            between device and host as it is read; none of torch's allocator. On a CPU nothing moves.
+        paged: With bnb on CUDA, moments of parameters of at least 100,000 elements are in memory that the driver moves
+            between device and host as it is read, outside of torch's allocator. On a CPU nothing moves.
     """
 
     name: ClassVar[str] = "adam8bit"
@@ -154,7 +153,7 @@ class Adam8bit(_LowBitAdam):
     def _twin(self) -> Twin:
         if self.library != "bnb":
             return super()._twin()
-        adapted()  # which says at once where it is missing
+        adapted()  # raises at once if the library is missing
         return functools.partial(blockwise_adam, paged=self.paged)
 
 
@@ -162,7 +161,7 @@ class Adam4bit(_LowBitAdam):
     """Adam and AdamW keep both moments in 4 bits: torchao's ``Adam4bit`` and ``AdamW4bit`` in place of torch's.
 
     Paper: Li et al., "Memory Efficient Optimizers with 4-bit States", arXiv 2309.01507; by torchao.
-    Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 128: two codes of 4 bits an
+    Kept from step to step, for each parameter of at least 4,096 elements, a multiple of 128: two codes of 4 bits an
     element, a float32 scale for each 128 of them, and 64 bytes of levels for each moment. The rest is as in
     ``adam8bit``.
     Not reproduced: rank-1 normalization of the second moment.
@@ -181,7 +180,7 @@ class Adam4bit(_LowBitAdam):
 class AdamFp8(_LowBitAdam):
     """Adam and AdamW keep both moments as 8-bit floats: torchao's ``AdamFp8`` and ``AdamWFp8`` in place of torch's.
 
-    Kept from step to step, of each parameter of at least 4,096 elements, a multiple of 256: two e4m3 floats an element
+    Kept from step to step, for each parameter of at least 4,096 elements, a multiple of 256: two e4m3 floats an element
     and a float32 scale for each 256 of them. The rest is as in ``adam8bit``.
     """
 

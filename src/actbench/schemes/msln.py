@@ -15,18 +15,18 @@ from actbench.setup import Part, TrainingSetup
 
 
 class MemorySharingNorms(Scheme):
-    """Norms keep their output, which the linear layers behind keep anyway, in place of their input.
+    """Norms save their output, which the next linear layers save anyway, in place of their input.
 
     Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation", arXiv
     2406.16282 (ICML 2024), its memory-sharing layer norm and RMS norm (MS-LN, MS-RMSNorm).
-    Kept for backward: the output, and one number a row. Where a linear layer keeps the same tensor the input is saved;
-    where none does (a residual sum behind the norm, a layer that packs, a cast by autocast), nothing is.
-    The forward pass is exact, and so are the gradients up to rounding: the normalised input is found as (y - b) / w. A
-    norm of which a weight is below 2**-10 or below a 64th of its bias would lose it. It keeps its input: from the
-    start where it is so when it is converted, and in the passes in which it is so where training brings it about. To
-    see that, each pass looks at the weights, for which a device is waited for.
+    Kept for backward: the output, and one number a row. If a linear layer saves the same tensor, the memory of the
+    input is freed; if none does (a residual sum behind the norm, a layer that packs, a cast by autocast), none is.
+    The forward pass is exact, and so are the gradients up to rounding: the normalised input is computed as (y - b) / w.
+    This would fail for a norm with a weight below 2**-10 or below a 64th of its bias. Such a norm saves its input: in
+    all passes if it is so at conversion, else in the passes in which training has made it so. Each pass reads the
+    weights for this, and waits for the device.
     Converted are ``nn.LayerNorm``, ``nn.RMSNorm`` and classes whose names end in RMSNorm, such as those of
-    transformers, if they are seen to compute w x / sqrt(mean(x**2) + eps).
+    transformers, if a test run shows that they compute w x / sqrt(mean(x**2) + eps).
     Not reproduced: the authors fold w and b into the next layer, which changes the keys and values of a state_dict.
     """
 
@@ -37,14 +37,14 @@ class MemorySharingNorms(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """The same, to the rounding of what is kept."""
+        """Exact up to the rounding of the saved output."""
         return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace norms.
 
         Raises:
-            NothingToConvertError: There is none that can be.
+            NothingToConvertError: No norm can be replaced.
             ConversionError: The model is compiled.
         """
         refuse_compiled(setup.module, *VALUES)

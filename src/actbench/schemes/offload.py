@@ -20,10 +20,10 @@ class Offload(Scheme):
 
     Paper: Rhu et al., "vDNN", arXiv 1602.08124.
     Kept for backward on the device: parameters, buffers, tensors below 1 KiB, and what the loss outside of the model
-    saves. Gradients are exact. A model on the CPU has nowhere to move its tensors: there they stay where they are.
-    On CUDA copies run on a second stream, beside what the device computes: a tensor that leaves is held until the next
-    leaves, and in the backward pass the next that will be asked for is fetched ahead.
-    Not reproduced: leaving some layers' tensors on the device where copies would be the slower.
+    saves. Gradients are exact. The tensors of a model on the CPU stay where they are.
+    On CUDA copies run on a second stream, beside the computation: a tensor that leaves is held until the next leaves,
+    and the backward pass fetches the next tensor ahead.
+    Not reproduced: leaving the tensors of some layers on the device where copies would be slower.
     """
 
     name: ClassVar[str] = "offload"
@@ -34,7 +34,7 @@ class Offload(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """The same."""
+        """Exact: tensors are only moved."""
         return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:

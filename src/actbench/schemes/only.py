@@ -1,8 +1,8 @@
-"""Parts of a model that a scheme is limited to: ``only=encoder.layer.[0-5]/lm_head``.
+"""The parts of a model that ``only=encoder.layer.[0-5]/lm_head`` limits a scheme to.
 
-A pattern is the path of a module or, where no module has that path, the end of one: ``layer.3`` is then
-``encoder.layer.3``. ``*`` stands for any text in one name, ``[0-5]`` for a number from 0 to 5. What a module holds
-belongs to it.
+A pattern is the path of a module or, if no module has that path, the end of one: ``layer.3`` is then
+``encoder.layer.3``. ``*`` stands for any text in one name, ``[0-5]`` for a number from 0 to 5. A named module includes
+all modules inside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """Return the regular expression that matches the paths of a pattern.
 
     Raises:
-        ValueError: The pattern is none, or has a range that is empty or too long.
+        ValueError: The pattern is malformed, or has a range that is empty or too long.
     """
     if not _SYNTAX.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is no path of a module: write names and dots, * for any name, [0-5] for numbers")
@@ -39,14 +39,14 @@ def _expression(token: str) -> str:
         return re.escape(token)
     first, last = map(int, token[1:-1].split("-"))
     if not first <= last < first + _MOST_NUMBERS:
-        raise ValueError(f"{token} must be a range from a number to one as large, of at most {_MOST_NUMBERS}")
+        raise ValueError(f"{token} must be a range from a smaller to a larger number, of at most {_MOST_NUMBERS}")
     return f"(?:{'|'.join(map(str, range(first, last + 1)))})"
 
 
 def parts_of(model: nn.Module, only: tuple[str, ...]) -> list[tuple[str, nn.Module]]:
-    """Return path and module of each part that patterns name; what lies inside of another part is no part of its own.
+    """Return path and module of each part that patterns name; a module inside another part is no separate part.
 
-    Of a list or a dict of modules, which has no forward, each module is a part.
+    In a list or a dict of modules, which has no forward, each module is a part.
 
     Raises:
         NothingToConvertError: A pattern names no module; the message has the closest paths.
@@ -78,7 +78,7 @@ def _named(pattern: str, modules: dict[str, nn.Module]) -> list[str]:
 
 
 def _nearest(pattern: str, modules: dict[str, nn.Module]) -> list[str]:
-    """Return the paths whose ends of as many names are most like a pattern, or the first ones."""
+    """Return the paths whose ends, of as many names, are most like a pattern, or the first paths."""
     names = pattern.count(".") + 1
     ends = {".".join(path.split(".")[-names:]): path for path in reversed(modules)}
     close = difflib.get_close_matches(pattern, ends, n=3, cutoff=0.5)
@@ -86,7 +86,7 @@ def _nearest(pattern: str, modules: dict[str, nn.Module]) -> list[str]:
 
 
 def _called(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield a module, or those in it where it only holds others."""
+    """Yield a module, or the modules in it if it is only a container."""
     if type(module).forward is not nn.Module.forward:
         yield path, module
         return
@@ -102,15 +102,15 @@ def _refuse_compiled(path: str, model: nn.Module, modules: dict[str, nn.Module])
 
 
 def common_part(model: nn.Module, first: tuple[str, ...], second: tuple[str, ...]) -> str | None:
-    """Return the path of a module that both patterns name, or that lies in a part of one and holds one of the other."""
+    """Return the path of the first module that is in a part of both, or None."""
     ours, theirs = ([set(part.modules()) for _, part in parts_of(model, only)] for only in (first, second))
     common = {module for one in ours for other in theirs for module in one & other}
     return next((path for path, module in model.named_modules() if module in common), None)
 
 
 def replace_part(model: nn.Module, part: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of a part, wherever it stands."""
-    for module in list(model.modules()):  # the new one may hold the part
+    """Replace a part by a module, wherever the part stands in the model."""
+    for module in list(model.modules()):  # the new module may hold the part
         for name, child in module._modules.items():
             if child is part:
                 module._modules[name] = new

@@ -20,12 +20,12 @@ class OptimizerOffload(Scheme):
     """The state of the optimizer is in host memory, where the CPU runs its step.
 
     Paper: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", arXiv 2101.06840.
-    Kept on the device: parameters and their gradients, nothing of the optimizer. In host memory, page-locked, wait
-    copies of the parameters and of their gradients, and the state. A step copies all gradients there and all
-    parameters back: of each twice its bytes over the bus. Updates are bit for bit those of the same optimizer on the
-    CPU. A model on the CPU has its state there in any case: nothing moves.
+    Kept on the device: parameters and their gradients, nothing of the optimizer. Page-locked host memory holds copies
+    of the parameters and of their gradients, and the state. A step copies all gradients to the host and all parameters
+    back: for each parameter, twice its bytes over the bus. Updates are bit for bit those of the same optimizer on the
+    CPU. For a model on the CPU nothing moves.
     Not reproduced: gradients that leave during the backward pass, parameters that come back while others are stepped,
-    one step of delay.
+    steps that are delayed by one.
     """
 
     name: ClassVar[str] = "optimizer_offload"
@@ -45,11 +45,11 @@ class OptimizerOffload(Scheme):
         return True
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """An optimizer that is given to Trainer."""
+        """Pass a wrapped optimizer to Trainer."""
         return InTrainer(optimizer="actbench.optim.HostOptimizer({})")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Put what steps on the host in the place of the optimizer that the setup makes.
+        """Wrap the setup's optimizer so that it steps on the host.
 
         Raises:
             NothingToConvertError: Nothing is trained.
@@ -73,11 +73,11 @@ def _refuse(optimizer: optim.Optimizer) -> None:
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim.") or kind in (optim.LBFGS, optim.SparseAdam):
         raise ConversionError(
-            f"optimizer_offload: the optimizer is {kind.__name__}, of which it is not known that its step can run on "
-            "copies of the parameters; take one of torch.optim, such as --optimizer adamw"
+            f"optimizer_offload: the optimizer is {kind.__name__}, and actbench does not know whether its step can "
+            "run on copies of the parameters; take one of torch.optim, such as --optimizer adamw"
         )
     for option in _REFUSED:
         if any(group.get(option) for group in optimizer.param_groups):
             raise ConversionError(
-                f"optimizer_offload: the optimizer has {option}=True, which a step on the CPU has not"
+                f"optimizer_offload: the optimizer has {option}=True, which a step on the CPU does not support"
             )

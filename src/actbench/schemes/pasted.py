@@ -1,4 +1,4 @@
-"""How a scheme is had in the Hugging Face Trainer: what ``actbench fit`` prints to paste."""
+"""How to use a scheme in the Hugging Face Trainer: the lines that ``actbench fit`` prints to paste."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class InTrainer:
-    """What a scheme becomes beside ``Trainer``, as lines of Python.
+    """The lines of Python that use a scheme beside ``Trainer``.
 
     Attributes:
-        callback: The specification that the callback converts the model by; empty for nothing.
-        convert: The specification that the model is converted by before the trainer is made; empty for nothing.
+        callback: The specification by which the callback converts the model; empty for none.
+        convert: The specification by which the model is converted before the trainer is made; empty for none.
         before: A line before the trainer is made, about ``model``.
-        arguments: Of ``TrainingArguments``, as code.
-        optimizer: What is put around the optimizer, with ``{}`` in its place, or in its stead, with ``{kind}`` for Adam
-            or AdamW and ``{rate}`` for the learning rate.
-        why_not: Why it cannot be had there; empty where it can.
+        arguments: Arguments of ``TrainingArguments``, as code.
+        optimizer: A wrapper of the optimizer, with ``{}`` for the optimizer, or a replacement of it, with ``{kind}``
+            for Adam or AdamW and ``{rate}`` for the learning rate.
+        why_not: Why Trainer cannot use the scheme; empty if it can.
     """
 
     callback: str = ""

@@ -23,12 +23,12 @@ class _Precision(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """In which type is computed."""
+        """The type that operators compute in."""
         return ("precision",)
 
     @property
     def lossy_forward(self) -> bool:
-        """Whether the forward pass rounds otherwise than that of the exact model: it does."""
+        """True: the forward pass rounds to the half type."""
         return True
 
     @property
@@ -43,12 +43,12 @@ class _Precision(Scheme):
 
 
 class Autocast(_Precision):
-    """Operators that torch.autocast lists compute in a half type; parameters, gradients and updates keep their own.
+    """Operators that torch.autocast lists compute in a half type; parameters, gradients and updates keep their type.
 
     Paper: Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740.
-    Kept for backward: what those operators read and make in 2 bytes an element, and copies of the weights that they
-    read, 2 bytes an element, until the pass is over. The same as ``--autocast``. In ``actbench train`` the loss of
-    float16 is scaled, as there.
+    Kept for backward: inputs and results of these operators in 2 bytes an element, and copies of the weights that they
+    read, 2 bytes an element, until the pass ends. The scheme does the same as ``--autocast``; with both, ``actbench
+    train`` scales the loss of float16.
 
     Attributes:
         dtype: bfloat16 (bf16) or float16 (fp16).
@@ -66,11 +66,11 @@ class Autocast(_Precision):
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients vanish unless the loss is scaled: those of float16."""
+        """Whether gradients vanish unless the loss is scaled: with float16."""
         return self.dtype == "float16"
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """Trainer has autocast, and scales the loss of float16."""
+        """Use Trainer's autocast, which scales the loss of float16."""
         return InTrainer(arguments={"bf16" if self.dtype == "bfloat16" else "fp16": "True"})
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
@@ -78,7 +78,7 @@ class Autocast(_Precision):
 
         Raises:
             NothingToConvertError: The model has no parameters, or computes under this autocast already.
-            ConversionError: It computes under another one.
+            ConversionError: It computes under another autocast.
         """
         if not any(True for _ in setup.module.parameters()):
             raise NothingToConvertError(f"{self.spec}: {type(setup.module).__name__} has no parameters")
@@ -97,11 +97,11 @@ _UNDERFLOW = (
 
 
 class Pure(_Precision):
-    """Parameters, buffers, inputs, gradients and optimizer state are of a half type: ``model.to(torch.bfloat16)``.
+    """Parameters, buffers, inputs, gradients and optimizer state have a half type: ``model.to(torch.bfloat16)``.
 
-    Kept for backward: 2 bytes an element, as everywhere. The same as ``--dtype`` after the model is built, so that
-    tables of positions that ``--dtype`` leaves in float32 are rounded too. Updates below half a step of the type are
-    lost, which stochastic rounding of weights and master weights would keep; neither is here.
+    Kept for backward: 2 bytes an element, like all else. The scheme does the same as ``--dtype``, but after the model
+    is built, so that it also rounds tables of positions that ``--dtype`` leaves in float32. Updates below half a step
+    of the type are lost; stochastic rounding of weights or master weights would keep them, but the scheme has neither.
 
     Attributes:
         dtype: bfloat16 (bf16) or float16 (fp16).
@@ -113,24 +113,24 @@ class Pure(_Precision):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Only bfloat16: updates of float16 are no numbers."""
+        """Only bfloat16: updates in float16 become NaN."""
         return (f"{cls.name}:bfloat16",)
 
     @property
     def keeps_updates(self) -> bool:
-        """Whether updates are those that the optimizer makes otherwise: small ones are lost in the type's rounding."""
+        """False: small updates are lost in the type's rounding."""
         return False
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """The model is cast before."""
+        """Cast the model before the trainer is made."""
         return InTrainer(before=f"model = model.to(torch.{self.dtype})")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Cast the model, in place, and let batches be cast.
+        """Cast the model, in place, and make steps cast their batches.
 
         Raises:
             NothingToConvertError: The model has no floating-point parameters.
-            ConversionError: It is of another half type, or computes under autocast.
+            ConversionError: It has another half type, or computes under autocast.
         """
         found = {parameter.dtype for parameter in setup.module.parameters() if parameter.is_floating_point()}
         if not found:
@@ -154,7 +154,7 @@ class Pure(_Precision):
 
 @torch.no_grad()
 def _cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Cast parameters and buffers, in place, as ``module.to(dtype)`` does, which takes no fake ones."""
+    """Cast parameters and buffers in place, as ``module.to(dtype)`` does, which fails on fake tensors."""
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_floating_point():

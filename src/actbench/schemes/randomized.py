@@ -24,18 +24,18 @@ _IDLE = (
 
 
 class Randomized(Scheme):
-    """Linear layers keep a random sketch of their input.
+    """Linear layers save a random sketch of their input.
 
     Paper: Bershatsky et al., "Memory-Efficient Backpropagation through Large Linear Layers", arXiv 2201.13195.
     Kept for backward: S X, (k, d_in) in place of the (rows, d_in) input, and the seed of S, 8 bytes, or for ``norm``
-    and ``wta`` the k numbers of the rows kept, 4 k bytes; layers that read one input keep one sketch. Forward, input
+    and ``wta`` the numbers of the k drawn rows, 4 k bytes; layers that read one input share one sketch. Forward, input
     and bias gradients are exact; the weight gradient is unbiased. Sketches beyond the paper: sampled rows, the
     subsampled randomized Hadamard transform (arXiv 1011.1595) and WTA-CRS (arXiv 2305.15265).
-    Not reproduced: WTA-CRS weighs a row by the gradient of an earlier step too; here it is the input's length alone.
+    Not reproduced: WTA-CRS also weighs a row by the gradient of an earlier step; here only the row's length counts.
 
     Attributes:
         ratio: Rows of the sketch per row of the input (all leading dimensions count as rows), rounded down.
-        sketch: What S is: independent entries, rows of a transform, or sampled rows.
+        sketch: Kind of S: independent entries, rows of a transform, or sampled rows.
         dim: Rows of the sketch, in place of a ratio.
         min: The fewest rows that a ratio may give.
         max: The most rows.
@@ -64,12 +64,12 @@ class Randomized(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """Right on average, with every sketch."""
+        """Unbiased, with every sketch."""
         return "unbiased"
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Half of the rows, a fifth."""
+        """Half of the rows, and a fifth."""
         return (f"{cls.name}:0.5", f"{cls.name}:0.2")
 
     @model_validator(mode="after")
@@ -82,7 +82,7 @@ class Randomized(Scheme):
         """Replace every ``nn.Linear`` and every ``Conv1D`` of transformers.
 
         Raises:
-            ConversionError: There is none, or the model has been converted before.
+            ConversionError: No such layer is found, or the model is converted already.
         """
         if any(isinstance(module, Sketched) for module in setup.module.modules()):
             raise ConversionError("randomized: the model holds sketched layers already; convert the original model")
@@ -111,7 +111,7 @@ class Randomized(Scheme):
         return setup.changed(model, tuple(sites), tuple(unreached), by=Part(self.spec, idle=_IDLE))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the sketched weights' gradient, over three sketches, and what it is compared with."""
+        """Return the variance of the sketched weights' gradient over three sketches, as predicted, and of SGD."""
         found = sketch_variance(setup, batch, seed)
         return () if found is None else found.diagnostics()
 

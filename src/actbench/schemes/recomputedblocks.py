@@ -19,7 +19,7 @@ _IDLE = "they are in evaluation mode, where blocks run but once; put them in tra
 class RecomputedBlocks(Scheme):
     """The blocks of a model run again in the backward pass.
 
-    A subclass gives the docstring, the names of the registry, and what is bound on a block.
+    A subclass gives the docstring, the names of the registry, and the forward to bind on a block.
     """
 
     rank: ClassVar[int] = 30
@@ -33,7 +33,7 @@ class RecomputedBlocks(Scheme):
     @classmethod
     def _classes(cls, blocks: tuple[str, ...]) -> tuple[str, ...]:
         for name in blocks:
-            if "/" in name:  # specifications divide the names by it
+            if "/" in name:  # the separator of names in specifications
                 raise ValueError(f"{name!r} is not the name of a class")
         return blocks
 
@@ -47,7 +47,7 @@ class RecomputedBlocks(Scheme):
         raise NotImplementedError
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
-        """Return the setup with its blocks changed; where none is known, what repeats in its whole model."""
+        """Return the setup with its blocks changed; if none is known, the repeated modules of its whole model."""
         if self.blocks or blocks(setup.module):
             return super().apply(setup)
         names = {type(block).__name__: None for _, block in repeated(setup.module)}
@@ -72,6 +72,6 @@ class RecomputedBlocks(Scheme):
         unbind_entries(setup.module)
         for path, block in chosen:
             self.bound(block, setup.path_of(path)).bind()
-        bind_entries(setup.module)  # in front: a block that a step calls is a pass, and is recomputed within
+        bind_entries(setup.module)  # in front: a block that a step calls itself is a pass, and is recomputed inside it
         sites = tuple(Site(path=path, was=type(block).__name__, becomes=self.becomes) for path, block in chosen)
         return setup.changed(setup.module, sites, by=Part(self.spec, acts=RecomputedForward, idle=_IDLE))

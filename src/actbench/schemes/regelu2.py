@@ -28,15 +28,15 @@ _SOURCE = "abstract of arXiv 2406.16282"
 
 
 class ReGELU2(Scheme):
-    """GELU keeps 2 bits per element: which side of three thresholds it is on.
+    """GELU saves 2 bits per element: on which side of three thresholds it is.
 
     Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation",
     arXiv 2406.16282.
-    Kept for backward: ``ceil(elements * 2 / 8)`` bytes. The forward pass is exact; the derivative in backward is that
-    of the sum of three ReLUs that is nearest to GELU in the L2 norm of the *function* (few-bit GELU takes that of the
+    Kept for backward: ``ceil(elements * 2 / 8)`` bytes. The forward pass is exact; backward uses the derivative of the
+    sum of three ReLUs that is nearest to GELU in the L2 norm of the *function* (``fewbit`` takes the norm of the
     derivative).
-    Not reproduced: the memory-sharing norms. Thresholds and levels are not the authors' digits but solved here, from
-    their objective, for each form of GELU.
+    Not reproduced: the memory-sharing norms. Thresholds and levels are not the authors' digits, but solved from their
+    objective for each form of GELU.
     """
 
     name: ClassVar[str] = "regelu2"
@@ -51,14 +51,14 @@ class ReGELU2(Scheme):
 
     @property
     def claimed_bits(self) -> float:
-        """Bits kept per element."""
+        """Bits saved per element."""
         return 2
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace every layer of the function, and reach the calls of it.
+        """Replace every layer of the function, and its calls in modules' code.
 
         Raises:
-            ConversionError: There is none, or its activations have been converted before.
+            ConversionError: No such layer or call is found, or the model's activations are converted already.
         """
         refuse_converted(self.spec, setup.module)
         found = replace_activations(setup.module, partial(stepwise, self._steps_of))
@@ -76,13 +76,13 @@ class ReGELU2(Scheme):
 
 
 class ReSiLU2(ReGELU2):
-    """SiLU keeps 2 bits per element: which side of three thresholds it is on.
+    """SiLU saves 2 bits per element: on which side of three thresholds it is.
 
     Paper: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and Memory-Sharing Backpropagation",
     arXiv 2406.16282.
-    Kept for backward: ``ceil(elements * 2 / 8)`` bytes. The forward pass is exact; the derivative in backward is that
-    of the sum of three ReLUs that is nearest to SiLU in the L2 norm of the function.
-    Not reproduced: the memory-sharing norms. Thresholds and levels are solved here, from the authors' objective.
+    Kept for backward: ``ceil(elements * 2 / 8)`` bytes. The forward pass is exact; backward uses the derivative of the
+    sum of three ReLUs that is nearest to SiLU in the L2 norm of the function.
+    Not reproduced: the memory-sharing norms. Thresholds and levels are solved from the authors' objective.
     """
 
     name: ClassVar[str] = "resilu2"

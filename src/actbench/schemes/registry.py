@@ -38,7 +38,7 @@ def lookup(name: str, text: str | None = None) -> type[Scheme]:
 
     Args:
         name: The name.
-        text: The specification that it stands in, for the message of the error.
+        text: The specification that has the name, for the error message.
 
     Raises:
         SpecError: There is no such scheme; the message names the closest one.

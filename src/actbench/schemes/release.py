@@ -19,7 +19,7 @@ _SHARED = "it has parameters of several modules in one; use FSDP2 (fully_shard),
 
 
 class Release(Scheme):
-    """Each parameter is stepped, and its gradient freed, as soon as the backward pass has made it.
+    """The optimizer steps each parameter as soon as its gradient is computed, and frees the gradient.
 
     Paper: Lv et al., "Full Parameter Fine-tuning for Large Language Models with Limited Resources", arXiv 2306.09782
     (LOMO); torchtune has it as ``optimizer_in_bwd``.
@@ -39,11 +39,11 @@ class Release(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """When gradients are stepped."""
+        """When gradients are used and freed."""
         return ("gradients",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Put a stepping wrapper around the optimizer that the setup makes.
+        """Wrap the setup's optimizer so that it steps in the backward pass.
 
         Raises:
             NothingToConvertError: Nothing is trained.
@@ -71,7 +71,7 @@ class Release(Scheme):
 
 
 def _stepping(make: MakeOptimizer) -> MakeOptimizer:
-    """Return what makes stepping optimizers, of which only the last one steps."""
+    """Return what makes optimizers that step in the backward pass; only the last one made steps."""
     made: list[weakref.ref[StepInBackward]] = []
 
     def stepping(module: nn.Module) -> StepInBackward:

@@ -11,23 +11,22 @@ from actbench.schemes.recomputedblocks import RecomputedBlocks
 
 
 class Selective(RecomputedBlocks):
-    """The blocks of a model keep results of products and attention, and compute the rest again in the backward pass.
+    """The blocks of a model save results of products and attention, and recompute the rest in the backward pass.
 
     Paper: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198, on
     the level of operators as in PyTorch's selective activation checkpointing and torchtitan.
-    Kept for backward: what goes into each block, copies of the buffers that it writes, and what matrix products,
-    convolutions and fused attention returned, whole: of a fused attention its output and a number a row. Norms,
-    activations, dropout and what is added run again. Gradients are exact, as without. A result that is changed in place
-    is computed again.
+    Kept for backward: the inputs of each block, copies of the buffers that it writes, and the whole results of matrix
+    products, convolutions and fused attention (its output and a number a row). Norms, activations, dropout and sums run
+    again. Gradients are exact. A result that is changed in place is recomputed.
     Not reproduced: recomputing the core of an attention alone, which a fused attention does by itself; sequence
     parallelism.
 
     Attributes:
-        policy: compute_intensive keeps every such result, and half those of every second product and every fused
+        policy: compute_intensive saves every such result; half saves those of every second product and every fused
             attention, as torchtitan does.
-        every: Recompute the first of every so many blocks; 1 recomputes all.
-        blocks: Names of the classes that are blocks, for a model whose blocks are neither known nor found: modules of
-            several layers of one class, side by side.
+        every: Recompute the first of each ``every`` blocks; 1 recomputes all.
+        blocks: Names of the classes of the blocks, for a model whose blocks actbench neither knows nor finds. It finds
+            neighbouring modules of one class that hold several layers.
     """
 
     name: ClassVar[str] = "selective"
@@ -41,9 +40,9 @@ class Selective(RecomputedBlocks):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Every second block, all."""
+        """Every second block, and all blocks."""
         return (f"{cls.name},every=2", cls.name)
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
-        """Return what runs the rest of a block again."""
+        """Return the forward that runs the rest of a block again."""
         return SelectiveForward(block, path, self.policy)

@@ -12,24 +12,24 @@ _SOURCE = "README of github.com/jiashenC/smart-quantization"
 
 
 class Smaq(SmaqParameters, EncodedStructures):
-    """SmaQ, really stored: few bits near the mean of a block, more for its outliers; of each structure by itself.
+    """SmaQ, really stored: few bits near the mean of a block, more for its outliers; for each structure separately.
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
     2021, DOI 10.1109/LCA.2021.3108505.
     Kept for backward: with ``activations``, each saved floating-point tensor packed by hooks, and masks in 1 bit.
-    With ``state`` the optimizer's moments are packed, with ``gradients`` those that wait for the step. ``weights`` and
-    gradient ``maps`` are simulated: made what the format leaves of them, while nothing is stored in it.
+    With ``state`` the optimizer's moments are packed, with ``gradients`` the gradients that wait for the step.
+    ``weights`` and gradient ``maps`` are simulated: rounded to the format, but not stored in it.
     Not reproduced: statistics of a whole tensor or of a sample, and batch norms scaled by their weights; take
     ``encode:smaq_simulated`` for the authors' quantizer. Outputs of blocks and containers are not quantized again.
 
     Attributes:
-        on: Which data structures: activations and optimizer state are what saves memory.
-        forward: exact, or lossy as the authors have it: modules compute on quantized outputs.
+        on: Which data structures; those that save most memory are activations and optimizer state.
+        forward: exact, or lossy as in the authors' code: modules compute on quantized outputs.
         main_bits: Bits of a number that is no outlier, 3 to 8.
         outlier_bits: Bits of an outlier, ``main_bits`` to 8.
-        outliers: Their share of a block, 0 to 1; ``outliers * block`` must be whole.
+        outliers: Share of outliers in a block, 0 to 1; ``outliers * block`` must be whole.
         block: Elements of a block, a multiple of 32 from 64 to 1024.
-        rounding: Stochastic, without bias, or to the nearest; weights are rounded stochastically in any case.
+        rounding: Stochastic, without bias, or to the nearest; weights are always rounded stochastically.
     """
 
     name: ClassVar[str] = "smaq"
@@ -41,7 +41,7 @@ class Smaq(SmaqParameters, EncodedStructures):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Saved tensors alone, the state alone, both."""
+        """Saved tensors alone, the state alone, and both."""
         return (f"{cls.name},on=activations", f"{cls.name},on=state", cls.name)
 
     @property

@@ -50,14 +50,14 @@ from actbench.setup import Batch, MakeOptimizer, Part, TrainingSetup
 
 _NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
-_ELEMENTS = 1 << 20  # of which the bits of an element are told: a last block or group does not count
+_ELEMENTS = 1 << 20  # of a tensor whose bits per element are reported: so many that a partial last block does not count
 
 _CLAIMS: dict[Structure, str] = {"activations": SAVED_TENSORS, "gradients": GRADIENTS, "state": OPTIMIZER_STATE}
 _FURTHER_CLAIMS: dict[Structure, str] = {"activations": SAVED_RESULTS, "gradients": WAITING_GRADIENTS}
 
 
 class EncodedStructures(Scheme):
-    """Data structures of a training step in one number format, each switched on by itself.
+    """Stores data structures of a training step in one number format; ``on`` names the structures.
 
     A subclass gives the format, the docstring and the names of the registry.
     """
@@ -70,7 +70,7 @@ class EncodedStructures(Scheme):
 
     @property
     def gradient(self) -> Gradient:
-        """The same where the state of the optimizer alone is in the format."""
+        """Exact if only the optimizer's state is in the format."""
         return "exact" if self.on == ("state",) else "approximate"
 
     @field_validator("on")
@@ -98,7 +98,7 @@ class EncodedStructures(Scheme):
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What the structures are of; maps and weight gradients are both gradients."""
+        """What the structures belong to; maps and weight gradients are both gradients."""
         of: dict[Structure, Change] = {"activations": "saved tensors", "state": "optimizer", "weights": "precision"}
         return tuple(dict.fromkeys(of.get(each, "gradients") for each in self.on))
 
@@ -109,7 +109,7 @@ class EncodedStructures(Scheme):
         return own + tuple(claim for each, claim in _FURTHER_CLAIMS.items() if each in self.on)
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """The state by an optimizer that is given to Trainer, saved tensors by the callback."""
+        """Pass a packed optimizer to Trainer for the state, and pack saved tensors by the callback."""
         if not {"activations", "state"}.issuperset(self.on):
             return InTrainer(why_not=f"{self.spec} changes what Trainer sees to itself")
         packed = f'actbench.optim.packed({{}}, encoding="{self.number_format.spec}")' if "state" in self.on else ""
@@ -148,7 +148,7 @@ class EncodedStructures(Scheme):
         return replace(changed, make_optimizer=make, warnings=setup.warnings + tuple(self._warnings()))
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
-        """Return the variance of the gradient over three draws of the noise, where activations alone make it."""
+        """Return the variance of the gradient over three draws of the noise, if only activations cause it."""
         others = {"maps", "gradients"} & set(self.on)
         if "activations" not in self.on or others or self.lossy_forward:
             return ()
@@ -156,15 +156,15 @@ class EncodedStructures(Scheme):
         return () if found is None else found.diagnostics()
 
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
-        """Return a context in which weights are rounded, where these are in the format."""
+        """Return a context in which weights are rounded, if these are in the format."""
         return rounded(_trained(setup.module), self._unbiased) if "weights" in self.on else nullcontext()
 
     def _warnings(self) -> Iterator[str]:
         simulated = [WAS[structure] for structure in self.on if not self._is_stored(structure)]
         if simulated:
-            yield f"{self.spec}: {', '.join(simulated)} are simulated: their values are the format's, no byte is saved"
+            yield f"{self.spec}: {', '.join(simulated)} are simulated: their values are rounded, no byte is saved"
         if self.lossy_forward:
-            yield f"{self.spec}: the forward pass is lossy: modules compute on what the format leaves of outputs"
+            yield f"{self.spec}: the forward pass is lossy: modules compute on outputs rounded to the format"
 
     def _is_stored(self, structure: Structure) -> bool:
         return self.number_format.stored and structure not in ("weights", "maps")
@@ -193,7 +193,7 @@ class EncodedStructures(Scheme):
             )
 
     def _check_others(self, setup: TrainingSetup) -> None:
-        """Refuse structures that another scheme is in charge of."""
+        """Refuse structures that another scheme has changed."""
         bound = (forward.of(setup.module) for forward in (HookedForward, OffloadedForward))
         if "activations" in self.on and any(bound):
             raise ConversionError(
@@ -212,7 +212,7 @@ class EncodedStructures(Scheme):
         return self._named("weights", "gradients") or state
 
     def _named(self, *structures: Structure) -> str:
-        """Return those of these structures that are switched on, in words."""
+        """Return in words which of these structures ``on`` names."""
         return " and ".join(WAS[structure] for structure in self.on if structure in structures)
 
     def _hook_outputs(self, module: nn.Module) -> EncodedOutputs:
@@ -226,7 +226,7 @@ class EncodedStructures(Scheme):
         return hook
 
     def _make_optimizer(self, make: MakeOptimizer, module: nn.Module) -> MakeOptimizer:
-        """Return what makes an optimizer and puts around it what the structures need."""
+        """Return what makes an optimizer and wraps it as the structures need."""
         shared = self._named("weights", "gradients")
         if not (shared or "state" in self.on):
             return make
@@ -254,7 +254,7 @@ class EncodedStructures(Scheme):
 
     @property
     def _unbiased(self) -> Encoding:
-        """The format with stochastic rounding, where it has it: to the nearest, small updates of a weight are lost."""
+        """The format with stochastic rounding, if it has it: to the nearest, small updates of weights are lost."""
         found = self.number_format
         return found.model_copy(update={"rounding": "stochastic"}) if "rounding" in type(found).model_fields else found
 

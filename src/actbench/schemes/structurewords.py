@@ -1,4 +1,4 @@
-"""The data structures of a training step that a number format can be for, and what is said of them."""
+"""The data structures of a training step that a number format can store, and messages about them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ WAS = {
 
 
 def replicated(what: str) -> tuple[str, str]:
-    """Return what does not go with DDP, and why."""
+    """Return what does not work with DDP, and why."""
     why = "each process would pack its gradients before they are averaged, and round what it trains otherwise than the"
     return f"{what} in a number format", f"{why} others; {_WITHOUT}"
 
 
 def sharded(what: str) -> tuple[str, str]:
-    """Return what does not go with FSDP, and why."""
+    """Return what does not work with FSDP, and why."""
     why = "each process holds a shard, which is cut otherwise than the blocks of the format, and FSDP reduces gradients"
     return f"{what} in a number format", f"{why} by itself; {_WITHOUT}"
 
 
 def path(structure: Structure) -> str:
-    """Return the path of the site of a structure: of activations that of the model, else of no module."""
+    """Return the path of a structure's site: the model's for activations, else its name in parentheses."""
     return "" if structure == "activations" else f"({WAS[structure]})"
 
 
 def without_optimizer(encoding: Encoding) -> Unreached:
-    """Return what is said of the state where there is no optimizer."""
+    """Return the report about the state of a setup without an optimizer."""
     what = (
         f'wrap it by actbench.optim.packed(optimizer, encoding="{encoding.spec}")'
         if encoding.stored

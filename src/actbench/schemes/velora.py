@@ -20,14 +20,14 @@ from actbench.schemes.base import NOTHING_PACKED, Scheme
 from actbench.setup import Part, TrainingSetup
 
 GROUPS = 32
-"""Into how many sub-tokens a token is cut where no size is given."""
+"""The most sub-tokens that a token is cut into if no size is given."""
 
 
 @dataclass(frozen=True)
 class SubTokens(Codec):
-    """One number for each sub-token: its product with a unit vector, of which it is taken to be a multiple.
+    """One number for each sub-token: its product with a unit vector; it decodes to that multiple of the vector.
 
-    The vector is made of the first tensor that a site packs, kept there, and a part of every tensor packed since.
+    The first tensor that a site packs sets the vector. The site keeps it, and every packed tensor has it as a part.
 
     Attributes:
         size: Elements of a sub-token, a divisor of the last dimension; None for :func:`usual_size`.
@@ -36,7 +36,7 @@ class SubTokens(Codec):
     size: int | None
 
     def why_not(self, x: Tensor) -> str | None:
-        """Return why the format is not for a tensor, or None."""
+        """Return why the format cannot take a tensor, or None."""
         order = memory_order(x)
         if order is not None and order[-1] != x.dim() - 1:
             return "its last dimension is not the innermost in memory"
@@ -52,7 +52,7 @@ class SubTokens(Codec):
         """Return (elements / size,) of the tensor's type, and the site's vector, (size,) in float32."""
         assert self.size is not None
         tokens, vector = flat.view(-1, self.size), site.kept
-        if isinstance(flat, FakeTensor):  # a simulation leaves nothing at the site
+        if isinstance(flat, FakeTensor):  # a simulation stores no vector at the site
             vector = _direction(tokens)
         elif vector is None or vector.device != flat.device:
             vector = site.kept = _direction(tokens) if vector is None else vector.to(flat.device)
@@ -67,7 +67,7 @@ class SubTokens(Codec):
         return layout.has_rows and layout.shape[1:].numel() % (self.size or 1) == 0
 
     def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
-        """Return rows, of their own numbers alone."""
+        """Return rows, decoded from their numbers alone."""
         each = layout.shape[1:].numel() // (self.size or 1)
         return self.unpack((parts[0][first * each : last * each], parts[1]), layout.rows(first, last))
 
@@ -81,31 +81,31 @@ class SubTokens(Codec):
 
 
 def usual_size(row: int) -> int:
-    """Return the least divisor of a row's elements from a 32nd of them on, but 2 at least."""
+    """Return the least divisor of a row's elements that is at least a 32nd of them, and at least 2."""
     return next(size for size in range(max(2, -(-row // GROUPS)), max(2, row) + 1) if row % size == 0 or size >= row)
 
 
 def _direction(tokens: Tensor) -> Tensor:
-    """Return the mean of (n, size) sub-tokens in float32, of length 1; all directions alike where there is no mean."""
+    """Return the mean of (n, size) sub-tokens as a float32 unit vector; with equal entries if the mean is zero."""
     mean = tokens.mean(0).float()
     unit = mean / torch.linalg.vector_norm(mean)
     return torch.where(unit.isfinite().all(), unit, len(unit) ** -0.5)
 
 
 class VeLoRA(Scheme):
-    """Linear layers keep one number of each sub-token of their input: its length along a fixed vector.
+    """Linear layers save one number for each sub-token of their input: its length along a fixed vector.
 
     Paper: Miles et al., "VeLoRA: Memory Efficient Training using Rank-1 Sub-Token Projections", arXiv 2405.17991
-    (NeurIPS 2024). Each row of the input is cut into sub-tokens of ``size`` elements; of each sub-token u the product
-    z = u v is kept, and z v stands for it in the gradient of the weight. v is the mean of the sub-tokens of the first
-    batch, of length 1, and stays what it is; it is no entry of a state_dict.
-    Kept for backward: of each input ``elements / size`` numbers in its type, and ``4 size`` bytes for v; of ReLU,
-    dropout and pools, which may hold the same tensor, an exact small code. Layers that read one tensor keep it once.
-    The forward pass and the gradients of inputs and biases are exact; those of weights are biased: all of an input that
-    does not lie along v is lost, in each step the same way.
-    The paper has it in the value and down projections of a Llama: ``only=v_proj/down_proj``.
-    Not reproduced: PEFT's rescaling of what is reconstructed, its padding of rows that no size divides, and its vector
-    that is made anew for each batch.
+    (NeurIPS 2024). Each row of the input is cut into sub-tokens of ``size`` elements; for each sub-token u the product
+    z = u v is saved, and z v replaces u in the gradient of the weight. v is the mean of the sub-tokens of the first
+    batch, scaled to length 1. It never changes, and no state_dict has it.
+    Kept for backward: for each input ``elements / size`` numbers in its type, and ``4 size`` bytes for v; for ReLU,
+    dropout and pools, which may save the same tensor, an exact small code. Layers that read one tensor pack it once.
+    The forward pass and the gradients of inputs and biases are exact; those of weights are biased: the part of an input
+    that is not along v is lost, in the same way in each step.
+    The paper uses it for the value and down projections of a Llama: ``only=v_proj/down_proj``.
+    Not reproduced: PEFT's rescaling of decoded values, its padding of rows that no size divides, and its new vector for
+    each batch.
 
     Attributes:
         size: Elements of a sub-token, a divisor of each layer's input features. By default a 32nd of them (PEFT takes a
@@ -129,10 +129,10 @@ class VeLoRA(Scheme):
     size: Annotated[int, Field(ge=2)] | None = None
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace linear layers by ones that keep numbers, and others by ones that keep an exact small code.
+        """Replace linear layers by ones that save numbers, and others by ones that save an exact small code.
 
         Raises:
-            ConversionError: The size divides not every layer's input, there is no layer to convert, or the model packs
+            ConversionError: The size does not divide every layer's input, no layer can be converted, or the model packs
                 its saved tensors already; see :meth:`CompressedForward.bind_on`.
         """
         packer, sites = SavedTensors(SubTokens(self.size)), list[Site]()

@@ -178,7 +178,7 @@ def test_a_pass_that_cannot_be_probed_trains_with_the_bits_there_are(hook):
             return adjacency @ self.layer(x)
 
     model = hook(Graph(), bits=4, probing=Probing(4.0, 1000))
-    with pytest.warns(UserWarning, match=r"pass that shares them out failed.*auto_prec=false"):
+    with pytest.warns(UserWarning, match=r"pass that allocates them failed.*auto_prec=false"):
         model(torch.randn(32, 64), torch.randn(32, 32)).sum().backward()
 
     assert torch.isfinite(model.layer.weight.grad).all()

@@ -121,7 +121,7 @@ def test_a_forward_pass_that_backward_runs_again_is_of_the_same_samples():
     assert len(table._table) == 2
 
 
-@pytest.mark.parametrize(("ids", "said"), [(None, "nobody says which samples"), ([1, 2, 3], r"given 3 ids for 2 rows")])
+@pytest.mark.parametrize(("ids", "said"), [(None, "the batches are not named"), ([1, 2, 3], r"given 3 ids for 2 rows")])
 def test_without_ids_for_each_row_all_rows_count_the_same_and_that_is_said_once(ids, said):
     table, x = SampleGradients(), torch.empty(2, 3)
     if ids is not None:

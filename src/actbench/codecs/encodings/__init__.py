@@ -1,4 +1,4 @@
-"""Number formats that tensors of training are stored in, or that are said to be, each with its bytes and its loss."""
+"""Encodings: number formats that store or simulate tensors of training, with their bytes and their loss."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _SHORT = re.compile(r"^int(\d+)(?=,|$)")
 def build(text: str) -> Encoding:
     """Build the encoding that a specification names: ``NAME[:VALUE][,key=value…]``, such as ``fp8:e5m2``.
 
-    ``int6`` is short for ``int:6``, and so with other widths.
+    ``int6`` is short for ``int:6``, and so on for other widths.
 
     Raises:
         SpecError: A name, key or value is wrong; the message says what is allowed.

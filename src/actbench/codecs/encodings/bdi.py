@@ -1,11 +1,11 @@
 """Batches of codes as bases and differences, after base-delta-immediate compression (Pekhimenko et al., PACT 2012).
 
-Lossless, and everything that decoding needs is counted. A batch is 64 codes. A configuration says which sources its
-codes are covered by (the implied base zero, and bases that the batch stores), how many bits a difference to a source
-has, and whether zeros are left out, for a mask. A source covers ``low .. low + 2**delta - 1``, where low is 0, or half
-of that below a base. Each code that is not left out is a field: the number of its source, then its difference to low.
-The smallest configuration that covers a batch is taken; configuration 0, the implied base with as many bits as a code
-has, covers everything and is the batch as it is.
+The compression is lossless and counts everything that decoding needs. A batch is 64 codes. A configuration says which
+sources cover the codes (the implied base zero, and bases that the batch stores), how many bits a difference to a source
+has, and whether a mask replaces zeros. A source covers ``low .. low + 2**delta - 1``: low is 0 for the implied base,
+and ``2**delta / 2`` below a stored base. Each stored code is a field: the number of its source, then its difference to
+low. A batch takes the smallest configuration that covers it. Configuration 0, the implied base with differences as wide
+as a code, covers everything: it stores the batch as it is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Configuration:
-    """How a batch is kept.
+    """How a batch is stored.
 
     Attributes:
         immediate: Whether the implied base zero is a source; then it is the first.
         bases: How many bases are stored.
         delta: Bits of a difference.
-        masked: Whether zeros are left out.
+        masked: Whether a mask replaces zeros.
     """
 
     immediate: bool
@@ -57,19 +57,19 @@ class Configuration:
 
     @property
     def half(self) -> int:
-        """By how much a base lies above the lowest code that it covers."""
+        """How far a stored base lies above the lowest code that it covers."""
         return (1 << self.delta) >> 1
 
     def bits(self, kept: Counts) -> Counts:
-        """Return the bits of batches with so many fields; the byte for the configuration is not among them."""
+        """Return the bits of batches with ``kept`` fields, without the byte for the configuration."""
         return kept * self.field + BASE_BITS * self.bases + BATCH * self.masked
 
 
 @functools.cache
 def configurations(bits: int, bases: int, zeros: bool) -> tuple[Configuration, ...]:
-    """Return the configuration that keeps codes whole, then all others from short fields to long.
+    """Return the configuration that stores codes as they are, then the others from short fields to long.
 
-    Codes have at most 8 bits, batches at most 3 bases; with ``zeros`` there are configurations with a mask.
+    Codes have at most 8 bits, batches at most 3 bases. ``zeros`` adds configurations with a mask.
     """
     sources = [(True, 0), *((immediate, count) for count in range(1, bases + 1) for immediate in (False, True))]
     others = [
@@ -91,13 +91,13 @@ _MOST_BASES, _TOP = 3, 255
 
 @dataclass
 class Covering:
-    """What was found for (batches, 64) codes.
+    """The configurations found for (batches, 64) codes.
 
     Attributes:
-        chosen: (batches,), the number of each one's configuration.
-        bits: (batches,), how many it takes.
+        chosen: (batches,), the number of each batch's configuration.
+        bits: (batches,), the bits that it takes.
         sources: (batches, 64), the number of the source that covers each code.
-        bases: (batches, 3), of which a configuration uses the first.
+        bases: (batches, 3); a configuration with n bases uses the first n.
     """
 
     chosen: Counts
@@ -107,10 +107,11 @@ class Covering:
 
 
 def cover(codes: Codes, there: Flags, known: Sequence[Configuration], choice: BaseChoice, seed: int) -> Covering:
-    """Try configurations, of which the first covers everything, on (batches, 64) codes, of which some are ``there``.
+    """Find the smallest configuration that covers each batch of (batches, 64) codes; ``there`` marks codes that exist.
 
-    ``choice`` says which uncovered code becomes the next base: any, the first, or the smallest, which half of what a
-    base covers lies below, so that no choice covers more with as many bases.
+    The first configuration must cover everything. ``choice`` says which uncovered code sets the next base: a random
+    one, the first, or the smallest. With the smallest, the base covers from that code upwards, so no choice covers more
+    with as many bases.
     """
     batches, counts = len(codes), there.sum(1)
     found = Covering(
@@ -151,7 +152,7 @@ def _covered(
 
 
 def _base(codes: Codes, left: Flags, half: int, choice: BaseChoice, draws: Counts) -> Codes:
-    """Return a base for each batch by the codes that are left; any number where there are none."""
+    """Return the next base of each batch, chosen from its uncovered codes; any number where none is left."""
     if choice == "smallest":
         lowest = np.where(left, codes, _TOP).min(1)
         return np.asarray(np.minimum(lowest + half, _TOP), np.int16)
@@ -161,7 +162,7 @@ def _base(codes: Codes, left: Flags, half: int, choice: BaseChoice, draws: Count
 
 
 def batches_of(codes: NDArray[np.uint8]) -> tuple[Codes, Flags]:
-    """Return (n,) codes as (batches, 64), and which of these are there."""
+    """Return (n,) codes as (batches, 64), filled up with zeros, and a mask of the codes that exist."""
     table = np.zeros(-(-len(codes) // BATCH) * BATCH, np.int16)
     table[: len(codes)] = codes
     return table.reshape(-1, BATCH), (np.arange(len(table)) < len(codes)).reshape(-1, BATCH)
@@ -171,13 +172,13 @@ Bytes = NDArray[np.uint8]
 
 
 class Compressed(NamedTuple):
-    """Codes as they are kept.
+    """Compressed codes.
 
     Attributes:
-        chosen: (batches,), the number of each one's configuration.
-        bases: Those of each batch in turn.
-        masks: 8 bytes for each batch that leaves zeros out: a bit for each code, set where it is kept.
-        fields: All fields as one stream, the first bit lowest.
+        chosen: (batches,), the number of each batch's configuration.
+        bases: The stored bases, batch after batch.
+        masks: 8 bytes for each batch with a mask: one bit a code, set where the code is stored.
+        fields: All fields as one stream of bits, the lowest bit first.
     """
 
     chosen: Bytes
@@ -228,7 +229,7 @@ def _column(known: Sequence[Configuration], chosen: NDArray[np.integer], name: s
 
 
 def _lows(bases: NDArray[np.int16], known: Sequence[Configuration], chosen: NDArray[np.integer]) -> Counts:
-    """Return the lowest code that each source of each batch covers, the implied base's first where it is one."""
+    """Return the lowest code that each source of each batch covers; the implied base, if used, is first."""
     lows = bases.astype(np.int64) - _column(known, chosen, "half")[:, None]
     nothing = np.zeros((len(lows), 1), np.int64)
     immediate = _column(known, chosen, "immediate")[:, None] > 0

@@ -1,4 +1,4 @@
-"""What an encoding is, and how numbers are rounded to whole ones and to float formats."""
+"""The interface of encodings, and rounding to whole numbers and to float formats."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Rounding = Literal["nearest", "stochastic"]
 
 
 class Encoding(Data):
-    """A number format as a pair of functions, with its parameters as fields; what decoding needs is in the parts.
+    """A number format: encode and decode, with parameters as fields. The parts hold all that decoding needs.
 
-    Elements are taken in the order of ``x.flatten()``, whatever the strides. A value that is not finite stays one, or
-    makes NaN of its group or of its tensor; it never becomes a number. What is finite stays so up to :meth:`largest`.
+    Elements are in the order of ``x.flatten()``, whatever the strides. A non-finite value stays non-finite, or turns
+    its group or its tensor into NaN; it never becomes finite. Finite values up to :meth:`largest` stay finite.
 
-    Class attributes that an encoding gives:
-        name: How it is called in specifications.
+    Class attributes of an encoding:
+        name: Its name in specifications.
         summary: One line for a reader.
-        paper: Where the format comes from; empty for what has no paper.
+        paper: Source of the format; empty if there is none.
         positional: The field that the value after the colon fills; None when it takes none.
-        stored: False for what only simulates: its part is a tensor of the type that came in, and its bits are counted.
+        stored: False for an encoding that only simulates: its part has the type of x, and its bits are only counted.
         fixed_rate: Whether :meth:`packed_bytes` is exact; otherwise it is an upper bound, and the values decide.
         noise_bits: Of the noise of each element where rounding is stochastic; element i has number i of
             :func:`actbench.ops.noise.lanes`.
@@ -54,11 +54,11 @@ class Encoding(Data):
         return None
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
-        """Return the tensors that x is stored as.
+        """Return the parts of x.
 
         Args:
             x: float32, float16, bfloat16 or float64, of any shape and strides.
-            seed: Of the noise of stochastic rounding: a 0-d int64 tensor on the CPU.
+            seed: Seed of the noise of stochastic rounding: a 0-d int64 tensor on the CPU.
 
         Raises:
             ValueError: An argument is not as above.
@@ -66,25 +66,26 @@ class Encoding(Data):
         raise NotImplementedError
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return the contiguous tensor of a shape and a float type that parts stand for."""
+        """Return the contiguous tensor that the parts stand for, of this shape and float type."""
         raise NotImplementedError
 
     def half_steps(self, parts: Parts, count: int) -> Tensor | None:
-        """Return half of the least distance of two codes of each element's group, float32 (count,).
+        """Return half of the smallest step between two codes of each element's group, float32 (count,).
 
-        What is decoded to less than that may have been anything up to it. None where it is too small to matter.
+        A magnitude that decodes to less may have been anything up to it. None where the step is too small to matter.
         """
         return None
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes of all parts of a tensor of a shape and type, by arithmetic alone."""
+        """Return the bytes of all parts of a tensor of this shape and type, in closed form."""
         raise NotImplementedError
 
     def largest(self, dtype: torch.dtype) -> float:
-        """Return the largest magnitude that comes back finite in its own type, whatever else is beside it.
+        """Return the largest magnitude that decodes to a finite number, whatever the other values are.
 
-        It is a number of that type, of float32 for float64, and at most the largest of float32. Where all values of a
-        tensor are within it none becomes infinite or NaN; one above it may, and may take its group or its tensor along.
+        It is a number of type ``dtype`` (of float32 for float64), at most the largest of float32. If all values of a
+        tensor are within it, none becomes infinite or NaN. A larger value may, and may turn its group or its tensor
+        into NaN.
         """
         return at_most(torch.finfo(torch.float32).max, dtype)
 
@@ -99,10 +100,10 @@ class Encoding(Data):
 
 
 def flat(x: Tensor) -> Tensor:
-    """Return the elements of a float tensor as a contiguous vector, apart from the graph.
+    """Return the elements of a float tensor as a contiguous vector, detached from the graph.
 
     Raises:
-        ValueError: It is of no float type, or not strided.
+        ValueError: x is not of a float type, or not strided.
     """
     if x.dtype not in DTYPES or x.layout != torch.strided:
         raise ValueError(f"an encoding takes strided tensors of {DTYPES}, found {x.dtype} of layout {x.layout}")
@@ -110,21 +111,21 @@ def flat(x: Tensor) -> Tensor:
 
 
 def within(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return numbers in a type, the largest of it in place of an overflow: only NaN stays what is no number."""
+    """Return values in a type, clamped to its finite range; NaN stays NaN."""
     limit = min(torch.finfo(dtype).max, torch.finfo(values.dtype).max)
     return values.clamp(-limit, limit).to(dtype)
 
 
 def at_most(bound: float, dtype: torch.dtype) -> float:
-    """Return the largest number of a type that is not above a positive bound; one of float32 for float64."""
+    """Return the largest number of a type (of float32 for float64) that is not above a positive bound."""
     info = torch.finfo(torch.float32 if dtype == torch.float64 else dtype)
     fraction, exponent = math.frexp(bound)
-    step = info.eps / 2  # of fractions, which are from 1/2 to 1
+    step = info.eps / 2  # between neighbouring fractions, which lie from 1/2 to 1
     return min(math.ldexp(math.floor(fraction / step) * step, exponent), info.max)
 
 
 def parts_bytes(parts: Parts) -> int:
-    """Return the bytes that parts hold."""
+    """Return the bytes of all parts."""
     return sum(part.nbytes for part in parts)
 
 
@@ -142,9 +143,9 @@ def lanes(seed: Tensor, count: int, bits: int, device: torch.device) -> Tensor:
 
 
 def stochastic(places: Tensor, seed: Tensor) -> Tensor:
-    """Return a whole number beside each number, the upper one with the chance of its fractional part.
+    """Round each number up with the probability of its fractional part, else down.
 
-    Chances are multiples of 2**-23, so the mean is off by at most 2**-24. Whole numbers, NaN and infinities stay.
+    Probabilities are multiples of 2**-23, so the mean is off by at most 2**-24. Whole numbers, NaN and infinities stay.
     """
     below = places.floor()
     noise = (lanes(seed, places.numel(), 32, places.device) >> 9).float()
@@ -154,7 +155,7 @@ def stochastic(places: Tensor, seed: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FloatFormat:
-    """A float type that is narrower than float32 in its exponent too; ``least_exponent`` is that of a normal number."""
+    """A float type with a narrower exponent than float32; ``least_exponent`` is the smallest of a normal number."""
 
     dtype: torch.dtype
     fraction_bits: int
@@ -167,7 +168,7 @@ class FloatFormat:
 
     @property
     def least(self) -> float:
-        """The least number above zero."""
+        """The smallest positive number."""
         return float(2.0 ** (self.least_exponent - self.fraction_bits))
 
     def nearest(self, x: Tensor) -> Tensor:
@@ -175,7 +176,7 @@ class FloatFormat:
         return x.to(self.dtype)
 
     def stochastic(self, x: Tensor, seed: Tensor) -> Tensor:
-        """Return numbers of the format whose mean over seeds is x, float32 of any shape; subnormal numbers as well."""
+        """Round float32 x of any shape so that the mean over seeds is x, for subnormal numbers too."""
         exponent = torch.frexp(x).exponent - 1
         quantum = torch.ldexp(torch.ones_like(x), exponent.clamp(min=self.least_exponent) - self.fraction_bits)
         return (stochastic(x / quantum, seed) * quantum).to(self.dtype)
@@ -187,10 +188,10 @@ E5M2 = FloatFormat(torch.float8_e5m2, 2, -14)
 
 
 def bf16_stochastic(x: Tensor, seed: Tensor) -> Tensor:
-    """Return bfloat16 numbers whose mean over seeds is x, float32 of any shape.
+    """Round float32 x of any shape to bfloat16 so that the mean over seeds is x.
 
-    Adds 16 random bits below the fraction and cuts: exact, also for subnormal numbers. What is beyond the largest
-    number may become infinite, as in torch's conversion.
+    It adds 16 random bits below the fraction, then cuts them off: exact, also for subnormal numbers. Values beyond the
+    largest number may become infinite, as in torch's conversion.
     """
     noise = lanes(seed, x.numel(), 16, x.device).to(torch.int32).view(x.shape)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
@@ -203,8 +204,8 @@ Statistics = Literal["full", "sample", "range"]
 def moments(values: Tensor, statistics: Statistics, samples: int, seed: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and deviation, 0-d, of two or more float32 or float64 values (n,); a deviation of 0 becomes 1.
 
-    ``statistics`` are as of :class:`~actbench.codecs.encodings.simulated.SmaqSimulated`; ``samples`` is how many
-    elements ``sample`` looks at, at most n.
+    :class:`~actbench.codecs.encodings.simulated.SmaqSimulated` explains ``statistics``; ``sample`` reads ``samples``
+    elements, at most n.
     """
     match statistics:
         case "full":
@@ -219,6 +220,6 @@ def moments(values: Tensor, statistics: Statistics, samples: int, seed: Tensor) 
 
 
 def _sampled(values: Tensor, samples: int, seed: Tensor) -> Tensor:
-    """Return different elements at random: the first of a permutation of all, dear as it is, as the authors do."""
-    words = random_words(seed, values.numel(), values.numel(), values.device)  # behind those that rounding uses
+    """Return distinct random elements: the first of a permutation of all. This is slow, but what the authors do."""
+    words = random_words(seed, values.numel(), values.numel(), values.device)  # behind the words of rounding
     return values[words.argsort(stable=True)[:samples]]

@@ -17,19 +17,19 @@ from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Roun
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _PIECE = 1 << 22  # elements that are coded at once: temporaries do not grow with the tensor
-_LEAST = 2.0**-149  # of float32: the scale of a group of zeros, which must not be divided by zero
+_LEAST = 2.0**-149  # the least float32: scale of a group of zeros, against a division by zero
 
 
 class Fp8(Encoding):
     """8-bit floats in groups, each scaled so that its largest magnitude is the format's largest number.
 
-    Parts are the numbers, 1 byte each, and one scale a group, which is rounded to its type before numbers are divided
-    by it, and up, so that none is clipped. A group with a value that is not finite is NaN again, all of it.
+    Parts are the numbers, 1 byte each, and one scale a group. The scale is rounded up to its type before it divides the
+    numbers, so that none is clipped. A group with a non-finite value decodes to NaN.
 
     Attributes:
         format: e4m3 (``torch.float8_e4m3fn``, up to 448) or e5m2 (``torch.float8_e5m2``, up to 57344).
         group_size: Elements that share a scale.
-        scale: Type of a scale; none for numbers as they are, which are clipped to the format.
+        scale: Type of a scale; none stores the numbers unscaled, clipped to the format.
         rounding: To the nearest as torch converts, or stochastic, without bias.
     """
 
@@ -49,7 +49,7 @@ class Fp8(Encoding):
         return math.lcm(1 if self.scale == "none" else self.group_size, noise_unit(self.rounding, self.noise_bits))
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
-        """Return (n,) of the format and, unless unscaled, (ceil(n / group_size),) of the type of a scale."""
+        """Return the numbers (n,) and, unless ``scale`` is none, the scales (ceil(n / group_size),)."""
         values = flat(x)
         numbers = values.new_empty(values.shape, dtype=_FORMATS[self.format].dtype)
         scales = None if self.scale == "none" else self._scales(self._largest(values).float())
@@ -79,15 +79,16 @@ class Fp8(Encoding):
         return (parts[1].float() * least).repeat_interleave(self.group_size)[:count]
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return ``n``, and 4 or 2 for each group."""
+        """Return ``n``, plus 4 or 2 for each group."""
         count = math.prod(shape)
         each = 0 if self.scale == "none" else _SCALES[self.scale].itemsize
         return count + each * -(-count // self.group_size)
 
     def _pieces(self, x: Tensor) -> Iterator[slice]:
-        """Yield pieces of whole groups, or of the only group; noise counts the elements of a whole.
+        """Yield slices of whole groups, or of the only group; stochastic rounding takes one slice.
 
-        Of a fake tensor the first piece, as large as any, tells all that is seen in memory.
+        Its noise counts all elements. A fake tensor yields only the first slice, the largest: it alone sets the peak of
+        memory.
         """
         count = x.numel()
         if self.rounding == "stochastic":
@@ -100,14 +101,14 @@ class Fp8(Encoding):
         return itertools.islice(pieces, 1 if isinstance(x, FakeTensor) else None)
 
     def _spread(self, scales: Tensor, piece: slice) -> Tensor:
-        """Return the scale of each element of a piece; one where there is one."""
+        """Return the scale of each element of a piece; only one number if there is only one scale."""
         if len(scales) == 1:
             return scales.float()
         of_piece = scales[piece.start // self.group_size : -(-piece.stop // self.group_size)].float()
         return of_piece.repeat_interleave(self.group_size)[: piece.stop - piece.start]
 
     def _largest(self, values: Tensor) -> Tensor:
-        """Return the largest magnitude of each group, NaN where one is."""
+        """Return the largest magnitude of each group; NaN where the group has a NaN."""
         whole = values.numel() - values.numel() % self.group_size
         rows = [values[:whole].view(-1, self.group_size), values[None, whole:]]
         bounds = [part.aminmax(dim=1) for part in rows if part.numel()]
@@ -118,7 +119,7 @@ class Fp8(Encoding):
         # In float64, because a subnormal quotient of float32 is rounded down by up to a half.
         wanted = (largest.double() / _FORMATS[self.format].largest).clamp(min=_LEAST)
         scales = wanted.to(_SCALES[self.scale])
-        # Zero, were the least float32 to be a bfloat16, is below what was wanted as well.
+        # In bfloat16 the least float32 rounds to zero, which is below what is wanted and is raised too.
         scales = torch.where(scales.double() < wanted, torch.nextafter(scales, torch.full_like(scales, 1.0)), scales)
         return scales.masked_fill(~largest.isfinite(), torch.nan)
 
@@ -132,22 +133,22 @@ class Fp8(Encoding):
 
 
 _TOP = 15.0  # the binary logarithm of the largest magnitude after shifting and squeezing
-_PIECES = 16  # of a sum, since torch makes a copy of what it adds up in another type
-_LEAST_SPREAD = 2.0**-20  # of logarithms; below, all magnitudes are one number but for rounding
+_PIECES = 16  # of a sum: torch copies the numbers that it sums in another type
+_LEAST_SPREAD = 2.0**-20  # of logarithms; below it all magnitudes are equal up to rounding
 
 
 class S2fp8(Encoding):
-    """8-bit floats of magnitudes that are shifted and squeezed on the axis of their logarithm, one map a tensor.
+    """8-bit floats of magnitudes whose logarithms are shifted and squeezed, with one map for the tensor.
 
     Paper: Cambier et al., "Shifted and Squeezed 8-bit Floating Point format for Low-Precision Training of Deep Neural
     Networks", arXiv 2001.05674 (ICLR 2020). With mu and m the mean and the largest of ``log2|x|``:
-    ``Y = sign(x) 2**(alpha (log2|x| - mu))``, ``alpha = 15 / (m - mu)``, kept as e5m2.
-    Zeros stay zeros and have no part in mu and m, nor has what is not finite, which stays what it is. Where all
-    magnitudes are one number alpha is 1. Parts are the bytes, and alpha and mu (the paper's beta is ``-alpha mu``) as
-    float32, 8 bytes. Magnitudes far below a mean that is close to the maximum underflow to zero, as in the paper.
+    ``Y = sign(x) 2**(alpha (log2|x| - mu))``, ``alpha = 15 / (m - mu)``, stored as e5m2.
+    Zeros and non-finite values stay as they are and do not count in mu and m. If all magnitudes are equal, alpha is 1.
+    Parts are the bytes, and alpha and mu (the paper's beta is ``-alpha mu``) as float32, 8 bytes. Magnitudes far below
+    a mean that is close to the maximum underflow to zero, as in the paper.
 
     Attributes:
-        rounding: Of Y: to the nearest, or stochastic, which is without bias in Y and not in x.
+        rounding: Rounding of Y: to the nearest, or stochastic, which is unbiased in Y but not in x.
     """
 
     name: ClassVar[str] = "s2fp8"
@@ -174,7 +175,7 @@ class S2fp8(Encoding):
         return torch.where(numbers.isinf(), numbers.to(dtype), within(values, dtype)).view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
-        """Return what half of the least Y above zero stands for."""
+        """Return the magnitude that half of the smallest positive Y stands for."""
         alpha, mu = parts[1]
         return torch.exp2(math.log2(E5M2.least / 2) / alpha + mu).expand(count)
 
@@ -184,7 +185,7 @@ class S2fp8(Encoding):
 
 
 def _map(logarithms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return alpha and mu, 0-d float32; 1 and 0 where there is no logarithm to go by. Waits for no device."""
+    """Return alpha and mu, 0-d float32; 1 and 0 if no logarithm is finite. Does not wait for the device."""
     known = logarithms.isfinite()
     count = torch.count_nonzero(known)
     mean = _sum(torch.where(known, logarithms, 0)) / count.clamp(min=1)

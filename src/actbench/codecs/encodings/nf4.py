@@ -22,8 +22,8 @@ _PIECE = 2**23
 def _levels() -> tuple[float, ...]:
     """Return the 16 numbers that codes stand for, from -1 to 1, with 0 among them.
 
-    They are quantiles of the standard normal distribution over the largest: 8 above zero and 7 below, each side at
-    equal steps of probability from 1/2 to ``1 - (1/30 + 1/32) / 2``, so that the two sides together waste no code on
+    They are quantiles of the standard normal distribution, divided by the largest: 8 above zero and 7 below, each side
+    at equal steps of probability from 1/2 to ``1 - (1/30 + 1/32) / 2``, so that the two sides together waste no code on
     a second zero (the paper's equation 4 and its appendix).
     """
     tail = (1 / 30 + 1 / 32) / 2
@@ -45,11 +45,11 @@ class Nf4(Encoding):
     """4-bit NormalFloat in groups of 64 with double quantization: 4.127 bits a number.
 
     Paper: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", arXiv 2305.14314, section 3.
-    A number is the nearest of 16 levels times the largest magnitude of its group. These scales are themselves codes of
-    8 bits between the two bounds of 256 of them. Parts are the codes, two a byte, those of the scales, 1 byte each, and
-    a word for each 256 scales, as of :mod:`actbench.ops.groupquant`. Zeros stay zeros. A value that is not finite makes
-    NaN of all numbers whose scales share its bounds, 16,384 of them.
-    Not reproduced: the paper's scales are 8-bit floats of what they differ from their mean.
+    Each number is stored as the nearest of 16 levels times a scale, the largest magnitude of its group. The scales are
+    quantized to 8 bits between the two bounds of 256 scales. Parts are the codes of the numbers, two a byte, the codes
+    of the scales, 1 byte each, and a word for each 256 scales (:mod:`actbench.ops.groupquant`). Zeros stay zeros. A
+    non-finite value turns the 16,384 numbers whose scales share its bounds into NaN.
+    Not reproduced: the paper stores scales as 8-bit floats of their difference to their mean.
     """
 
     name: ClassVar[str] = "nf4"
@@ -65,7 +65,7 @@ class Nf4(Encoding):
         return self.group_size * self.scales_together
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
-        """Return (ceil(n / 2),) uint8, (ceil(n / 64),) uint8 and (ceil(n / 16384),) int32; there is no noise."""
+        """Return (ceil(n / 2),) uint8, (ceil(n / 64),) uint8 and (ceil(n / 16384),) int32; no noise is drawn."""
         values = flat(x)
         codes = values.new_empty(bitpack.packed_bytes(values.numel(), 4), dtype=torch.uint8)
         scales = values.new_empty(self._groups(values.numel()), dtype=torch.float32)
@@ -85,7 +85,7 @@ class Nf4(Encoding):
         count = math.prod(shape)
         out = codes.new_empty(count, dtype=dtype)
         scales = within(self._scales(parts, count), dtype).float()[:, None]
-        pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # as soon as it is called, which is small
+        pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # made at each call: it is small
         for first, last in _pieces(count):
             values = pairs.index_select(0, codes[first // 2 : (last + 1) // 2].int()).view(-1)[: last - first]
             grouped = _grouped(values, self.group_size)
@@ -115,6 +115,6 @@ def _pieces(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _grouped(values: Tensor, size: int) -> Tensor:
-    """Return a vector in rows of a size, the last one filled up with zeros."""
+    """Return a vector as rows of a size, the last one padded with zeros."""
     missing = -values.numel() % size
     return (F.pad(values, (0, missing)) if missing else values).view(-1, size)

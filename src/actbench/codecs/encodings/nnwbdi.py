@@ -24,20 +24,20 @@ from actbench.errors import UsageError
 
 
 class NnwBdi(Encoding):
-    """Weights as whole numbers, of which batches of 64 keep a few bases and, for each, a short difference to one.
+    """Weights as whole numbers: batches of 64 store a few bases and, for each number, a short difference to a base.
 
     Paper: "Neural Network Weight Compression with NNW-BDI", MEMSYS 2020, DOI 10.1145/3422575.3422805, after
     base-delta-immediate compression (Pekhimenko et al., PACT 2012). The tensor is quantized between its smallest and
-    largest value; then nothing more is lost, see :mod:`actbench.codecs.encodings.bdi`. All that decoding needs is
-    stored: codes' range (8 bytes), a byte a batch for its configuration, bases, masks of zeros, and a stream of
-    differences, with the number of the base in front of each where there are several. A batch that nothing fits is
-    kept whole. Downscaling, a right shift of the codes, is what fewer ``bits`` give, with rounding.
+    largest value; the rest is lossless, see :mod:`actbench.codecs.encodings.bdi`. All that decoding needs is stored:
+    the range of the codes (8 bytes), a byte a batch for its configuration, bases, masks of zeros, and a stream of
+    differences, each behind the number of its base if there are several. A batch that no configuration shortens is
+    stored as it is. Fewer ``bits`` stand for the paper's downscaling, a right shift of the codes, but round.
     Sizes depend on the values. Runs on the CPU.
 
     Attributes:
-        bits: Of a code before compression, 2 to 8.
+        bits: Bits of a code before compression, 2 to 8.
         bases: The most bases of a batch, 0 to 3, beside the implied base zero.
-        zeros: Whether a batch may leave its zeros out, for a mask of 64 bits.
+        zeros: Whether a mask of 64 bits may replace the zeros of a batch.
         choice: Which uncovered code becomes the next base: random as in the paper, the first, or the smallest, which
             covers with the fewest bases and never costs more.
     """
@@ -56,7 +56,7 @@ class NnwBdi(Encoding):
         """Return uint8 vectors of configurations, bases, masks and differences, and (2,) float32, offset and step.
 
         Raises:
-            ValueError: An argument is not as for every encoding.
+            ValueError: An argument is not as :meth:`Encoding.encode` takes it.
             UsageError: x is not on the CPU.
         """
         if not x.is_cpu:
@@ -73,7 +73,7 @@ class NnwBdi(Encoding):
         return within(offset + codes * step, dtype).view(shape)
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the most that n numbers can take: 8, one for each batch, and ``ceil(n bits / 8)``."""
+        """Return the most bytes that n numbers can take: 8, plus 1 for each batch, plus ``ceil(n bits / 8)``."""
         count = math.prod(shape)
         return 8 + -(-count // BATCH) + -(-count * self.bits // 8)
 
@@ -85,7 +85,7 @@ def _quantized(values: NDArray[np.float64], most: int) -> tuple[NDArray[np.uint8
     """Return the nearest codes, uint8, and offset and step as float32, both NaN where a value is not finite."""
     if not values.size:
         return np.zeros(0, np.uint8), np.zeros(2, np.float32)
-    with np.errstate(over="ignore"):  # what is beyond float32 is found not to be finite below
+    with np.errstate(over="ignore"):  # the next check finds an overflow of float32
         extent = np.array([values.min(), (values.max() - values.min()) / most], np.float32)
     if not np.isfinite(extent).all():
         return np.zeros(values.shape, np.uint8), np.full(2, np.nan, np.float32)

@@ -1,4 +1,4 @@
-"""Encodings that are stored in their bytes: halves, groups, and those of SmaQ."""
+"""Encodings that really store their bits: half precision, integer groups and SmaQ."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ class Bf16(Encoding):
         return 2 * math.prod(shape)
 
     def largest(self, dtype: torch.dtype) -> float:
-        """Return what no rounding takes beyond the largest number that is finite in this format and in that type.
+        """Return the largest magnitude that rounds to a finite number, both in this format and in that type.
 
-        To the nearest that is all below half a step above it, 65520 for float16; at random it is the number itself.
+        With rounding to the nearest it is below the largest number plus half a step (65520 for float16), else the
+        largest number itself.
         """
         top = at_most(torch.finfo(dtype).max, self.kept_as)
         if self.rounding == "nearest":
@@ -90,11 +91,11 @@ class Fp16(Bf16):
 class IntGroups(Encoding):
     """Whole numbers of a few bits between the smallest and the largest value of each group.
 
-    Parts are the codes and one word a group, its two bounds as bfloat16: :mod:`actbench.ops.groupquant`. Zeros stay
-    zeros in groups whose bound is zero, so behind a ReLU. A group with a value that is not finite is NaN, all of it.
+    Parts are the codes and one word a group with its two bounds as bfloat16 (:mod:`actbench.ops.groupquant`). Zeros
+    stay zeros in groups with a bound of zero, as behind a ReLU. A group with a non-finite value decodes to NaN.
 
     Attributes:
-        bits: Of a code, 2 to 8.
+        bits: Bits of a code, 2 to 8.
         group_size: Elements that share two bounds, a multiple of 32 from 32 to 1024.
         rounding: To the nearest code, or stochastic, without bias.
     """
@@ -132,12 +133,12 @@ class IntGroups(Encoding):
 
 
 class SmaqParameters(Data):
-    """Which SmaQ: the fields of the encoding, and of the scheme that stores things in it.
+    """The parameters of SmaQ, shared by its encoding and its scheme.
 
     Attributes:
-        main_bits: Of a number that is no outlier, 3 to 8.
-        outlier_bits: Of an outlier, ``main_bits`` to 8.
-        outliers: Their share of a block, 0 to 1; ``outliers * block`` must be whole.
+        main_bits: Bits of a number that is no outlier, 3 to 8.
+        outlier_bits: Bits of an outlier, ``main_bits`` to 8.
+        outliers: Share of outliers in a block, 0 to 1; ``outliers * block`` must be whole.
         block: Elements of a block, a multiple of 32 from 64 to 1024.
         rounding: Stochastic, without bias, or to the nearest.
     """
@@ -155,17 +156,18 @@ class SmaqParameters(Data):
 
     @property
     def form(self) -> Format:
-        """How the blocks lie in memory."""
+        """The layout of a block in memory."""
         return format_of(self.main_bits, self.outlier_bits, self.outliers, self.block)
 
 
 class Smaq(SmaqParameters, Encoding):
-    """SmaQ, really stored: blocks of which a fixed share are outliers, so that bytes are known beforehand.
+    """SmaQ, really stored: a fixed share of each block are outliers, so that the bytes are known beforehand.
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
-    2021, DOI 10.1109/LCA.2021.3108505, which publishes no layout; this one is of :mod:`actbench.ops.smaq.format`. The
-    numbers farthest from the mean of their block are its outliers, and the farthest ends their range: none is clipped.
-    The part is one vector of bytes. A block with a value that is not finite, or from 2**126 on, is NaN, all of it.
+    2021, DOI 10.1109/LCA.2021.3108505. The paper publishes no layout; this one is :mod:`actbench.ops.smaq.format`. The
+    numbers farthest from the mean of their block are its outliers. The farthest sets their range, so none is clipped.
+    The part is one vector of bytes. A block with a value that is not finite, or of magnitude 2**126 or more, decodes to
+    NaN.
     """
 
     name: ClassVar[str] = "smaq"
@@ -190,9 +192,9 @@ class Smaq(SmaqParameters, Encoding):
         return reference.half_steps(parts[0], count, self.form)
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return, of whole blocks, ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number."""
+        """Return ``main_bits + (outlier_bits - main_bits) outliers + 64 / block`` bits a number, for whole blocks."""
         return self.form.packed_bytes(math.prod(shape))
 
     def largest(self, dtype: torch.dtype) -> float:
-        """Return the number below 2**126: from there on a difference of two, and what it decodes to, may overflow."""
+        """Return the largest number below 2**126: from there on, differences and decoded values may overflow."""
         return at_most(math.nextafter(reference.HUGE, 0.0), dtype)

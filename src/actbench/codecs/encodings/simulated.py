@@ -15,15 +15,14 @@ from actbench.codecs.encodings.encoding import Encoding, Parts, Statistics, at_m
 from actbench.ops.arguments import wide
 
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
-_LARGEST = 2.0**40  # CUDA sums squares in float32, which has room for those of 2**40 such numbers
+_LARGEST = 2.0**40  # CUDA sums squares in float32, which holds the sum of 2**40 such squares
 
 
 class SmaqSimulated(Encoding):
-    """SmaQ as its authors ran it: numbers are quantized and made numbers again at once, and bits are only counted.
+    """SmaQ as its authors ran it: numbers are quantized and dequantized at once, and bits are only counted.
 
     Paper: Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering", IEEE CAL 20(2),
-    2021, DOI 10.1109/LCA.2021.3108505. Of the standardized value z = (x - mean) / deviation, over the whole tensor,
-    with L = 2**(bits - 2) - 1::
+    2021, DOI 10.1109/LCA.2021.3108505. Let z = (x - mean) / deviation over the whole tensor, L = 2**(bits - 2) - 1::
 
         |z| <= main_threshold    rounded in steps of main_threshold / L_main
         |z| >  main_threshold    sign(z) (|z| - main_threshold) rounded in steps of
@@ -35,17 +34,17 @@ class SmaqSimulated(Encoding):
     Not reproduced: the narrower limits of the deviation under 16-bit trainers, which scale small tensors down.
 
     Attributes:
-        main_bits: Of values up to the first threshold, the tag and the sign among them; at least 3.
-        outlier_bits: Of values beyond it; at least 3.
-        main_threshold: In deviations.
-        outlier_threshold: In deviations; where the codes of outliers end.
+        main_bits: Bits of values up to ``main_threshold``, tag and sign included; at least 3.
+        outlier_bits: Bits of values beyond it; at least 3.
+        main_threshold: Where outliers begin, in deviations.
+        outlier_threshold: Where the codes of outliers end, in deviations.
         statistics: full: mean and unbiased deviation; sample: those of ``samples`` random elements, biased;
             range: deviation as (max - min) / sqrt(2 ln n).
-        samples: How many elements ``sample`` looks at.
+        samples: How many elements ``sample`` reads.
         rounding: Stochastic, to the nearest, or truncate toward zero (the authors' other choice).
         clamp: Whether codes are clipped to the bits that are counted.
         nonnegative: Whether results below zero become zero, as for Adam's second moment.
-        min_size: Elements below which a tensor stays as it is.
+        min_size: A tensor with fewer elements stays as it is.
     """
 
     name: ClassVar[str] = "smaq_simulated"
@@ -79,7 +78,7 @@ class SmaqSimulated(Encoding):
             return (values.clone(),)
         mean, deviation = moments(wide(values), self.statistics, self.samples, seed)
         found = self.quantized(wide(values), mean, deviation, seed)
-        # A step upwards may pass the largest float16, and a value be too many deviations of a sample away.
+        # Rounding up may pass the largest float16. So may a value that is very many deviations of a sample away.
         return (torch.where(values.isinf(), found.to(x.dtype), within(found, x.dtype)),)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -87,11 +86,11 @@ class SmaqSimulated(Encoding):
         return parts[0].view(shape).to(dtype)
 
     def packed_bytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        """Return the bytes of the tensor itself, which is what is stored."""
+        """Return the bytes of the tensor itself: nothing is packed."""
         return math.prod(shape) * dtype.itemsize
 
     def largest(self, dtype: torch.dtype) -> float:
-        """Return 2**40, up to which the deviation is finite on all devices; on a CPU values far above come back too."""
+        """Return 2**40: up to it the deviation is finite on every device. A CPU takes far larger values."""
         return at_most(_LARGEST, dtype)
 
     def counted_bits(self, x: Tensor, seed: Tensor) -> float | None:
@@ -104,7 +103,7 @@ class SmaqSimulated(Encoding):
         return self.main_bits + (self.outlier_bits - self.main_bits) * outliers / values.numel()
 
     def quantized(self, values: Tensor, mean: Tensor, deviation: Tensor, seed: Tensor) -> Tensor:
-        """Return what is left of values, float32 or float64, that are standardized by these two."""
+        """Quantize and dequantize float32 or float64 values, standardized by this mean and deviation."""
         z = self._standardized(values, mean, deviation)
         most_main, most_outlier = 2 ** (self.main_bits - 2) - 1, 2 ** (self.outlier_bits - 2) - 1
         main_rate = most_main / self.main_threshold

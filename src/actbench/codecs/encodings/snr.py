@@ -1,4 +1,4 @@
-"""How much of a tensor an encoding keeps, in decibels, for what bits, and the numbers that it is tried on."""
+"""The signal-to-noise ratio of encodings, their bits, and the distributions that they are tried on."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ DISTRIBUTIONS: Final[dict[str, Distribution]] = {
     "product": lambda generator, count: normal(generator, count) * normal(generator, count),
     "lognormal": lambda generator, count: 1e-8 * torch.exp(2 * normal(generator, count)),
 }
-"""By name: normal; the same times 1e-6, as gradients are; Laplace; Student's t with 3 degrees of freedom; ReLU and
-GELU of normal numbers; products of two of them; and 1e-8 times the exponential of twice one, as Adam's second moments
-are."""
+"""By name: normal numbers; normal numbers times 1e-6, like gradients; Laplace; Student's t with 3 degrees of freedom;
+ReLU and GELU of normal numbers; products of two normal numbers; and ``1e-8 exp(2 x)`` of normal x, like Adam's second
+moments.
+"""
 
 
 class Quality(Data):
-    """What an encoding does to numbers of a distribution.
+    """The quality of one encoding on one distribution.
 
     Attributes:
-        encoding: Its specification.
-        stored: False where it only simulates.
+        encoding: The specification of the encoding.
+        stored: False where the encoding only simulates.
         distribution: The name of the distribution.
         elements: How many numbers were encoded, as float32.
-        bits: Bits per element of the parts, all metadata among them.
+        bits: Bits per element of the parts, all metadata included.
         counted_bits: Bits per element that the authors count, where nothing is stored.
         snr_db: ``10 log10(sum x**2 / sum error**2)``, in decibels; infinite where nothing is lost.
     """
@@ -83,7 +84,7 @@ def snr_db(x: Tensor, restored: Tensor) -> float:
 
 
 def quality(encoding: Encoding, name: str, x: Tensor, seed: Tensor) -> Quality:
-    """Encode and decode x, of at least one element, and say what was kept and what it took."""
+    """Encode and decode x, of at least one element, and return the quality."""
     parts = encoding.encode(x, seed)
     return Quality(
         encoding=encoding.spec,
@@ -99,9 +100,10 @@ def quality(encoding: Encoding, name: str, x: Tensor, seed: Tensor) -> Quality:
 def snr_table(
     encodings: Sequence[Encoding], distributions: Mapping[str, Distribution], seed: int, elements: int = 2**20
 ) -> list[Quality]:
-    """Return the quality of each encoding on each distribution, the distributions of one encoding side by side.
+    """Return the quality of each encoding on each distribution, encoding after encoding.
 
-    All encodings see the same ``elements`` numbers of each distribution; the seed is theirs and that of the rounding.
+    All encodings see the same ``elements`` numbers of each distribution; ``seed`` draws the numbers and the noise of
+    rounding.
     """
     noise = torch.tensor(seed)
     found: dict[tuple[int, str], Quality] = {}

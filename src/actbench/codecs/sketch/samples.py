@@ -1,7 +1,8 @@
-"""Sketches that are rows of the matrix, and how rows are drawn: no product with S, O(k d) work, k rows to keep.
+"""Sketches made of drawn rows of the matrix: no product with S, O(k d) work, k rows to store.
 
-``rows`` and ``rows_distinct`` draw rows with the same chance and are made again from their seed. ``norm`` and ``wta``
-look at the lengths of the rows of X, which the backward pass does not have, so the drawn rows are kept as numbers.
+``rows`` and ``rows_distinct`` draw all rows with the same probability and repeat the draw from the seed. ``norm`` and
+``wta`` need the lengths of the rows of X, which the backward pass does not have, so they store the numbers of the drawn
+rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _FRACTION_BITS = 52
 
 
 def uniform(seed: Tensor, rows: int, size: int, device: torch.device) -> Tensor:
-    """Return ``size`` rows drawn with replacement, each with the same chance: (size,) int64."""
+    """Return ``size`` rows drawn with replacement, each with the same probability: (size,) int64."""
     return (random_words(seed, 0, size, device) & _POSITIVE) % rows
 
 
@@ -51,7 +52,7 @@ Weighted = Literal["norm", "wta"]
 def project(matrix: Tensor, seed: Tensor, size: int, kind: Uniform) -> Tensor:
     """Return sqrt(rows / k) times k uniformly drawn rows of (rows, d), ``(k, d)`` in the working type.
 
-    ``rows`` draws with replacement, ``rows_distinct`` without; the 0-d int64 seed on the CPU stands for the draw.
+    ``rows`` draws with replacement, ``rows_distinct`` without. The seed, 0-d int64 on the CPU, fixes the draw.
     """
     rows = matrix.shape[0]
     draw = distinct if kind == "rows_distinct" else uniform
@@ -66,8 +67,8 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[T
 
     Returns:
         The weighted rows, (k, d) in the working type, and their numbers in the matrix, (k,) int32, 4 k bytes (int64
-            from 2**31 rows on). NaN or infinity anywhere in the matrix makes NaN of the sketch. Chances come from sums
-            in float64 whose last bit may differ between devices, and with it, rarely, a row.
+            from 2**31 rows on). NaN or infinity anywhere in the matrix makes NaN of the sketch. Probabilities come from
+            float64 sums; their last bit may differ between devices, and so, rarely, may a drawn row.
     """
     chosen, weights = _CHOICES[kind](row_norms(matrix), seed, size)
     numbers = chosen.to(number_type(matrix.shape[0]))
@@ -75,7 +76,7 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[T
 
 
 def number_type(rows: int) -> torch.dtype:
-    """Return the type in which the numbers of so many rows are kept."""
+    """Return the type that stores the numbers of ``rows`` rows."""
     return torch.int32 if rows <= 2**31 else torch.int64
 
 
@@ -94,9 +95,8 @@ def row_norms(matrix: Tensor) -> Tensor:
 def winners(ascending: Tensor, size: int) -> Tensor:
     """Return how many of the longest rows ``wta`` keeps: c of 0 .. k - 1 with the least (1 - sum_C p) / (k - c).
 
-    That is the rule of arXiv 2305.15265: what is left to chance then has the smallest weight. ``ascending`` are the
-    cumulative sums of the lengths, the shortest row first. It is a 0-d int64 tensor, so that nothing waits for the
-    device.
+    This rule of arXiv 2305.15265 gives the drawn rows the smallest weight. ``ascending`` holds the cumulative sums of
+    the lengths, the shortest row first. The result is a 0-d int64 tensor, so that nothing waits for the device.
     """
     left = ascending.flip(0)[:size]
     return (left / torch.arange(size, 0, -1, device=left.device)).argmin()
@@ -122,9 +122,9 @@ def _winner_take_all(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Te
 
 
 def _drawn(upto: Tensor, total: Tensor, seed: Tensor, size: int) -> Tensor:
-    """Return the first places where the cumulative sums exceed random parts of the total: rows of length 0 never do.
+    """Return where the cumulative sums first exceed random fractions of the total; rows of length 0 are never drawn.
 
-    A part that rounding has made the total lies behind the last place.
+    A fraction that rounds up to the total gives the place behind the last.
     """
     return torch.searchsorted(upto, fractions(seed, size, upto.device) * total, right=True)
 

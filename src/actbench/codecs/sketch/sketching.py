@@ -1,8 +1,8 @@
-"""The kinds of sketch behind one face, sketches by a seed of their own, and their exact variances.
+"""All kinds of sketch behind one interface, sketches with a fresh seed, and their exact variances.
 
-One operator draws the seed of a sketch and uses it: of two, a compiler may keep the sketch of the forward pass and draw
-again in the backward pass, where the new seed makes another matrix S (docs/decisions/0005). It has no tag
-``nondeterministic_seeded``, so that a compiler may make one of two sketches of one input, as layers do uncompiled.
+One operator draws the seed and makes the sketch. With two operators, a compiler might save the sketch of the forward
+pass but draw the seed again in the backward pass, which makes another matrix S (docs/decisions/0005). The operator has
+no tag ``nondeterministic_seeded``, so that a compiler may merge two sketches of one input, as layers do uncompiled.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Sketching:
-    """How large a sketch is and how it is made.
+    """Kind and size of a sketch.
 
     Attributes:
-        kind: What S is.
+        kind: Kind of S.
         ratio: Rows of the sketch per row of the matrix, above 0 and at most 1; unused where ``dim`` is given.
         dim: Rows of the sketch.
         min: The fewest rows that a ratio may give.
-        max: The most rows that a ratio may give.
+        max: The most rows of the sketch.
     """
 
     kind: Kind = "gaussian"
@@ -42,7 +42,7 @@ class Sketching:
     max: int | None = None
 
     def size(self, rows: int) -> int:
-        """Return k, at least 1, for a matrix of so many rows. From k = rows on, the matrix itself is the smaller."""
+        """Return k, at least 1, for a matrix of ``rows`` rows. From k = rows on, the matrix itself is smaller."""
         size = self.dim if self.dim is not None else max(int(self.ratio * rows), self.min or 1)
         return max(1, size if self.max is None else min(size, self.max))
 
@@ -54,9 +54,7 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Kind) -> tuple[Tenso
         matrix: (rows, d), of a float type.
         seed: 0-d int64 CPU tensor, fresh for each sketch.
         size: k, the rows of the sketch, below ``rows``.
-        kind: What S is.
-
-    Returns:
+        kind: Kind of S.
         The sketch, (k, d) in float64 for a float64 matrix and float32 for all others, scaled so that it can be stored
             in half precision; and the key: the seed itself, 8 bytes, or for ``norm`` and ``wta`` the numbers of the
             drawn rows, (k,) int32 on the matrix's device, 4 k bytes.
@@ -74,10 +72,10 @@ def key_like(matrix: Tensor, size: int, kind: Kind) -> Tensor:
 
 
 def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
-    """Return what a matrix contributes to the estimate of its product with the one whose sketch has this key.
+    """Return the factor of a matrix in the estimate of its product with the matrix whose sketch has this key.
 
-    For ``norm`` and ``wta``, whose sketch holds the weights of the rows, these are the rows as they are; for the others
-    it is the sketch S M: (k, d) in float64 for a float64 matrix and in float32 for all others.
+    For ``norm`` and ``wta``, whose sketch holds the weights of the rows, this is the drawn rows without weights; for
+    the other kinds it is the sketch S M: (k, d) in float64 for a float64 matrix and in float32 for all others.
     """
     if kind == "gaussian" or kind == "rademacher":
         return transforms.project(matrix, key, size, kind)
@@ -105,9 +103,9 @@ def _traced(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[
 
 
 def fresh_sketch(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the sketch of a matrix (rows, d) by a fresh seed, in a type, and the key that S is made again from.
+    """Return the sketch of a matrix (rows, d) with a fresh seed, as ``dtype``, and the key that S is made again from.
 
-    Who traces sees one operator. Otherwise its parts run as they are, so that simulations see what they allocate.
+    A tracer sees one operator. Otherwise its parts run one by one, so that simulations see what they allocate.
 
     Raises:
         KernelError: A CUDA graph is being captured, or the seed cannot be drawn.
@@ -152,7 +150,7 @@ def variance(kind: Kind, x: Tensor, y: Tensor, size: int) -> float:
 def batch_variance(x: Tensor, y: Tensor) -> float:
     """Return D_SGD^2, the variance that the weight gradient Y^T X has anyway from the choice of its B >= 2 rows.
 
-    B/(B-1) sum_i |x_i|^2 |y_i|^2 - |X^T Y|^2 / (B-1), arXiv 2201.13195, what the variance of a sketch is compared with.
+    B/(B-1) sum_i |x_i|^2 |y_i|^2 - |X^T Y|^2 / (B-1); arXiv 2201.13195 compares the variance of a sketch with it.
     """
     rows = x.shape[0]
     spread = float(_row_squares(x) @ _row_squares(y))

@@ -8,8 +8,8 @@ random signs first, then k different rows.
 Without random signs a transform only moves what the rows hold: where X and Y have a common mean or are smooth along the
 rows, a few frequencies hold everything, and the estimate is worse than one from plain rows. Signs prevent that.
 
-Columns are transformed a few at a time: beside the result exist about four copies of 2 MiB of them, or of 8 columns
-where these are more.
+Columns are transformed in chunks of 2 MiB, or of 8 columns where these are larger. Besides the result, about four
+copies of a chunk exist.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAST_ROWS = 64  # with fewer, adding to the (k, d) sums moves more bytes than 
 
 
 def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tensor:
-    """Return S M / sqrt(k), S (k, rows) of entries of mean 0 and mean square 1: (k, d) in the working type.
+    """Return S M / sqrt(k) for S (k, rows) with entries of mean 0 and mean square 1: (k, d) in the working type.
 
     Besides the result, at most 2 MiB of S exist at a time, or 64 rows of S^T where these are more.
     """
@@ -57,8 +57,8 @@ def fourier(matrix: Tensor, seed: Tensor, size: int, kind: Fourier) -> Tensor:
 def transform_rows(matrix: Tensor, chosen: Tensor, kind: Fourier) -> Tensor:
     """Return the chosen rows of the orthonormal transform along the first dimension, (k, d) in the working type.
 
-    Both are read off one real FFT: row i is ``a_i Re F_f + b_i Im F_f`` of some frequency f. Rows 0 .. N // 2 of
-    ``dft`` are cosines, the rest sines; row i of ``dct`` is frequency i.
+    One real FFT gives both: row i is ``a_i Re F_f + b_i Im F_f`` of some frequency f. Rows 0 .. N // 2 of ``dft`` are
+    cosines, the rest sines; row i of ``dct`` is frequency i.
     """
     dtype = working_type(matrix)
     frequency, real, imaginary = (_dct if kind == "dct" else _dft)(chosen, matrix.shape[0])
@@ -76,8 +76,8 @@ def transform_rows(matrix: Tensor, chosen: Tensor, kind: Fourier) -> Tensor:
 def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
     """Return sqrt(P / k) R H D M: signs D, the orthonormal Hadamard transform H over P rows, k different rows R of it.
 
-    P is N rounded up to a power of two; the rows of zeros that are missing are added to a few columns at a time. Words
-    0 .. P - 1 of the seed draw the rows, the bits from word P on are the signs.
+    P is N rounded up to a power of two; rows of zeros are added to a few columns at a time. Words 0 .. P - 1 of the
+    seed's noise draw the rows; the bits from word P on are the signs.
     """
     rows, dtype = matrix.shape[0], working_type(matrix)
     padded = 1 << max(rows - 1, 0).bit_length()

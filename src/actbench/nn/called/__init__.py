@@ -1,4 +1,4 @@
-"""Activations that a model calls as functions: which there are, who calls them, and reaching them as the model runs."""
+"""Activations that a model calls as functions: the functions, the modules that call them, and their interception."""
 
 from actbench.nn.called.forward import CalledForward, StandIn, reach_calls, refuse_compiled_calls
 

@@ -1,9 +1,9 @@
-"""Which activation functions the code of a module calls, as far as its bytecode says.
+"""Finds the activation functions that the code of a module calls, by its bytecode.
 
-Nothing is run. A name is followed from the globals, the closure or the module itself to what it stands for: a function
-of torch, a table of these, or a function or method of the model's own, which is read in turn. Of a method whose object
-nobody knows (``x.relu()``) the name is taken for that of a tensor's. What hides behind more than that (``getattr`` of a
-name put together, a function that is given as an argument) is not found.
+Nothing is run. A name is followed from the globals, the closure or the module itself to its value: a function of torch,
+a table of these, or a function or method of the model's own, which is read in turn. A method of an unknown object
+(``x.relu()``) is taken for a tensor's method. Anything more hidden (``getattr`` of a composed name, a function that is
+passed as an argument) is not found.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _UNKNOWN = object()
 _SELF = "self"
 _LIBRARIES = ("torch", "numpy", "builtins", "typing", "functools")
 _NEUTRAL = ("CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "RESUME")
-_TABLES = (dict, OrderedDict, list, tuple)  # and no subclass: one may import or make its entries as they are asked for
-_LONGEST = 256  # entries of a table that is looked through
+_TABLES = (dict, OrderedDict, list, tuple)  # and no subclass: it may import or make its entries on access
+_LONGEST = 256  # the most entries of a table that is searched
 
 
 def functions_called(module: nn.Module) -> tuple[Any, ...]:
     """Return the functions of :data:`~actbench.nn.called.functions.FUNCTIONS` that the code of a forward calls.
 
-    Those of the modules inside are theirs.
+    Calls by the modules inside it are not included.
     """
     reader = _Reader()
     reader.forward(module)
@@ -54,7 +54,7 @@ class _Reader:
             self._value(bound, module)
 
     def _method(self, module: nn.Module, name: str) -> bool:
-        """Read every definition of a method by the classes of a module, and say whether there is one."""
+        """Read every definition of a method by the classes of a module, and return whether there is one."""
         found = False
         for cls in type(module).__mro__:
             if cls is nn.Module:
@@ -70,12 +70,12 @@ class _Reader:
         return found
 
     def _value(self, value: Any, module: nn.Module) -> None:
-        """Take note of what a name stands for."""
+        """Note the value of a name, or read it if it is a function."""
         if type(value) in _TABLES:
             if len(value) > _LONGEST:
                 return
             for entry in value.values() if isinstance(value, dict) else value:
-                self._note(entry)  # and no more: of a table of losses one is called, or none
+                self._note(entry)  # but read none: of a table of losses one is called, or none
         elif isinstance(value, functools.partial):
             self._value(value.func, module)
         elif isinstance(value, MethodType):
@@ -84,12 +84,12 @@ class _Reader:
             self._function(value, module)
 
     def _note(self, value: Any) -> bool:
-        """Note a value that is one of the functions, and say whether it is."""
+        """Note a value if it is one of the functions, and return whether it is."""
         try:
             found = ALIASES.get(value, value)
             if found not in FUNCTIONS:
                 return False
-        except TypeError:  # of no hash
+        except TypeError:  # not hashable
             return False
         self.found[found] = None
         return True
@@ -123,12 +123,12 @@ class _Reader:
                 elif isinstance(argument, CodeType):
                     self._code(argument, names, closure, module)
                 elif isinstance(value, _Super):
-                    continue  # from the arguments of super() to its attribute
+                    continue  # between the arguments of super() and its attribute
                 value = _UNKNOWN
             value = self._noted(value, module)
 
     def _noted(self, value: Any, module: nn.Module) -> Any:
-        """Return a value that was read, once what it calls is noted."""
+        """Note what a value calls, and return the value."""
         if value is super:
             return _Super()
         if value is not _UNKNOWN and not isinstance(value, nn.Module | _Super):
@@ -162,5 +162,5 @@ def _contents(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # nothing was put there yet
+        except ValueError:  # the cell is still empty
             yield _UNKNOWN

@@ -1,4 +1,4 @@
-"""Reaching activations that a model calls as functions, while the modules that call them run."""
+"""Intercepts activations that a model calls as functions, while the modules that call them run."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from actbench.nn.refusals import is_compiled
 from actbench.nn.wrapped import checkpoint_hook, has_own_functions
 
 StandIn = Callable[[nn.Module, Tensor | None], nn.Module | None]
-"""From a layer of torch, and a tensor where it will run, to the layer that keeps less; None for one that stays."""
+"""From a layer of torch, and a tensor on its device, to the layer that saves less; None for one that stays."""
 
 _left: ContextVar[bool] = ContextVar("_left", default=False)
 
 
 class CalledForward(ReboundForward):
-    """A forward in which functions are computed by the layers that stand in for the layers of these functions.
+    """A forward in which layers that save less compute the called activation functions.
 
-    So they keep the same bytes and have the same gradients as layers. What module a function is called in, the module
-    itself or one inside of it, makes no difference. Nothing is registered on the module: the layers here are found by
-    function, arguments and device, and made anew where they are not there.
+    So functions save the same bytes and have the same gradients as layers. It makes no difference whether the module
+    itself or one inside it calls a function. Nothing is registered on the module: the layers are found by function,
+    arguments and device, and made when they are missing.
 
     Args:
         module: The module whose code calls them.
-        stand_in: Gives the layers.
+        stand_in: Returns the layers.
     """
 
     def __init__(self, module: nn.Module, stand_in: StandIn) -> None:
@@ -50,7 +50,7 @@ class CalledForward(ReboundForward):
             return self.inner(module, *args, **kwargs)
 
     def layer(self, called: Called, call: Call) -> nn.Module | None:
-        """Return the layer that computes a call, where its input is; None where the call stays as it is."""
+        """Return the layer that computes a call, on its input's device; None if the call stays as it is."""
         x = call.input
         if not isinstance(x, FakeTensor):
             key = (called.kind, call.settings, x.device)
@@ -59,20 +59,19 @@ class CalledForward(ReboundForward):
             return self._layers[key]
         in_mode = (called.kind, call.settings, x.device, x.fake_mode)
         if in_mode not in self._fake:
-            with _disable_current_modes():  # what watches operators would take its constants for the model's results
+            with _disable_current_modes():  # watching modes would count its constants as the model's results
                 self._fake = {**self._of_mode(x.fake_mode), in_mode: self._made(called, call)}
         return self._fake[in_mode]
 
     def _of_mode(self, mode: Any) -> dict[Any, nn.Module | None]:
-        """Return the layers of a fake tensor mode; those of others, which are over, are let go."""
+        """Return the layers of a fake tensor mode, without those of modes that have ended."""
         return {key: layer for key, layer in self._fake.items() if key[-1] is mode}
 
     def _made(self, called: Called, call: Call) -> nn.Module | None:
         if torch.compiler.is_compiling():
             raise ConversionError(
-                f"{called.name} is called with arguments of which no call was seen before, and torch.compile cannot "
-                "make the layer for it; run a training step of the converted model once before it is compiled as one "
-                "graph"
+                f"{called.name} is called with arguments that no earlier call had, and torch.compile cannot make the "
+                "layer for it; run a training step of the converted model once before it is compiled as one graph"
             )
         exact = called.layer(call.settings)
         return None if exact is None else self.stand_in(exact, call.input)
@@ -87,7 +86,7 @@ class CalledForward(ReboundForward):
 
 
 class _LeftForward(ReboundForward):
-    """The forward of an activation layer that was left alone for a reason, which holds for the function it calls."""
+    """The forward of an activation layer that stays; the function that it calls stays too."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
@@ -99,10 +98,10 @@ class _LeftForward(ReboundForward):
 
 
 class _Reaching(TorchFunctionMode):
-    """Sees the functions that are called in a with-block, and has a forward's layers compute those it has layers for.
+    """Intercepts functions called in a with-block; a forward's layers compute those that it has layers for.
 
-    What a module's own code checkpoints runs again in the backward pass outside of the block, and so is left alone in
-    its first run too.
+    What a module's own code checkpoints runs again outside of the block, in the backward pass, so its first run is not
+    intercepted either.
     """
 
     def __init__(self, forward: CalledForward) -> None:
@@ -113,7 +112,7 @@ class _Reaching(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the function, or the layer that stands in for it."""
+        """Call the function, or the layer that computes it."""
         kwargs = kwargs or {}
         called = FUNCTIONS.get(func)
         if called is None or _left.get() or not torch.is_grad_enabled():
@@ -133,12 +132,12 @@ class _Reaching(TorchFunctionMode):
 
 
 class Host(NamedTuple):
-    """A module whose code calls functions that are reached now.
+    """A module whose calls of functions are intercepted.
 
     Attributes:
-        path: Of the module in the model.
-        names: Of the functions.
-        layers: Those that stand in for them, with the functions' default arguments.
+        path: Path of the module in the model.
+        names: Names of the functions.
+        layers: The layers that compute them, with the functions' default arguments.
     """
 
     path: str
@@ -147,12 +146,12 @@ class Host(NamedTuple):
 
 
 def reach_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Module], bool]) -> list[Host]:
-    """Bind a forward on each module of a model whose code calls functions that a layer stands in for.
+    """Bind a forward on each module of a model whose code calls functions that a layer can compute.
 
     Args:
-        model: The model, in which layers are replaced already, and :func:`refuse_compiled_calls` was asked before.
-        stand_in: Gives the layers, and by that says which functions are wanted.
-        is_left: Whether a module is an activation layer that was left alone; the function that it calls is, too.
+        model: The model, whose layers are replaced already; call :func:`refuse_compiled_calls` first.
+        stand_in: Returns the layers, and so decides which functions are wanted.
+        is_left: Whether a module is an activation layer that stays; the function that it calls stays too.
 
     Returns:
         These modules, in the order of the model.
@@ -173,10 +172,10 @@ def reach_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Modul
 
 
 def refuse_compiled_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Module], bool]) -> None:
-    """Refuse, before anything of a model is changed, what :func:`reach_calls` would bind a forward on in vain.
+    """Refuse, before the model is changed, a model on which :func:`reach_calls` would bind a forward in vain.
 
     Raises:
-        ConversionError: A module whose code calls functions is compiled by itself or in a part that is.
+        ConversionError: A module whose code calls functions is compiled, or is inside a compiled part.
     """
     if any(map(is_compiled, model.modules())):
         for path, forward, _ in _calling(model, stand_in):
@@ -185,7 +184,7 @@ def refuse_compiled_calls(model: nn.Module, stand_in: StandIn, is_left: Callable
 
 
 def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledForward, dict[str, nn.Module]]]:
-    """Yield the modules that call functions: their paths, forwards that are not bound yet, and layers by function."""
+    """Yield the modules that call functions: path, forward that is not bound yet, and layers by function."""
     like = next(model.parameters(), None)
     place = torch.empty(0) if like is None else like
     for path, module in model.named_modules():
@@ -198,7 +197,7 @@ def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledF
 
 
 def _wanted(forward: CalledForward, functions: tuple[Any, ...], place: Tensor) -> Iterator[tuple[str, nn.Module]]:
-    """Give the names of those functions that a layer stands in for, with the layer."""
+    """Yield the names of the functions that a layer can compute, with the layer."""
     for called in map(FUNCTIONS.__getitem__, functions):
         layers = [forward.layer(called, Call(place, (*settings, *called.fixed))) for settings in called.examples]
         found = [layer for layer in layers if layer is not None]

@@ -1,4 +1,4 @@
-"""The activation functions of torch under each name that a model may call, and the layer that each one is."""
+"""The activation functions of torch under each name that a model may call, and the layer of each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Settings = tuple[tuple[str, Any], ...]
-"""Names and values of what a layer is made with."""
+"""Names and values of a layer's arguments."""
 
 
 class Call(NamedTuple):
-    """A call of a function: on which tensor, and as what layer."""
+    """A call of a function: its input, and the arguments of the layer that computes it."""
 
     input: Tensor
     settings: Settings
@@ -27,11 +27,11 @@ class Called:
     """A function that a layer computes too.
 
     Attributes:
-        name: As a reader writes it.
+        name: Its name for a reader.
         kind: Class of the layer.
-        parameters: Names of the arguments behind the tensor, in their order; those of the layer are the same.
-        named: Those that are given by name alone.
-        fixed: What the layer is made with beside them.
+        parameters: Names of the arguments after the tensor, in their order; the layer has the same.
+        named: Arguments that are passed by name only.
+        fixed: Further arguments of the layer.
         examples: Values with which the layer computes functions of different names; some for a class without defaults.
     """
 
@@ -43,7 +43,7 @@ class Called:
     named: tuple[str, ...] = ()
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-        """Return what a call is of; None for arguments that no layer has, such as ``out``."""
+        """Return the call with these arguments; None for arguments that no layer has, such as ``out``."""
         given = dict(zip(("input", *self.parameters), args, strict=False))
         if len(given) < len(args) or any(name in given for name in kwargs):
             return None
@@ -55,15 +55,15 @@ class Called:
         for name, value in given.items():
             if name not in names or not isinstance(value, bool | int | float | str):
                 return None
-        # torch hands over all arguments, and torch.compile those of the call; what is not a default is the same
+        # torch passes all arguments, torch.compile only those of the call; the non-default ones are the same
         settings = [(name, given[name]) for name in names if name in given and given[name] != defaults.get(name)]
         return Call(x, (*settings, *self.fixed))
 
     def layer(self, settings: Settings) -> nn.Module | None:
-        """Return the layer that computes the function with these settings; None where torch has no such layer."""
+        """Return the layer that computes the function with these settings, or None if torch has none."""
         try:
             return self.kind(**dict(settings))
-        except AssertionError:  # hardtanh of a range that is none
+        except AssertionError:  # hardtanh of an empty range
             return None
 
 
@@ -114,7 +114,9 @@ FUNCTIONS: dict[Any, Called] = {
         (torch.threshold_, "torch.threshold_", ("threshold", "value"), _OVER),
     )
 }
-"""``sigmoid_`` and ``tanh_`` are left out: no layer works so. ``F.sigmoid`` and ``F.tanh`` call the tensor's method."""
+"""``sigmoid_`` and ``tanh_`` are left out: no layer works in place like them. ``F.sigmoid`` and ``F.tanh`` call the
+tensor's method.
+"""
 
 _DEFAULTS: dict[type[nn.Module], dict[str, Any]] = {
     kind: {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
@@ -129,4 +131,4 @@ METHODS: dict[str, Any] = {
 """Methods of tensors, by name."""
 
 ALIASES: dict[Any, Any] = {F.sigmoid: Tensor.sigmoid, F.tanh: Tensor.tanh}
-"""What functions call that override nothing themselves."""
+"""Functions that cannot be intercepted, with the tensor methods that they call."""

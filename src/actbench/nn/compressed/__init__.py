@@ -1,4 +1,4 @@
-"""Layers with torch's own forward pass whose backward pass has only what was packed of their input."""
+"""Layers with torch's own forward pass, whose backward pass reads their packed input."""
 
 from actbench.nn.compressed.layers import compressed
 

@@ -27,14 +27,14 @@ class Averaged(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, dims: int, arguments: tuple[Any, ...]) -> Tensor:
         """Return the averages."""
         ctx.shape, ctx.dims, ctx.arguments = x.shape, dims, arguments
-        ctx.order = torch_order(x) if dims == 2 else None  # as torch lays out its gradient
+        ctx.order = torch_order(x) if dims == 2 else None  # the layout of torch's gradient
         averages: Tensor = (aten.avg_pool2d if dims == 2 else aten.avg_pool3d).default(x, *arguments)
         return averages
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient; in place of the input, whose values it does not read, torch gets the result's memory."""
+        """Return the gradient; torch does not read the input's values, so it gets the result's memory as input."""
         found = blank(ctx.shape, ctx.order, grad)
         write = aten.avg_pool2d_backward if ctx.dims == 2 else aten.avg_pool3d_backward
         write.grad_input(grad, found, *ctx.arguments, grad_input=found)
@@ -55,7 +55,7 @@ class AveragedTo(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient; torch reads no value of the input, only its layout."""
+        """Return the gradient; torch reads only the layout of the input."""
         in_torch_order = ctx.dims == 2 and ctx.order is not None
         like = blank(ctx.shape, ctx.order, grad) if in_torch_order else grad.new_zeros(()).expand(ctx.shape)
         spread = aten._adaptive_avg_pool2d_backward if ctx.dims == 2 else aten._adaptive_avg_pool3d_backward
@@ -74,7 +74,7 @@ def avg_pool(
 ) -> Tensor:
     """Return ``F.avg_pool1d`` to ``F.avg_pool3d``, of the same arguments."""
     exact: Callable[..., Tensor] = getattr(F, f"avg_pool{dims}d")
-    divisor = () if dims == 1 and divisor_override is None else (divisor_override,)  # in one dimension there is none
+    divisor = () if dims == 1 and divisor_override is None else (divisor_override,)  # one dimension has no divisor
     if not needs_codes(input) or input.dim() - dims not in (1, 2) or (dims == 1 and divisor):
         return exact(input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor)
     kernel = numbers(kernel_size, dims)
@@ -97,7 +97,7 @@ def adaptive_avg_pool(dims: int, input: Tensor, output_size: Any) -> Tensor:  # 
     sizes = zip(asked, input.shape[-dims:], strict=True)
     size = tuple(there if wanted is None else wanted for wanted, there in sizes)
     if all(each == 1 for each in size):
-        return exact(input, output_size)  # a mean, of which torch saves nothing
+        return exact(input, output_size)  # a mean, for which torch saves nothing
     if dims > 1:
         averages: Tensor = AveragedTo.apply(widened(input, dims), size)
         return averages

@@ -1,11 +1,11 @@
-"""Batch norm, over several processes too, that packs its input.
+"""Batch norm that packs its input, in one or several processes.
 
 With xhat = (x - mean) * invstd over M values of a channel, and y = weight * xhat + bias, in training
 
     dx = weight * invstd * (dy - sum(dy) / M - xhat * sum(dy * xhat) / M)
 
 (Ioffe and Szegedy 2015, arXiv 1502.03167, section 3). The two sums run over the whole batch, so each piece is decoded
-twice: once for them, once for dx. With the statistics of a whole training set, in evaluation, their terms fall away.
+twice: once for the sums, once for dx. In evaluation, with running statistics, the terms of the sums vanish.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Statistics:
 
 
 def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """Return the sums over each channel of dy and of dy (x - mean), in float32 for halves."""
+    """Return the sums over each channel of dy and of dy (x - mean), in float32 for half types."""
 
     def of(piece: slice) -> tuple[Tensor, Tensor]:
         part = grad[piece].to(wide(grad.dtype))
@@ -94,7 +94,7 @@ def _per_channel(x: Tensor) -> Tensor:
 
 
 def _over_channels(values: Tensor, x: Tensor) -> Tensor:
-    """Return a number for each channel, to be combined with x, in float32 for halves."""
+    """Return a number for each channel, in a shape to combine with x, in float32 for half types."""
     return values.to(wide(x.dtype)).view(-1, *(1 for _ in range(x.dim() - 2)))
 
 
@@ -172,13 +172,13 @@ def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[
 
 
 class BatchNorm(Compressed):
-    """What a batch norm layer gains."""
+    """The forward of a batch norm layer that packs its input."""
 
     weight: Any
     bias: Any
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the name that torch's layers give it)
-        """Return what the exact layer returns, bit for bit, and update its running statistics so."""
+        """Return what the exact layer returns, bit for bit, with the same update of running statistics."""
         if not self.is_worth(input):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
@@ -190,17 +190,17 @@ class BatchNorm(Compressed):
         return output
 
     def is_worth(self, x: Tensor) -> bool:
-        """Return whether a gradient is wanted, and each channel has more than one number."""
+        """Return whether a gradient is needed, and each channel has more than one number."""
         return x.dim() > 1 and x.numel() > x.shape[1] and is_differentiated(x, self.weight, self.bias)
 
     def running(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the running statistics that are to be used or updated."""
+        """Return the running statistics to use or update."""
         layer: Any = self
         is_used = not layer.training or layer.track_running_stats
         return (layer.running_mean, layer.running_var) if is_used else (None, None)
 
     def mode(self) -> tuple[bool, float]:
-        """Count the batch, and return whether its statistics are used, and its share in the running ones."""
+        """Count the batch; return whether its statistics are used, and its share in the running statistics."""
         layer: Any = self
         momentum = 0.0 if layer.momentum is None else layer.momentum
         if layer.training and layer.track_running_stats and layer.num_batches_tracked is not None:
@@ -223,7 +223,7 @@ class CompressedBatchNorm3d(BatchNorm, nn.BatchNorm3d):
 
 
 class SyncBatchNormalization(torch.autograd.Function):
-    """Torch's own function, whose backward runs in pieces of the batch."""
+    """Torch's own function, with a backward pass in pieces of the batch."""
 
     @staticmethod
     def forward(
@@ -254,7 +254,7 @@ class SyncBatchNormalization(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias where they are wanted; the last two are of this process."""
+        """Return the gradients of x, weight and bias that are needed; the last two for this process only."""
         ctx.site.see_gradient(grad)
         for_x, for_weight, for_bias = ctx.needs_input_grad[:3]
         saved, (weight, mean, invstd, counts) = load(ctx, grad)
@@ -290,7 +290,7 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
         if distributed.get_world_size(group) < 2 and input.device.type != "cpu":
             return super().forward(input)
         if input.device.type == "cpu" or not self.is_worth(input):
-            return nn.SyncBatchNorm.forward(self, input)  # on a CPU it refuses
+            return nn.SyncBatchNorm.forward(self, input)  # which refuses a CPU
         self._check_input_dim(input)
         _, momentum = self.mode()
         output: Tensor = SyncBatchNormalization.apply(

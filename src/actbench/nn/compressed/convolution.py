@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones too, that pack their input."""
+"""Convolutions and transposed convolutions that pack their input."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from actbench.nn.saved import SavedTensors, SiteState
 
 
 class Convolution(torch.autograd.Function):
-    """A convolution that finds the gradient of its weight from what was packed of the input.
+    """A convolution that computes the gradient of its weight from the packed input.
 
-    It does so first, and frees the decoded input before it makes the gradient of the input, which needs no values:
-    beside the gradient of the output one of the two is alive, not both.
+    It computes this gradient first, and frees the decoded input before it computes the gradient of the input, which
+    needs no values: so only one of these two exists beside the gradient of the output.
     """
 
     @staticmethod
@@ -96,7 +96,7 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
 
 
 class Direct(Compressed):
-    """What a convolution gains."""
+    """The forward of a convolution that packs its input."""
 
     weight: Tensor
     bias: Any
@@ -112,7 +112,7 @@ class Direct(Compressed):
 
 
 class Transposed(Compressed):
-    """What a transposed convolution gains."""
+    """The forward of a transposed convolution that packs its input."""
 
     groups: int
     stride: tuple[int, ...]

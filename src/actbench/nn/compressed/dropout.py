@@ -1,9 +1,9 @@
-"""Dropout with torch's own random numbers, of which one bit an element is packed.
+"""Dropout with torch's own random numbers that packs one bit an element.
 
-On CUDA torch drops with one operator, ``native_dropout``, and saves its mask, one byte an element. Elsewhere, in place
-and for whole channels it multiplies by noise that is 0 or 1 / (1 - p), and saves the noise in the type of the input.
-Output, generator and gradient are torch's, bit for bit; the backward pass multiplies too, so that an infinite gradient
-at a dropped element gives NaN in both.
+On CUDA torch drops with one operator, ``native_dropout``, and saves its mask, one byte an element. On other devices, in
+place and for whole channels torch multiplies by noise that is 0 or 1 / (1 - p), and saves the noise in the type of the
+input. Output, generator and gradient are torch's, bit for bit; the backward pass multiplies too, so that an infinite
+gradient at a dropped element gives NaN in both.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FusedDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
-        """Return the output; keep uint8 ``(ceil(x.numel() / 8),)``."""
+        """Return the output; save uint8 ``(ceil(x.numel() / 8),)``."""
         output, kept = aten.native_dropout.default(x, p, True)
         ctx.p, ctx.order = p, memory_order(kept)
         codes = packed(kept, 1, ctx.order)
@@ -55,11 +55,11 @@ class FusedDropout(torch.autograd.Function):
 
 
 class NoisyDropout(torch.autograd.Function):
-    """The product with noise, which is made again from its bits."""
+    """The product with noise; the backward pass makes the noise again from its bits."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, p: float, by_channel: bool, inplace: bool) -> Tensor:
-        """Return the output; keep a bit for each element, or for each channel (dimensions 0 and 1)."""
+        """Return the output; save a bit for each element, or for each channel (dimensions 0 and 1)."""
         noise = x.new_empty(_channels(x)) if by_channel else torch.empty_like(x)
         noise.bernoulli_(1 - p)
         ctx.p, ctx.by_channel, ctx.order = p, by_channel, memory_order(noise)
@@ -93,7 +93,7 @@ def _channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _piece_by_piece(function: Callable[[Tensor, int, int], Tensor], grad: Tensor, order: list[int] | None) -> Tensor:
-    """Return ``function(piece, first, last)`` of all pieces of the flat gradient, laid out in this order."""
+    """Return ``function(piece, first, last)`` for all pieces of the flat gradient, in this layout."""
     lying = in_order(grad, order)
     flat, cuts = lying.view(-1), list(pieces(grad.numel()))
     if len(cuts) == 1:
@@ -110,14 +110,14 @@ def _drops(x: Tensor, p: float, training: bool, inplace: bool) -> bool:
 
 
 def _is_cuda(x: Tensor) -> bool:
-    """Return whether torch drops by one operator here; fake cpu tensors stand for those of a CUDA device."""
+    """Return whether torch drops with one operator here; fake cpu tensors stand for CUDA tensors."""
     return x.is_cuda or (isinstance(x, FakeTensor) and not hostmemory.is_the_device())
 
 
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.dropout``, of the same arguments: ``ceil(input.numel() / 8)`` bytes are packed.
+    """Return ``F.dropout`` of the same arguments; ``ceil(input.numel() / 8)`` bytes are packed.
 
-    Torch's function runs where p is 0 or 1, since torch saves nothing then.
+    If p is 0 or 1 torch's function runs, since it saves nothing then.
     """
     if not _drops(input, p, training, inplace):
         return F.dropout(input, p, training, inplace)
@@ -130,9 +130,9 @@ def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool 
 
 
 def channel_dropout(dims: int, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.dropout1d`` to ``F.dropout3d``, of the same arguments: ``ceil(N * C / 8)`` bytes are packed.
+    """Return ``F.dropout1d`` to ``F.dropout3d`` of the same arguments; ``ceil(N * C / 8)`` bytes are packed.
 
-    An input without the dimension of the batch is left to torch.
+    An input without a batch dimension is left to torch.
     """
     exact: Callable[..., Tensor] = getattr(F, f"dropout{dims}d")
     if input.dim() != dims + 2 or not _drops(input, p, training, inplace):

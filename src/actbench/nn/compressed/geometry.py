@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Numbers = int | Sequence[int] | None
-"""One for each spatial dimension, or one for all."""
+"""One number for each spatial dimension, or one for all."""
 
 
 def numbers(given: Numbers, dims: int) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def numbers(given: Numbers, dims: int) -> tuple[int, ...]:
 
 
 def channels_last(x: Tensor) -> torch.memory_format | None:
-    """Return the channels-last format of x; None where x lies in another, or in the usual one too."""
+    """Return the channels-last format of x; None if x has another layout, or is contiguous too."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
     known = layout is not None and not x.is_contiguous() and x.is_contiguous(memory_format=layout)
     return layout if known else None
@@ -36,10 +36,10 @@ class Geometry:
     """The constants of a convolution, a number for each spatial dimension.
 
     Attributes:
-        padding: With zeros, the same on both sides.
-        output_padding: Of a transposed convolution.
-        pads: What the input is padded with before, as ``F.pad`` takes it; empty for nothing.
-        mode: How it is padded before, as ``F.pad`` names it.
+        padding: Padding with zeros, the same on both sides.
+        output_padding: Output padding of a transposed convolution.
+        pads: Padding of the input before the convolution, as ``F.pad`` takes it; empty for none.
+        mode: Mode of this padding, as ``F.pad`` names it.
     """
 
     stride: tuple[int, ...]
@@ -55,7 +55,7 @@ class Geometry:
     def of(cls, layer: Any, output_padding: Sequence[int] | None = None) -> Geometry:
         """Return the geometry of ``nn.Conv1d`` to ``nn.Conv3d`` or a transposed one.
 
-        ``output_padding`` takes the place of the layer's, where a transposed layer is asked for an output size.
+        ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
         is_plain = layer.padding_mode == "zeros"
         given = cls.called(
@@ -83,15 +83,15 @@ class Geometry:
         pads: tuple[int, ...] = ()
         if padding == "same":
             padding, pads = _same(kernel, steps)
-        around = numbers(0 if isinstance(padding, str) else padding, dims)  # the other word is "valid"
+        around = numbers(0 if isinstance(padding, str) else padding, dims)  # else the word is "valid"
         return cls(stride=numbers(stride, dims), padding=around, dilation=steps, groups=groups, pads=pads)
 
     def takes(self, x: Tensor) -> bool:
-        """Return whether x has the dimensions of an input, with or without that of the batch."""
+        """Return whether x has the dimensions of an input, with or without a batch."""
         return x.dim() - len(self.stride) in (1, 2)
 
     def has_batch(self, x: Tensor) -> bool:
-        """Return whether x has the dimension of the batch."""
+        """Return whether x has a batch dimension."""
         return x.dim() == len(self.stride) + 2
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -101,7 +101,7 @@ class Geometry:
         return output if self.has_batch(x) else output.squeeze(0)
 
     def backward(self, grad: Tensor, padded: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
-        """Return the gradients that are wanted of a padded batch, the weight and the bias, and None for the others."""
+        """Return the wanted gradients of a padded batch, the weight and the bias, and None for the others."""
         channels = grad.shape[1]
         return torch.ops.aten.convolution_backward(
             grad, padded, weight, [channels], *self._constants(), output_mask=list(wanted)
@@ -110,19 +110,19 @@ class Geometry:
     def input_gradient(
         self, grad: Tensor, size: Sequence[int], weight: Tensor, layout: torch.memory_format | None
     ) -> Tensor:
-        """Return the gradient of a padded batch, which needs no values of it.
+        """Return the gradient of a padded batch, without its values.
 
-        On the CPU it is the convolution the other way round: ``convolution_backward`` would copy the batch there, even
-        one that is a single zero seen everywhere, where on CUDA it reads no more than its shape. Both have the same
-        bits, but for groups of channels last, which are therefore left to the latter.
+        On the CPU this is the opposite convolution: ``convolution_backward`` would copy the batch there, even an
+        expanded zero, while on CUDA it reads only the shape. Both give the same bits, except for groups in channels
+        last, which use ``convolution_backward``.
 
         Args:
-            grad: Of the output.
-            size: Of the padded batch.
-            weight: As torch's function takes it.
-            layout: The channels-last format of the batch; None for the usual one.
+            grad: Gradient of the output.
+            size: Size of the padded batch.
+            weight: The weight, as torch's function takes it.
+            layout: The channels-last format of the batch; None for contiguous.
         """
-        if layout is not None:  # no batch tells torch how its gradient is to lie
+        if layout is not None:  # there is no batch from which torch could take the layout of its gradient
             weight = weight.contiguous(memory_format=layout)
         if grad.is_cpu and (self.groups == 1 or (layout is None and grad.is_contiguous())):
             left = self._uncovered(grad.shape[2:], size[2:], weight.shape[2:])
@@ -132,7 +132,7 @@ class Geometry:
         return found
 
     def _uncovered(self, output: Sequence[int], size: Sequence[int], kernel: Sequence[int]) -> tuple[int, ...]:
-        """Return how many of the last elements of the input lie under no window; none for a transposed convolution."""
+        """Return how many of the last elements of the input are under no window; none for a transposed convolution."""
         if self.transposed:
             return (0,) * len(self.stride)
         windows_of = zip(output, size, kernel, self.stride, self.padding, self.dilation, strict=True)
@@ -142,24 +142,24 @@ class Geometry:
         )
 
     def share_inside(self, size: Sequence[int], kernel: Sequence[int]) -> float:
-        """Return which share of the elements under all windows lies in the input and not in the zeros around it.
+        """Return the share of the elements under all windows that is in the input, not in the zeros around it.
 
-        It is 1 for a transposed convolution, whose windows lie on the output. ``size`` and ``kernel`` are spatial.
+        It is 1 for a transposed convolution, whose windows are on the output. ``size`` and ``kernel`` are spatial.
         """
         return 1.0 if self.transposed else _share_inside(self, tuple(size), tuple(kernel))
 
     def padded(self, x: Tensor) -> Tensor:
-        """Return a batch as it is convolved."""
+        """Return a batch as it goes into the convolution."""
         return F.pad(x, self.pads, self.mode) if self.pads else x
 
     def padded_size(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the size of a padded batch from that of a batch."""
-        added = [sum(self.pads[i : i + 2]) for i in range(0, len(self.pads), 2)]  # of the last dimension first
+        added = [sum(self.pads[i : i + 2]) for i in range(0, len(self.pads), 2)]  # the last dimension first
         before = len(size) - len(added)
         return *size[:before], *(length + more for length, more in zip(size[before:], reversed(added), strict=True))
 
     def unpadded(self, grad: Tensor, x: Tensor) -> Tensor:
-        """Return the gradient of a batch from that of the padded batch; of ``x`` only its shape and type are read."""
+        """Return the gradient of a batch from that of the padded batch; only shape and type of ``x`` are read."""
         if not self.pads:
             return grad
         if self.mode == "constant":
@@ -186,7 +186,7 @@ def _share_inside(geometry: Geometry, size: tuple[int, ...], kernel: tuple[int, 
 
 
 def _same(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the padding on both sides, and what is padded before on one side where the sum of both is odd."""
+    """Return the padding on both sides, and the extra padding on one side if the sum is odd."""
     totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
     pads = tuple(pad for total in reversed(totals) for pad in (0, total % 2))
     return tuple(total // 2 for total in totals), pads if any(pads) else ()

@@ -1,4 +1,4 @@
-"""Which layers and functions have a form that packs their input, or keeps an exact small code of it."""
+"""The layers and functions with a form that packs their input or an exact small code of it."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _C: Any = torch._C._nn
 
 
 class SmallCodes(dict[Callable[..., Any], Callable[..., Any]]):
-    """Rules for :class:`~actbench.nn.wrapped.Intercepted`; a copy or pickle makes them anew."""
+    """Rules for :class:`~actbench.nn.wrapped.Intercepted`; a copy or an unpickled one is made anew."""
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return small_codes, ()
 
 
 def small_codes() -> SmallCodes:
-    """Return what replaces torch's rectifiers, dropout and pools, under each name, to pack exact small codes."""
+    """Return functions that replace torch's rectifiers, dropout and pools and pack exact small codes, by name."""
     return SmallCodes(_RECTIFIERS | _OVERWRITING | _DROPOUTS | _POOLS)
 
 
@@ -91,7 +91,7 @@ _CALLS: dict[type[nn.Module], tuple[Callable[..., Any], tuple[str, ...]]] = {
     nn.AvgPool2d: (partial(averages.avg_pool, 2), (*_AVERAGING, "divisor_override")),
     nn.AvgPool3d: (partial(averages.avg_pool, 3), (*_AVERAGING, "divisor_override")),
 }
-"""What a layer of a class calls, and the attributes that it gives it in turn."""
+"""The function that a layer of a class calls, and the attributes that it passes, in order."""
 
 for _dims in _DIMS:
     _CALLS[getattr(nn, f"Dropout{_dims}d")] = partial(dropout.channel_dropout, _dims), _DROPPING
@@ -113,14 +113,14 @@ def _coded_class(kind: type[Any], function: Callable[..., Any], attributes: tupl
 
 
 CODED = {kind: _coded_class(kind, *call) for kind, call in _CALLS.items()}
-"""For exactly these classes, a subclass that keeps an exact small code."""
+"""For exactly these classes, a subclass that packs an exact small code."""
 
 
 def coded(layer: nn.Module) -> nn.Module | None:
-    """Return a layer with the identity of ``layer`` that packs an exact small code, or None where there is none.
+    """Return a layer with the identity of ``layer`` that packs an exact small code, or None.
 
     Rectifiers pack a bit an element, dropout a bit an element or channel, max pools 1 to 8 bits a maximum, average
-    pools nothing. A layer on which a forward is bound is left alone.
+    pools nothing. A layer with a bound forward stays as it is.
     """
     kind: type[Any] = type(layer)
     if "forward" in vars(layer):
@@ -156,9 +156,9 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
 
     Args:
         layer: Not changed; the new layer shares its parameters, buffers, hooks and train/eval flag.
-        packer: That of the model.
-        site: The layer's input.
-        norms: Whether norms have such a form.
+        packer: The packer of the model.
+        site: The site of the layer's input.
+        norms: Whether norms are replaced too.
     """
     if "forward" in vars(layer):
         return None
@@ -173,14 +173,14 @@ def compressed(layer: nn.Module, packer: SavedTensors, site: SiteState, *, norms
 
 @functools.cache
 def compressed_class(kind: type[Any]) -> type[Compressed] | None:
-    """Return the class that stands in for exactly ``kind``, or None."""
+    """Return the class that replaces exactly ``kind``, or None."""
     if linear.is_conv1d(kind):
         return type("CompressedConv1D", (linear.Linear, kind), {"transposed": True, "__module__": __name__})
     return STANDS_FOR.get(kind)
 
 
 def fan_in(layer: Compressed) -> int | None:
-    """Return how many elements of a layer's input each output element is made of, on average; None for a norm."""
+    """Return the number of input elements that an output element is a sum of, on average; None for a norm."""
     weight: Any = getattr(layer, "weight", None)
     if isinstance(layer, convolution.Transposed):
         return int(weight[:, 0].numel()) // layer.groups // math.prod(layer.stride)

@@ -1,4 +1,4 @@
-"""Linear layers, transformers' ``Conv1D`` too, that pack their input whole or as a random sketch of its rows."""
+"""Linear layers, and transformers' ``Conv1D``, that pack their input whole or as a random sketch of its rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from actbench.ops.library import traced
 
 
 class Product(torch.autograd.Function):
-    """x W^T + b, of which the gradient of W is found from what was packed of x."""
+    """x W^T + b; the gradient of W is computed from the packed x."""
 
     @staticmethod
     def forward(
@@ -67,10 +67,10 @@ class Product(torch.autograd.Function):
 
 
 class SketchedProduct(torch.autograd.Function):
-    """x W^T + b, exact in all but the gradient of W, which is estimated from a sketch of x.
+    """x W^T + b, exact except for the gradient of W, which is estimated from a sketch of x.
 
-    The key is saved beside the sketch and not on ``ctx``: under non-re-entrant checkpointing saved tensors come from
-    the recomputation and ``ctx`` from the first forward, and a sketch of one seed must not meet the other.
+    The key is saved beside the sketch, not on ``ctx``: under non-re-entrant checkpointing saved tensors come from the
+    recomputation but ``ctx`` from the first forward, and sketch and key must have the same seed.
     """
 
     @staticmethod
@@ -97,7 +97,7 @@ class SketchedProduct(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, W and b; those of x and b as the exact layer's."""
+        """Return the gradients of x, W and b; those of x and b equal the exact layer's."""
         sketch, key, weight = ctx.saved_tensors
         for_x = for_weight = for_bias = None
         with no_autocast(grad):
@@ -141,7 +141,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class Linear(Compressed):
-    """What a linear layer gains."""
+    """The forward of a linear layer that packs its input."""
 
     weight: Tensor
     bias: Any
@@ -161,17 +161,17 @@ class CompressedLinear(Linear, nn.Linear):
 
 
 Sketch = tuple[Tensor, ...]
-"""What is packed of X: its sketch, (k, d_in) in the type of the product, and the key that S is made again from.
+"""The packed form of X: its sketch, (k, d_in) in the type of the product, and the key that S is made again from.
 
 The key is a 0-d int64 seed on the CPU, 8 bytes, or for ``norm`` and ``wta`` (k,) int32 row numbers, 4 k bytes.
 """
 
 
 class Sketched(nn.Module):
-    """What a layer gains when its class is put before its own: the sketch in place of the saved input.
+    """A base class, put before a layer's own class, that saves a sketch in place of the input.
 
     Attributes:
-        sharing: The sketches of the whole model, so that layers with one input pack one.
+        sharing: The sketches of the whole model, so that layers with one input share one.
     """
 
     weight: Tensor
@@ -194,13 +194,13 @@ class Sketched(nn.Module):
         return product
 
     def extra_repr(self) -> str:
-        """Add the sketch to what the layer says of itself."""
+        """Add the sketch to the layer's own text."""
         return f"{super().extra_repr()}, {self.sketching}"
 
     @torch.no_grad()
     def _sketch(self, x: Tensor, size: int) -> Sketch:
         dtype = product_dtype(x)
-        if traced():  # a graph has no storages to know a tensor by
+        if traced():  # a graph has no storages to identify a tensor by
             return self._make(x, size, dtype)
         purpose = (size, self.sketching.kind, dtype)
         sketch = self.sharing.recall(x, purpose)
@@ -223,19 +223,19 @@ class SketchedLinear(Sketched, nn.Linear):
 def is_conv1d(kind: type[Any]) -> bool:
     """Return whether a class is ``Conv1D`` of transformers: a linear layer with a (d_in, d_out) weight.
 
-    It is known by its name, so that a model without it needs no transformers.
+    The check is by name, so that a model without it needs no transformers.
     """
     return f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D"
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Return whether a layer is exactly ``nn.Linear`` or ``Conv1D``, and no class that derives from them."""
+    """Return whether a layer is exactly ``nn.Linear`` or ``Conv1D``, not a subclass."""
     return type(layer) is nn.Linear or is_conv1d(type(layer))
 
 
 @functools.cache
 def sketched_class(kind: type[Any]) -> type[Sketched] | None:
-    """Return the class that stands in for exactly ``kind``, or None."""
+    """Return the class that replaces exactly ``kind``, or None."""
     if is_conv1d(kind):
         own = {"transposed": True, "__module__": __name__, "__reduce__": _reduced}
         return type("SketchedConv1D", (Sketched, kind), own)
@@ -243,7 +243,7 @@ def sketched_class(kind: type[Any]) -> type[Sketched] | None:
 
 
 def _reduced(layer: Sketched) -> tuple[Any, ...]:
-    """Pickle a layer by the class that it stands in for: its own is made where that is known."""
+    """Pickle a layer by the class that it replaces: unpickling makes the layer's own class from it."""
     kind = next(base for base in type(layer).__mro__ if is_conv1d(base))
     return _unfilled, (kind,), vars(layer)
 
@@ -255,7 +255,7 @@ def _unfilled(kind: type[nn.Module]) -> Sketched:
 
 
 def sketched(layer: nn.Module, sketching: Sketching, sharing: SharingTable[Sketch]) -> Sketched | None:
-    """Return a sketched layer with the identity of ``layer``, or None for a class that has no sketched form."""
+    """Return a sketched layer with the identity of ``layer``, or None for a class without a sketched form."""
     kind: type[Any] = type(layer)
     cls = sketched_class(kind)  # type: ignore[arg-type]  # mypy: a Module class is not Hashable
     return None if cls is None else standing_in(layer, cls, sketching=sketching, sharing=sharing)

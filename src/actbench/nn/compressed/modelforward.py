@@ -28,16 +28,16 @@ COMPRESSED = (
 
 
 class PackingInputs(Wrapper):
-    """What the passes through a model whose layers pack their inputs need around them.
+    """Wraps the passes through a model whose layers pack their inputs.
 
     Args:
-        packer: That of the layers.
-        allocation: Shares the bits out among the layers; None leaves them as they are.
-        empty_cache_threshold: Share of the memory reserved by torch on a CUDA device below which what is not in use is
-            given back before each pass; None for never.
+        packer: The packer of the layers.
+        allocation: Allocates bits to the layers; None leaves their bits unchanged.
+        empty_cache_threshold: If less than this share of the memory that torch reserves on a CUDA device is in use, the
+            rest is freed before each pass; None for never.
         hooked: Whether parts of the model have hooks of their own. Recomputed blocks around these then pack what the
             second run saves, and nothing of the first.
-        whole_model: Whether the module is the model: what it is called with is then somebody else's, and is left.
+        whole_model: Whether the module is the whole model: its inputs then belong to the caller, and are not packed.
     """
 
     uncompilable = COMPRESSED
@@ -55,7 +55,7 @@ class PackingInputs(Wrapper):
         self._first_entry: str | None = None
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
-        """Exclude what others hold, begin a step of the bit allocation, and run the pass."""
+        """Exclude tensors that others hold, begin a step of the bit allocation, and run the pass."""
         self.packer.exclude.add(given_by_others((args, kwargs), graphless=bool(entry) or not self.whole_model))
         if self.allocation is not None and module.training and self._begins_step(entry):
             self.allocation.begin()
@@ -65,7 +65,7 @@ class PackingInputs(Wrapper):
             return inner(module, *args, **kwargs)
 
     def _begins_step(self, entry: str) -> bool:
-        """Return whether a pass is the first of its step: of several parts of a model, one counts."""
+        """Return whether a pass is the first of its step; if a step calls several parts of a model, only one counts."""
         if self._first_entry is None and entry:
             self._first_entry = entry
         return entry in ("", self._first_entry)
@@ -128,24 +128,24 @@ class CompressedForward(WrappedForward):
 
     @property
     def packer(self) -> SavedTensors:
-        """That of the layers."""
+        """The packer of the layers."""
         return self.wrapper.packer
 
     @property
     def allocation(self) -> BitAllocation | None:
-        """What shares the bits out among the layers."""
+        """The bit allocation of the layers."""
         return self.wrapper.allocation
 
     def adapted(self) -> Any:
-        """Return what the sites and the allocation know; see :class:`actbench.nn.forwardwrapper.Adapted`."""
+        """Return the state of the sites and of the allocation; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         sites = {path: site.adapted() for path, site in self._sites().items()}
         return {"places": sites, "allocation": self.allocation and self.allocation.adapted()}
 
     def adapt(self, state: Any) -> None:
-        """Go on from what :meth:`adapted` returned.
+        """Restore what :meth:`adapted` returned.
 
         Raises:
-            KeyError: Of another model.
+            KeyError: The state is of another model.
         """
         sites, device = self._sites(), next(self.module.parameters()).device
         for path, site in sites.items():

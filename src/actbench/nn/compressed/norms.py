@@ -117,9 +117,9 @@ class GroupNormalization(torch.autograd.Function):
 def _finish(
     ctx: Any, saved: SavedInput, grad: Tensor, of: Callable[[slice], Sums], outer: list[int]
 ) -> list[Tensor | None]:
-    """Return the gradients of x, weight and bias from what ``of`` gives for each piece of the batch."""
+    """Return the gradients of x, weight and bias from the results of ``of`` for each piece of the batch."""
     ctx.site.see_gradient(grad)
-    if saved.packed is None:  # only the bias learns
+    if saved.packed is None:  # only the bias is trained
         found: Sums = (None, None, grad.sum(outer) if outer else grad)
     elif len(saved.pieces()) == 1:
         found = of(saved.pieces()[0])
@@ -147,7 +147,7 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 
 
 def _laid_out(tensor: Tensor, x: Tensor) -> Tensor:
-    """Return a tensor in the layout that torch's group norm takes: on a CPU that of x, else contiguous."""
+    """Return a tensor in the layout that torch's group norm uses: that of x on a CPU, else contiguous."""
     on_cpu = x.device.type == "cpu"
     return tensor.contiguous(memory_format=suggest_memory_format(x) if on_cpu else torch.contiguous_format)
 

@@ -1,7 +1,7 @@
 """Max pooling that packs the place of each maximum in its window, in place of its input and of 64-bit indices.
 
-Output and gradient are torch's, bit for bit: torch's own operator is given its indices back, a piece of the batch at a
-time. It reads nothing of the input but shape and layout.
+Output and gradient are torch's, bit for bit: torch's own operator gets its indices back, a piece of the batch at a
+time. It reads only shape and layout of the input.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from actbench.nn.refusals import first_order
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows that slide over a plane of one to three dimensions, with a number for each of them.
+    """Windows that slide over a plane of one to three dimensions, with a number for each dimension.
 
-    A place in a window is the number of its element in the kernel, row by row. Its offset is how far the element lies
-    behind the window's start in the flattened plane; both are zero for the first. Where a window is wider than the
-    plane, two places may have one offset, and either then stands for the same element.
+    A place in a window is the number of its element in the kernel, row by row. Its offset is the distance of the
+    element from the window's start in the flattened plane; both are zero for the first element. If a window is wider
+    than the plane, two places may have the same offset, and both stand for the same element.
     """
 
     kernel: tuple[int, ...]
@@ -48,16 +48,16 @@ class Windows:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What torch's operators take."""
+        """The arguments of torch's operators."""
         return self.kernel, self.stride, self.padding, self.dilation, self.ceil_mode
 
     @property
     def bits(self) -> int:
-        """Bits that a place takes, 1 at least."""
+        """Bits of a place, at least 1."""
         return max(1, (math.prod(self.kernel) - 1).bit_length())
 
     def fit(self, shape: Sequence[int]) -> bool:
-        """Return whether places have at most 8 bits, and every window an element of the plane of such an input."""
+        """Return whether places have at most 8 bits, and every window has an element of the input's plane."""
         dims = len(self.kernel)
         whole = all(len(of) == dims for of in (self.stride, self.padding, self.dilation))
         return (
@@ -83,7 +83,7 @@ class Windows:
         return found
 
     def starts(self, plane: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
-        """Return where each window starts in the flattened plane, int64 of shape ``counts``; in the padding below 0."""
+        """Return the start of each window in the flattened plane, int64 of shape ``counts``; below 0 in the padding."""
         found = torch.zeros(*counts, dtype=torch.int64, device=device)
         for dim, (count, stride) in enumerate(zip(counts, _strides(plane), strict=True)):
             along = (torch.arange(count, device=device) * self.stride[dim] - self.padding[dim]) * stride
@@ -103,7 +103,7 @@ class MaxPooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, windows: Windows) -> Tensor:
-        """Return the maxima; keep uint8 ``(ceil(maxima * windows.bits / 8),)``."""
+        """Return the maxima; save uint8 ``(ceil(maxima * windows.bits / 8),)``."""
         dims = len(windows.kernel)
         pool = aten.max_pool2d_with_indices if dims == 2 else aten.max_pool3d_with_indices
         output, indices = pool.default(x, *windows.arguments)
@@ -140,21 +140,21 @@ class MaxPooled(torch.autograd.Function):
 
 
 def _scatter(grad: Tensor, indices: Tensor, windows: Windows, found: Tensor) -> None:
-    """Write the gradient of the input; torch reads no value of the input, and is given the same memory in its place."""
+    """Write the gradient of the input; torch does not read the input, so it gets the same memory as input."""
     if len(windows.kernel) == 2:
         write = aten.max_pool2d_with_indices_backward.grad_input
         write(grad, found, *windows.arguments, indices, grad_input=found)
-    else:  # torch makes the layout of this one's result in different ways on different devices
+    else:  # the layout of this operator's result depends on the device
         found.copy_(aten.max_pool3d_with_indices_backward.default(grad, found, *windows.arguments, indices))
 
 
 def torch_order(x: Tensor) -> list[int] | None:
-    """Return the order of the dimensions in memory where torch knows it as channels last, and None elsewhere."""
+    """Return the order of the dimensions in memory if it is torch's channels last, else None."""
     return None if channels_last(x) is None else [0, *range(2, x.dim()), 1]
 
 
 def blank(shape: Sequence[int], order: list[int] | None, like: Tensor) -> Tensor:
-    """Return memory of a shape in an order, where ``like`` is and of its type."""
+    """Return an empty tensor of a shape and memory order, with device and type of ``like``."""
     return _laid_out(like.new_empty(math.prod(shape)), shape, order)
 
 
@@ -163,7 +163,7 @@ def _laid_out(flat: Tensor, shape: Sequence[int], order: list[int] | None) -> Te
 
 
 def widened(x: Tensor, dims: int) -> Tensor:
-    """Return the input of a pooling as torch pools it: autocast on the CPU widens halves in three dimensions."""
+    """Return the input in the type that torch pools in: autocast on the CPU widens 3d inputs of half types."""
     is_half = x.dtype in (torch.float16, torch.bfloat16)
     return x.float() if dims == 3 and is_half and x.is_cpu and torch.is_autocast_enabled("cpu") else x
 
@@ -178,10 +178,10 @@ def max_pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """Return ``F.max_pool1d`` to ``F.max_pool3d``, of the same arguments.
+    """Return ``F.max_pool1d`` to ``F.max_pool3d`` of the same arguments.
 
-    For each maximum ``ceil(log2(elements of a window))`` bits are packed, at least 1. Torch pools by itself where a
-    window has more than 256 elements or is dilated beyond the plane, and where the indices are part of the output.
+    For each maximum ``ceil(log2(elements of a window))`` bits are packed, at least 1. Torch's own function runs if a
+    window has more than 256 elements or is dilated beyond the plane, or if the indices are part of the output.
     """
     exact: Callable[..., Any] = getattr(F, f"max_pool{dims}d")
     given = (kernel_size, stride, padding, dilation, ceil_mode)

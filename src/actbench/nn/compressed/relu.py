@@ -1,7 +1,7 @@
-"""ReLU and the other functions with two slopes, of which one bit an element is packed, exactly.
+"""ReLU and the other functions with two slopes; one bit an element is packed, and is exact.
 
-Each takes the arguments of its namesake in ``torch.nn.functional`` and returns the same, bit for bit, as does its
-backward pass. Where no gradient is needed, it is its namesake.
+Each takes the arguments of its namesake in ``torch.nn.functional``. Output and gradient are the same, bit for bit. If
+no gradient is needed, the namesake runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _tables: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 def _table(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """Return values as a tensor where ``like`` is; real ones are made once for each device."""
+    """Return values as a tensor on the device of ``like``; real tensors are made once for each device."""
     key = (values, like.device)
     if key in _tables and not isinstance(like, FakeTensor):
         return _tables[key]
@@ -64,7 +64,7 @@ def relu(input: Tensor, inplace: bool = False) -> Tensor:  # noqa: A002  (torch'
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:  # noqa: A002
-    """Return ``F.leaky_relu``; like all below it packs as :func:`relu`, beside two numbers for all calls together."""
+    """Return ``F.leaky_relu``; like all below it packs as :func:`relu`, plus two numbers that all calls share."""
     exact = _Exact(F.leaky_relu, (negative_slope, inplace), inplace)
     return _stepwise(input, exact, piecewise.leaky_relu(negative_slope))
 

@@ -1,4 +1,4 @@
-"""What packs the input of a layer, and gives it back in the backward pass, whole or in pieces of the batch."""
+"""Saves the packed input of a layer, and decodes it in the backward pass, whole or in pieces of the batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from actbench.ops.arguments import DTYPES
 from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
 
 PIECE = 2**21
-"""About how many elements a piece has."""
+"""The approximate number of elements of a piece."""
 
 
 def needs_codes(x: Tensor, inplace: bool = False) -> bool:
-    """Return whether a function must pack something of x; otherwise torch's own function does as well.
+    """Return whether a function must pack a code of x; else torch's own function will do.
 
-    An input that is to be overwritten in place and is a leaf is left to torch, which refuses it.
+    A leaf that would be overwritten in place is left to torch, which refuses it.
     """
     if not (torch.is_grad_enabled() and x.requires_grad) or (inplace and x.is_leaf):
         return False
@@ -36,21 +36,21 @@ def packed(values: Tensor, bits: int, order: list[int] | None) -> Tensor:
     Args:
         values: uint8 below ``2**bits``, or bool with one bit.
         bits: 1 to 8.
-        order: The dimensions in the order in which they are packed; None as they stand.
+        order: The order in which the dimensions are packed; None for their own order.
     """
     codes: Tensor = pack_codes(in_order(values, order).view(-1).view(torch.uint8), bits)
     return codes
 
 
 def unpacked(codes: Tensor, bits: int, first: int, last: int) -> Tensor:
-    """Return codes ``first`` to ``last - 1`` as uint8; ``first`` stands at a whole byte."""
+    """Return codes ``first`` to ``last - 1`` as uint8; ``first`` must begin at a whole byte."""
     start = first * bits // 8
     found: Tensor = unpack_codes(codes[start : start + packed_bytes(last - first, bits)], bits, last - first)
     return found
 
 
 def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
-    """Give first and past-last row of each piece, whose codes begin at a whole byte, whatever their bits."""
+    """Yield first and past-last row of each piece; its codes begin at a whole byte, whatever their bits."""
     aligned = 8 // math.gcd(8, row_size)
     step = max(1, PIECE // max(1, row_size * aligned)) * aligned
     for first in range(0, rows, step):
@@ -58,19 +58,19 @@ def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
 
 
 class Compressed:
-    """A layer that packs its input at a site, by the packer of the whole model."""
+    """A layer that packs its input at a site, with the packer of the whole model."""
 
     packer: SavedTensors
     site: SiteState
 
     def extra_repr(self) -> str:
-        """Add the bits of the input to what the layer says of itself."""
+        """Add the bits of the input to the layer's own text."""
         said: str = super().extra_repr()  # type: ignore[misc]
         return f"{said}, kept in {self.site.bits:g} bits" if not self.packer.codec.exact else said
 
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
-    """Return whether a gradient is wanted of any of the tensors; complex ones are left to torch."""
+    """Return whether a gradient of any tensor is needed; complex tensors are left to torch."""
     given = [tensor for tensor in tensors if tensor is not None]
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
     return wanted and not any(tensor.is_complex() for tensor in given)
@@ -81,13 +81,13 @@ Sums = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class SavedInput:
-    """A layer's input as it was packed, or None, and into how many pieces of the batch it may be cut at most."""
+    """The packed input of a layer, or None, and the most pieces of the batch that it may be cut into."""
 
     packed: Packed | None
     chunk: int
 
     def pieces(self) -> list[slice]:
-        """Return the rows (entries of dimension 0) of each piece; one piece where single rows cannot be decoded."""
+        """Return the rows (entries of dimension 0) of each piece; one piece if single rows cannot be decoded."""
         assert self.packed is not None
         rows = self.packed.layout.shape[0]
         count = min(self.chunk, rows) if self.packed.divisible else 1
@@ -104,11 +104,11 @@ class SavedInput:
 def save(
     ctx: Any, packed: Packed | None, site: SiteState, packer: SavedTensors, *others: Tensor | None, by_row: bool = True
 ) -> None:
-    """Save other tensors and what was packed of the input, or None where the backward pass does not need it.
+    """Save other tensors and the packed input, or None if the backward pass does not need it.
 
-    Parts are saved and not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing
-    they come from the recomputation. Hooks around the layer leave the ``others`` as they are: weights and statistics.
-    With ``by_row`` the backward pass can be cut into pieces of the batch.
+    Parts are saved, not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing they
+    come from the recomputation. Hooks around the layer do not pack the ``others``: weights and statistics. With
+    ``by_row`` the backward pass can be cut into pieces of the batch.
     """
     if packed is None:  # the backward pass does not need the input
         site.owner, site.elements = None, 0
@@ -119,7 +119,7 @@ def save(
 
 
 def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
-    """Return the input and the other tensors that were saved, for the gradient of the output."""
+    """Return the saved input and the other saved tensors, for the gradient of the output."""
     tensors, packed, size_bytes = ctx.saved_tensors, None, grad.nbytes
     if ctx.packed is not None:
         packed = ctx.packed._replace(parts=tensors[ctx.others :]).fetched()  # once, for all pieces
@@ -128,9 +128,9 @@ def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
 
 
 def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
-    """Return the sums over all pieces of what ``compute`` gives for one; those of halves are gathered in float32.
+    """Return the sums of ``compute`` over all pieces; half types are summed in float32.
 
-    What it makes is freed before the next piece is computed, but for the sums.
+    All but the sums is freed before the next piece is computed.
     """
     first = compute(pieces[0])
     if len(pieces) == 1:
@@ -146,7 +146,7 @@ def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
 
 
 class RowByRow:
-    """A tensor of so many rows that is written piece by piece, laid out in memory as its first piece."""
+    """A tensor that is written piece by piece, with the memory layout of its first piece."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -157,7 +157,7 @@ class RowByRow:
         self.room(piece, values)[:] = values
 
     def room(self, piece: slice, like: Tensor) -> Tensor:
-        """Return where the rows of a piece go; they have the type and row shape of ``like``."""
+        """Return the memory for the rows of a piece, with type and row shape of ``like``."""
         if self.whole is None:
             order = memory_order(like)
             shape = (self._rows, *like.shape[1:])

@@ -1,4 +1,4 @@
-"""What a training step keeps and computes, in number formats: saved tensors, gradient maps, gradients and weights."""
+"""Number formats for data of a training step: saved tensors, gradient maps, gradients and weights."""
 
 from actbench.nn.encoded.fakequant import EncodedOutputs, RoundedState, RoundedWeights, quantized_modules, rounded
 from actbench.nn.encoded.form import Encoded, encoded, through

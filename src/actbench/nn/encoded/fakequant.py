@@ -1,8 +1,8 @@
-"""Outputs of modules, weights and optimizer state that are made what a number format leaves of them: simulated.
+"""Simulates number formats: rounds outputs of modules, weights and optimizer state to a format.
 
-Of outputs and their gradients that is what SmaQ's authors do. Weights and state are rounded by step-post-hooks of an
-optimizer. They touch parameters that had a gradient in the step: formats are not idempotent, and others would drift
-without being trained.
+For outputs and their gradients SmaQ's authors do the same. Weights and state are rounded by step-post-hooks of an
+optimizer. The hooks change only parameters that had a gradient in the step: formats are not idempotent, so that others
+would drift without training.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actbench.nn.refusals import first_order, refuse_compiling, refuse_second_or
 from actbench.nn.saved import Packed
 
 _ONLY_MOVE = (nn.Identity, nn.Flatten, nn.Unflatten, nn.modules.dropout._DropoutNd)
-"""Modules that leave elements as they are, or drop some: these were quantized where they were computed."""
+"""Modules that pass elements on or drop some: the elements were quantized where they were computed."""
 
 
 def quantized_modules(model: nn.Module) -> Iterator[nn.Module]:
@@ -34,10 +34,10 @@ def quantized_modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 class EncodedOutputs:
-    """A forward hook by which outputs, their gradients or both become what a number format leaves of them.
+    """A forward hook that rounds outputs, their gradients or both to a number format.
 
-    The gradient of a quantized output is passed on to the exact one ("straight through"). Tensors that are too small,
-    of no floating-point type or an input of the module stay as they are.
+    The gradient of a rounded output is passed on to the exact output ("straight through"). Tensors that are too small,
+    not floating point or an input of the module stay as they are.
 
     Args:
         forward: The format of outputs; None leaves them exact.
@@ -50,7 +50,7 @@ class EncodedOutputs:
         self.forward, self.maps = forward, maps
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Return the output of a module as the rest of the model is given it.
+        """Return the output of a module, rounded for the rest of the model.
 
         Raises:
             ConversionError: Under ``torch.compile``.
@@ -76,11 +76,11 @@ class EncodedOutputs:
 
 
 class _StraightThrough(torch.autograd.Function):
-    """What was packed of a tensor, in place of it; its gradient is the tensor's."""
+    """Replaces a tensor by its decoded form, and passes the gradient on to the tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Packed) -> Tensor:
-        return torch.empty_like(x).copy_(packed.unpack())  # no view, which must not be overwritten
+        return torch.empty_like(x).copy_(packed.unpack())  # not a view: views must not be overwritten
 
     @staticmethod
     @first_order
@@ -89,7 +89,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _lossy(x: Tensor, encoding: Encoding) -> Tensor:
-    """Return what a format leaves of a tensor; where that is saved for backward, it is packed as these very codes."""
+    """Round a tensor to a format; if the result is saved for backward, the same codes are saved."""
     packed = encoded(x, encoding)
     found: Tensor = _StraightThrough.apply(x, packed)
     hooks = active()
@@ -99,9 +99,9 @@ def _lossy(x: Tensor, encoding: Encoding) -> Tensor:
 
 
 class RoundedWeights:
-    """Leaves of each stepped parameter of two dimensions or more what a format does; biases and norms stay whole.
+    """Rounds each stepped parameter of two dimensions or more to a format; biases and norms stay exact.
 
-    There is no exact copy beside it, so rounding should be stochastic: to the nearest, small updates are lost.
+    No exact copy is kept, so rounding should be stochastic: rounding to the nearest loses small updates.
 
     Args:
         encoding: The format.
@@ -117,10 +117,10 @@ class RoundedWeights:
 
 @contextmanager
 def rounded(parameters: Iterable[Tensor], encoding: Encoding) -> Iterator[None]:
-    """Let parameters be rounded as after a step, and at the end of the context be what they were.
+    """Round parameters as after a step inside the context, and restore them at its end.
 
     Args:
-        parameters: Of which those are rounded that :class:`RoundedWeights` rounds once they have a gradient.
+        parameters: Rounded are those that :class:`RoundedWeights` would round after a step.
         encoding: The format.
     """
     exact = [(parameter, parameter.detach().clone()) for parameter in parameters if _is_weight(parameter)]
@@ -145,7 +145,7 @@ def _is_weight(parameter: Tensor) -> bool:
 
 
 class RoundedState:
-    """Leaves of each tensor of a stepped parameter's state what a format does, second moments at least zero.
+    """Rounds each tensor of a stepped parameter's state to a format; second moments stay at least zero.
 
     Args:
         encoding: The format.

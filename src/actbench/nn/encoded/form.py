@@ -19,16 +19,16 @@ from actbench.ops.noise import fresh_seed
 
 @dataclass(frozen=True)
 class Encoded(Codec):
-    """A number format, of the elements of a tensor in the order of its memory; parts are the format's.
+    """A number format for the elements of a tensor in memory order; parts are the format's.
 
     Attributes:
-        encoding: The format; for saved tensors of fixed rate, since parts must follow from the shape.
+        encoding: The format; for saved tensors it must have a fixed rate, since parts must follow from the shape.
     """
 
     encoding: Encoding
 
     def why_not(self, x: Tensor) -> str | None:
-        """Return why the format is not for a tensor, or None."""
+        """Return why the format cannot take a tensor, or None."""
         reason = super().why_not(x)
         if reason is None and x.dtype != torch.bool and not gains(x, self.encoding):
             return f"no larger than in {self.encoding.spec}"
@@ -42,7 +42,7 @@ class Encoded(Codec):
         """Return the decoded tensor."""
         flat = self.encoding.decode(parts, (layout.elements,), layout.dtype)
         if not self.encoding.stored:
-            flat = flat.clone()  # it is the part, which must stay as it is for a further backward pass
+            flat = flat.clone()  # flat is the part itself, which must not change before a further backward pass
         return layout.laid_out(flat)
 
     def packed_bytes(self, layout: Layout) -> int:
@@ -50,7 +50,7 @@ class Encoded(Codec):
         return self.encoding.packed_bytes((layout.elements,), layout.dtype)
 
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return which values may not come back finite, by the ends of all, which take no memory."""
+        """Return which values may not decode to finite ones, by the minimum and maximum, which take no memory."""
         least, most = flat.aminmax()
         found, largest = torch.maximum(-least, most).item(), self.encoding.largest(flat.dtype)
         if found <= largest:
@@ -72,15 +72,15 @@ def encoded(x: Tensor, encoding: Encoding) -> Packed:
 
 
 def through(x: Tensor, encoding: Encoding) -> Tensor:
-    """Return what a number format leaves of a tensor, laid out as x; arguments as for :func:`encoded`."""
+    """Return a tensor rounded to a number format, laid out as x; arguments as for :func:`encoded`."""
     return encoded(x, encoding).unpack()
 
 
 def takes(x: Tensor) -> bool:
-    """Return whether a tensor is one that number formats are for: floating point, and not too small to gain."""
+    """Return whether number formats take a tensor: it is floating point, and not too small to gain."""
     return x.layout == torch.strided and x.dtype in DTYPES and x.numel() >= SMALLEST
 
 
 def gains(x: Tensor, encoding: Encoding) -> bool:
-    """Return whether a tensor takes fewer bytes in a format; what is only simulated is taken to."""
+    """Return whether a tensor takes fewer bytes in a format; true for a format that only simulates."""
     return not encoding.stored or encoding.packed_bytes(x.shape, x.dtype) < x.numel() * x.element_size()

@@ -1,4 +1,4 @@
-"""Gradients of parameters that wait for the step in a number format, and an optimizer that is given them one by one."""
+"""Parameter gradients that wait for the step in a number format, and an optimizer that gets them one by one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from actbench.optim.wrapped import WrappedOptimizer
 
 
 class PackedGradients:
-    """Takes the gradient off each parameter as soon as a backward pass has made it, and keeps it packed.
+    """Takes the gradient off each parameter as soon as a backward pass has computed it, and packs it.
 
-    A further backward pass adds to what is packed: it is decoded, added and encoded again. Gradients that are sparse,
-    small, or no smaller in the format stay on their parameters.
+    A further backward pass adds to it: the packed gradient is decoded, added and encoded again. Gradients that are
+    sparse, small, or no smaller in the format stay on their parameters.
 
     Args:
-        parameters: Whose gradients; they are not kept alive by this.
-        encoding: The format, preferably without bias.
+        parameters: The parameters, which this does not keep alive.
+        encoding: The format, preferably unbiased.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], encoding: Encoding) -> None:
@@ -40,7 +40,7 @@ class PackedGradients:
         return encoding.packed_bytes(parameter.shape, parameter.dtype) if packs else parameter.nbytes
 
     def restored(self, parameter: Tensor) -> Tensor | None:
-        """Return the gradient of a parameter, decoded, or None where none is packed."""
+        """Return the decoded gradient of a parameter, or None if none is packed."""
         packed: Packed | None = self._packed.get(parameter)  # type: ignore[no-untyped-call]
         return None if packed is None else packed.unpack()
 
@@ -66,18 +66,18 @@ class PackedGradients:
 
 
 BY_PARAMETER: Final = (optim.SGD, optim.Adam, optim.AdamW)
-"""Optimizers of torch that treat each parameter apart."""
+"""Optimizers of torch that treat each parameter separately."""
 
 
 class StepByParameter(WrappedOptimizer):
-    """Steps another optimizer once for each parameter, with that one's gradient alone in memory.
+    """Steps another optimizer once for each parameter, with only this parameter's gradient in memory.
 
     The gradients stay packed until :meth:`zero_grad`, as they would stay on the parameters.
 
     Args:
-        inner: Treats each parameter apart from the others, as SGD, Adam and AdamW do.
-        packed: Where the gradients are; emptied.
-        by_parameter: Classes that do so.
+        inner: The optimizer, which treats each parameter separately, as SGD, Adam and AdamW do.
+        packed: The packed gradients; they are cleared.
+        by_parameter: Classes of optimizers that treat each parameter separately.
 
     Raises:
         ConversionError: The optimizer is none of these.
@@ -102,7 +102,7 @@ class StepByParameter(WrappedOptimizer):
         packed.clear()
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
-        """Return the gradients that wait for the step, decoded, by parameter."""
+        """Return the decoded gradients that wait for the step, by parameter."""
         found: dict[Tensor, Tensor] = {}
         for parameter in self.parameters():
             gradient = self.packed.restored(parameter)
@@ -121,7 +121,7 @@ class StepByParameter(WrappedOptimizer):
         super().zero_grad(set_to_none)
 
     def _step(self) -> None:
-        self.inner.step()  # of those that are not packed
+        self.inner.step()  # steps the parameters whose gradients are not packed
         plain = [(parameter, parameter.grad) for parameter in self.parameters()]
         try:
             for parameter, _ in plain:
@@ -133,7 +133,7 @@ class StepByParameter(WrappedOptimizer):
                 parameter.grad = gradient
 
     def _step_one(self, parameter: nn.Parameter) -> None:
-        """Step a parameter while no other has a gradient: optimizers leave those alone."""
+        """Step a parameter while no other has a gradient: optimizers skip those."""
         gradient = self.packed.restored(parameter)
         if gradient is not None:
             parameter.grad = gradient

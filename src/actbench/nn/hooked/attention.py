@@ -1,8 +1,8 @@
 """Fused attention whose query, key and value are packed.
 
-Its own backward pass recomputes the probabilities from query and key, and scales them by the logarithm of a sum that
-belongs to the exact ones: with the scores of packed ones they grow without bound. So what is packed here is the three
-inputs alone, and the backward pass runs the whole operator again on what they have become. The mask stays whole.
+Torch's backward pass recomputes the probabilities from query and key, and scales them by a saved logarithm of a sum of
+exact scores: with decoded query and key the probabilities would grow without bound. So only the three inputs are
+packed, and the backward pass runs the whole operator again on the decoded inputs. The mask stays whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options = dict[str, Any]
 
 
 class Packs(Protocol):
-    """What fused attention asks of the hooks that it runs under."""
+    """What fused attention needs of the hooks that it runs under."""
 
     packer: SavedTensors
     rules: Rules
@@ -37,7 +37,7 @@ class Packs(Protocol):
         """Pack a tensor."""
 
     def restored(self, packed: Packed, site: SiteState) -> Tensor:
-        """Return a tensor that was packed for a site."""
+        """Return the decoded tensor of a site."""
 
 
 class FusedAttention(torch.autograd.Function):
@@ -55,13 +55,13 @@ class FusedAttention(torch.autograd.Function):
         ctx.hooks, ctx.options, ctx.around = hooks, options, _Surroundings(query, options["dropout_p"])
         ctx.saved = [(packed._replace(parts=()), site, len(packed.parts)) for packed, site in saved]
         ctx.save_for_backward(mask, *(part for packed, _ in saved for part in packed.parts))
-        with saved_tensors_hooks(_nothing, _nothing), torch.enable_grad():  # the operator that is chosen with a graph
+        with saved_tensors_hooks(_nothing, _nothing), torch.enable_grad():  # a graph changes torch's choice of operator
             return _attend(_inputs([query, key, value, mask], ctx.needs_input_grad), options).detach()
 
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the operator on what the inputs have become."""
+        """Return the gradients of the operator on the decoded inputs."""
         mask, *parts = ctx.saved_tensors
         restored: list[Tensor | None] = []
         for packed, site, count in ctx.saved:
@@ -76,9 +76,9 @@ class FusedAttention(torch.autograd.Function):
 
 
 def attention_rules(hooks: Packs) -> Rules:
-    """Return rules, as for :class:`~actbench.nn.wrapped.Intercepted`, under which hooks pack fused attention.
+    """Return rules for :class:`~actbench.nn.wrapped.Intercepted` under which hooks pack fused attention.
 
-    In torch's own attention layers the operators are seen too: their function runs with other names for these.
+    Operators inside torch's own attention layers are intercepted too: the layers' function runs with replaced names.
     """
     attend: Any = F.scaled_dot_product_attention
     layers = F.multi_head_attention_forward
@@ -99,7 +99,7 @@ def fused_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> Tensor:
-    """Return ``F.scaled_dot_product_attention`` of the other arguments; its inputs are packed."""
+    """Return ``F.scaled_dot_product_attention`` of these arguments; its inputs are packed."""
     options = {"dropout_p": dropout_p, "is_causal": is_causal, **more}
     graph = any(tensor is not None and tensor.requires_grad for tensor in (query, key, value, attn_mask))
     if not (graph and torch.is_grad_enabled()):
@@ -109,7 +109,7 @@ def fused_attention(
 
 
 def _inputs(tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Return the tensors without their graphs; those whose gradient is wanted are leaves."""
+    """Return the tensors without their graphs; tensors whose gradient is wanted become leaves."""
     return [
         None if tensor is None else tensor.detach().requires_grad_(want)
         for tensor, want in zip(tensors, wanted, strict=False)
@@ -121,11 +121,11 @@ def _attend(inputs: Sequence[Any], options: Options) -> Tensor:
 
 
 def _nothing(_: Any) -> Any:
-    """Keep nothing of a tensor that autograd would save for a graph that nobody runs back through."""
+    """Save nothing for a graph that no backward pass runs through."""
 
 
 class _Surroundings:
-    """Autocast and the random numbers of dropout on a tensor's device, as they are when the operator runs first."""
+    """Autocast and the random state of dropout on a tensor's device at the operator's first run."""
 
     def __init__(self, tensor: Tensor, dropout: float) -> None:
         self._device = tensor.device
@@ -136,7 +136,7 @@ class _Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Bring both back for the time of the with-block."""
+        """Restore both for the with-block."""
         with ExitStack() as stack:
             stack.enter_context(self._autocast)
             if self._states is not None:

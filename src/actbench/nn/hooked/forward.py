@@ -1,4 +1,4 @@
-"""Models whose passes run under hooks that pack what is saved, or move it to host memory."""
+"""Forwards that run a model under hooks that pack saved tensors or move them to host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does 
 
 
 class Packing(HookWrapper):
-    """Packing hooks around the passes through a model, and what shares the bits out from time to time, or None."""
+    """Packing hooks around the passes through a model, and the probing that allocates bits at intervals, or None."""
 
     uncompilable = HOOKS
 
@@ -30,7 +30,7 @@ class Packing(HookWrapper):
         self.hooks, self.probing = hooks, probing
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
-        """Run a pass with its saved tensors packed, and share the bits out before it where it is time."""
+        """Run a pass with its saved tensors packed; allocate bits before it if this is due."""
 
         def packed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             with self.running(), self.hooks.around(module, (args, kwargs), entry):
@@ -71,12 +71,12 @@ class HookedForward(WrappedForward):
 
     @property
     def hooks(self) -> Hooks:
-        """What packs."""
+        """The hooks that pack."""
         return self.wrapper.hooks
 
     @property
     def probing(self) -> Probing | None:
-        """What shares the bits out from time to time."""
+        """The probing that allocates bits at intervals, or None."""
         return self.wrapper.probing
 
     @probing.setter
@@ -84,7 +84,7 @@ class HookedForward(WrappedForward):
         self.wrapper.probing = probing
 
     def adapted(self) -> Any:
-        """Return the bits, and when they were shared out; see :class:`actbench.nn.forwardwrapper.Adapted`."""
+        """Return the bits, and when they were allocated; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         own = self._adapted("")
         parts = {entry: self._adapted(entry) for entry in self.hooks.entries if entry}
         return {**own, "parts": parts} if parts else own
@@ -94,29 +94,28 @@ class HookedForward(WrappedForward):
         return {"places": self.hooks.of_entry(entry).adapted(), "passes": passes}
 
     def adapt(self, state: Any) -> None:
-        """Go on from what :meth:`adapted` returned."""
+        """Restore what :meth:`adapted` returned."""
         for entry, part in {"": state, **state.get("parts", {})}.items():
             self.hooks.of_entry(entry).adapt(part["places"])
             if self.probing is not None and part["passes"] is not None:
                 self.probing.passes[entry] = part["passes"]
 
     def _twin(self, module: nn.Module) -> Self:
-        """Return this forward for a replica, which lives for one step and keeps the bits that it finds."""
+        """Return this forward for a replica, which lives for one step and does not change its bits."""
         return type(self)(module, self.hooks.twin())
 
 
 OFFLOAD = ("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
 """What cannot be compiled, and why."""
 
-_SMALLEST_BYTES = KIB  # below this a copy costs more time than its bytes are worth
+_SMALLEST_BYTES = KIB  # below this a copy takes more time than its bytes are worth
 
 
 class Offloading(HookWrapper):
-    """Hooks around the passes through a model by which what is saved goes to host memory (vDNN, arXiv 1602.08124).
+    """Hooks around the passes through a model that move saved tensors to host memory (vDNN, arXiv 1602.08124).
 
-    Parameters, buffers and what is smaller than 1 KiB stay. A :class:`~actbench.nn.saved.HostOffload` moves the rest
-    beside what the device computes: one tensor that leaves is held until the next leaves, and the next that will be
-    asked for is fetched ahead.
+    Parameters, buffers and tensors smaller than 1 KiB stay. A :class:`~actbench.nn.saved.HostOffload` moves the rest
+    beside the computation: a tensor that leaves is held until the next leaves, and the next tensor is fetched ahead.
     """
 
     uncompilable = OFFLOAD

@@ -25,31 +25,31 @@ from actbench.nn.wrapped import Intercepted, Rules, given_by_others
 from actbench.ops.hostmemory import is_elsewhere
 
 PROBE_BITS = 2
-"""Width at which a tensor is packed once more to see what its error does to the gradient."""
+"""Bits at which a tensor is packed once more, to see what its error does to the gradient."""
 
 
 class PackedAtSite(NamedTuple):
-    """A saved tensor as it was packed, and its site."""
+    """A packed saved tensor and its site."""
 
     packed: Packed
     site: SiteState
 
 
 class Hooks:
-    """What packs a model's saved tensors; one for each model.
+    """Packs a model's saved tensors; one for each model.
 
     Args:
-        packer: That of the model.
-        bits: Bits an element is given at first.
-        rules: Functions of torch that are replaced while the model runs, by ones that save less.
-        whole_model: Whether the module is the model, and all that it is called with the batch.
-        leaves_inputs: Whether the batch is left as it is, which others hold.
+        packer: The packer of the model.
+        bits: Bits of an element at first.
+        rules: Functions of torch to replace while the model runs, by ones that save less.
+        whole_model: Whether the module is the whole model, so that its inputs are the batch.
+        leaves_inputs: Whether the batch, which others hold, is not packed.
 
     Attributes:
-        entries: The sites that were seen, with their bits, by where the pass begins.
-        sites: Those of the pass that runs, or ran last.
+        entries: The sites that were seen, with their bits, by the path of the module where the pass begins.
+        sites: The sites of the pass that runs, or ran last.
         disturbed: Sites whose tensors are packed a second time, coarsely, when they are unpacked.
-        probing: Whether the pass only finds out what to disturb; blocks are not recomputed in it.
+        probing: Whether the pass only probes sensitivity; blocks are not recomputed in it.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Hooks:
             yield from sites
 
     def give_new_sites(self, bits: float) -> None:
-        """Give sites that are made from now on so many bits."""
+        """Set the bits of sites that are made from now on."""
         self.bits = bits
         for sites in self.entries.values():
             sites.bits = bits
@@ -92,12 +92,12 @@ class Hooks:
             sites.forget_seen()
 
     def seen(self) -> list[list[SiteState]]:
-        """Return the sites that were seen since, of each kind in order of time."""
+        """Return the sites that were seen since :meth:`forget_seen`, of each kind in order of time."""
         return [kind for sites in self.entries.values() for kind in sites.seen().values()]
 
     @contextmanager
     def around(self, module: nn.Module, inputs: Any, entry: str = "") -> Iterator[None]:
-        """Pack what is saved inside of the block: in a pass of a module at this path, called with these inputs."""
+        """Pack what is saved inside the context: in a pass of a module at this path with these inputs."""
         self.packer.exclude.add(own_tensors(module))
         if self._leaves_inputs:
             self.packer.exclude.add(given_by_others(inputs, graphless=bool(entry) or not self._whole_model))
@@ -128,11 +128,11 @@ class Hooks:
             yield
 
     def twin(self) -> Hooks:
-        """Return hooks of their own for a replica of the model."""
+        """Return separate hooks for a replica of the model."""
         return copy.deepcopy(self)
 
     def pack(self, tensor: Tensor) -> PackedAtSite | StaysHere:
-        """Return a tensor that autograd saves as it is packed."""
+        """Pack a tensor that autograd saves."""
         operator = current_rule()
         is_logarithm = operator.is_logarithm(tensor)
         if not is_logarithm and operator.is_shape(tensor):
@@ -151,19 +151,19 @@ class Hooks:
         return StaysHere.of(tensor) if isinstance(whole, Unpacked) else PackedAtSite(packed, site)
 
     def pack_at_site(self, tensor: Tensor) -> PackedAtSite:
-        """Pack a tensor for its site; truth values take one bit and no share of the others'."""
+        """Pack a tensor for its site; booleans take 1 bit, outside of the allocation."""
         site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
         site.row, site.product = current_rule().row, current_rule().is_product
-        # On a device, to look at a tensor's values is to wait for them.
+        # On a device, a look at a tensor's values waits for them.
         site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing or may_be_infinite(tensor)
         packed = self.packer.pack(tensor, site)
         return PackedAtSite(packed, site.owner or site)
 
     def unpack(self, saved: PackedAtSite | StaysHere) -> Tensor:
-        """Return the tensor that was saved, or what packing left of it.
+        """Return the saved tensor, decoded if it was packed.
 
         Raises:
-            RuntimeError: It was packed, and the backward pass makes a graph of itself.
+            RuntimeError: The tensor was packed, and the backward pass builds a graph.
         """
         if isinstance(saved, StaysHere):
             return saved.unpack()
@@ -171,7 +171,7 @@ class Hooks:
         return self.restored(saved.packed, saved.site)
 
     def restored(self, packed: Packed, site: SiteState) -> Tensor:
-        """Return a tensor that was packed for a site, packed once more where that site is disturbed."""
+        """Return the decoded tensor of a site, packed once more if the site is disturbed."""
         if isinstance(packed.codec, Logarithms):
             return logarithms(self.restored(packed._replace(codec=packed.codec.inner), site))
         tensor = packed.unpack()
@@ -179,9 +179,9 @@ class Hooks:
 
 
 class OwnHooks(Hooks):
-    """Stands for the hooks of a model's parts where blocks around these are recomputed: they pack for themselves.
+    """Represents the hooks of a model's parts when blocks around these are recomputed: the parts pack by themselves.
 
-    It is made in each forward pass, and knows the samples of that.
+    One is made in each forward pass, and knows its samples.
     """
 
     def __init__(self, packer: SavedTensors) -> None:
@@ -190,13 +190,13 @@ class OwnHooks(Hooks):
 
     @contextmanager
     def block(self, path: str, sites: Occurrences) -> Iterator[None]:
-        """Let the second run of a block be of the samples of the first."""
+        """Give the second run of a block the samples of the first."""
         with samplegradients.as_of(self._samples):
             yield
 
 
 def _innermost() -> Any:
-    """Return the pack hook that a tensor saved now would go to: not ours inside of a checkpoint, say."""
+    """Return the pack hook that a tensor saved now would go to; inside a checkpoint it is not ours."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
 
@@ -205,13 +205,13 @@ _active: ContextVar[Hooks | None] = ContextVar("_active", default=None)
 
 
 def active() -> Hooks | None:
-    """Return the hooks of the innermost model that is running under some in this thread, or None."""
+    """Return the hooks of the innermost model that runs under hooks in this thread, or None."""
     return _active.get()
 
 
 @contextmanager
 def activated(hooks: Hooks) -> Iterator[None]:
-    """Let a model run under hooks inside of the with-block."""
+    """Make hooks active inside the with-block."""
     token = _active.set(hooks)
     try:
         yield

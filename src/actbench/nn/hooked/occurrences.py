@@ -1,11 +1,10 @@
-"""Telling the saved tensors of a step apart, so that each finds the bits that it was given in an earlier step.
+"""Identifies the saved tensors of a step, so that each gets the bits that an earlier step allocated to it.
 
-A saved tensor is known by the operator that made it, by its shape without the batch, and by how many such tensors the
-step has saved before it. A branch that runs in some steps only therefore moves nothing but its own kind.
-
-Where inputs have other lengths than the first time, shapes say nothing: a tensor is known by its operator, its number
-of dimensions and its turn among such tensors, and has the bits of the one whose turn it was in the first step. So there
-are no more sites for fifty lengths than for two.
+A saved tensor is identified by the operator that made it, its shape without the batch, and the number of such tensors
+that the step saved before it. So a branch that runs only in some steps shifts nothing but its own kind. If the inputs
+have other lengths than in the first step, shapes do not identify a tensor: its operator, number of dimensions and turn
+among such tensors do, and it gets the bits of the tensor with this turn in the first step. So fifty lengths have no
+more sites than two.
 """
 
 from __future__ import annotations
@@ -20,21 +19,22 @@ from torch import Tensor
 from actbench.nn.saved import SiteState
 
 Family = tuple[str, str, int]
-"""The recomputed block a tensor is saved in (or nothing), the operator that made it, its number of dimensions."""
+"""The recomputed block that a tensor is saved in (or empty), the operator that made it, its number of dimensions."""
 Kind = tuple[str, str, tuple[int, ...]]
 """The same, with the shape without the batch in place of the number of dimensions."""
 Shapes = tuple[tuple[int, ...], ...]
 
 MOST_LATE = 32
-"""Kinds of one family that may appear after the first step; shapes that are made anew in each step are told apart no
-further, though the inputs have the lengths they had."""
+"""Kinds of one family that may appear after the first step. Beyond these, shapes that change in each step are not
+distinguished, even if the inputs have their first lengths.
+"""
 
 
 class Occurrences:
     """The sites of a model's saved tensors, made as they are first seen.
 
     Args:
-        bits: What a new site is given.
+        bits: Bits of a new site.
     """
 
     def __init__(self, bits: float) -> None:
@@ -48,7 +48,7 @@ class Occurrences:
         self._is_usual, self._is_late, self._block = True, False, ""
 
     def begin(self, shapes: Iterable[Iterable[int]] = ()) -> None:
-        """Say that a forward pass begins whose inputs have these shapes, without the batch."""
+        """Begin a forward pass whose inputs have these shapes, without the batch."""
         found = tuple(tuple(shape) for shape in shapes)
         self._is_late = self._first is not None
         self._first = found if self._first is None else self._first
@@ -57,7 +57,7 @@ class Occurrences:
 
     @contextmanager
     def block(self, path: str) -> Iterator[None]:
-        """Say that what is saved inside belongs to one run of a recomputed block."""
+        """Count what is saved inside as one run of a recomputed block."""
         for kind in [kind for kind in self._seen if kind[0] == path]:
             del self._seen[kind]
         for family in [family for family in self._turns if family[0] == path]:
@@ -110,7 +110,7 @@ class Occurrences:
         }
 
     def adapt(self, state: Any) -> None:
-        """Go on from what :meth:`adapted` returned."""
+        """Restore what :meth:`adapted` returned."""
         first = state["first"]
         self._first = None if first is None else tuple(tuple(shape) for shape in first)
         self._sites, self._in_turn = {}, {}
@@ -134,7 +134,7 @@ class Occurrences:
 
 
 def _nth(sites: list[SiteState], index: int, name: str, bits: float) -> SiteState:
-    """Return a site of a list, which grows by one where it is the next."""
+    """Return a site of a list; append it if it is the next."""
     if index == len(sites):
         sites.append(SiteState(name, bits))
     return sites[index]

@@ -1,9 +1,9 @@
-"""What is known of the tensors that an operator saves: by the operator that runs, by shape, and by the graph behind.
+"""Classifies the tensors that an operator saves: by the running operator, by shape, and by the graph that made them.
 
 Norms save statistics beside their input, a mean and a scale for each row or channel. These stay whole: they are small,
 and an error in one is an error in every element. Fused attention saves the logarithm of a sum for each query.
-Log-softmax saves logarithms, of which backward needs the powers alone; the likelihood of classes saves scores of which
-it needs the shape alone.
+Log-softmax saves logarithms, but its backward pass needs only their exponentials; the likelihood of classes saves
+scores, but its backward pass needs only their shape.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MASKING = ("Log", "MaskedFill", "MaskedScatter", "Where")
 
 
 def is_cast_of_parameter(tensor: Tensor) -> str | None:
-    """Return that a tensor is a parameter in another type, as autocast makes it, as a reason to leave it; or None.
+    """Return a reason not to pack a tensor if it is a parameter cast to another type, as by autocast; else None.
 
-    Packed, its error would be one of the weight that every gradient further back is multiplied with.
+    Its error would be an error of the weight, by which every earlier gradient is multiplied.
     """
     maker = _maker(tensor)
     is_cast = maker == "torch::autograd::AccumulateGrad" and tensor.grad_fn is not None
@@ -37,12 +37,12 @@ def is_cast_of_parameter(tensor: Tensor) -> str | None:
 
 
 def may_be_infinite(tensor: Tensor) -> bool:
-    """Return whether a tensor was made by an operator that writes minus infinity where something is masked."""
+    """Return whether the operator that made a tensor writes minus infinity at masked elements."""
     return _maker(tensor).startswith(_MASKING)
 
 
 def _maker(tensor: Tensor) -> str:
-    """Return the name of the operator that made a tensor, behind views and casts; nothing where it has no graph."""
+    """Return the name of the operator that made a tensor, before views and casts; empty if it has no graph."""
     node = tensor.grad_fn
     while node is not None and node.name() in _VIEWS:
         node = node.next_functions[0][0]
@@ -61,15 +61,15 @@ def _always(_: Tensor) -> bool:
 
 
 class OpRule(NamedTuple):
-    """What an operator says of what it saves.
+    """How to treat the tensors that an operator saves.
 
     Attributes:
         is_statistic: Whether a tensor is a statistic, or goes with one.
-        is_logarithm: Whether it is logarithms of probabilities that backward raises to powers; to be asked first, and
-            once for each tensor, in the order in which they are saved.
-        is_shape: Whether backward needs its shape alone.
-        row: Elements of a row of the operator's input that is scaled by itself; 0 for none.
-        is_product: Whether it is a product with a weight: of a linear layer or a convolution.
+        is_logarithm: Whether a tensor holds logarithms of probabilities that backward exponentiates; ask this first,
+            and once for each tensor, in the order in which they are saved.
+        is_shape: Whether backward needs only the shape of a tensor.
+        row: Elements of a row of the operator's input that is normalised by itself; 0 for none.
+        is_product: Whether the operator is a product with a weight: a linear layer or a convolution.
     """
 
     is_statistic: Test = _never
@@ -84,7 +84,7 @@ _current: ContextVar[OpRule] = ContextVar("_current", default=_NOTHING)
 
 
 def current_rule() -> OpRule:
-    """Return what the operator that runs says of what it saves."""
+    """Return the rule of the operator that runs."""
     return _current.get()
 
 
@@ -95,7 +95,7 @@ _PRODUCTS = (
 
 @functools.cache
 def op_rules() -> Rules:
-    """Return rules, as for :class:`~actbench.nn.wrapped.Intercepted`, under which operators say what they save."""
+    """Return rules for :class:`~actbench.nn.wrapped.Intercepted` that set the rule of each operator while it runs."""
     tells: dict[Callable[..., Any], Callable[..., OpRule]] = {
         F.layer_norm: _of_layer_norm,
         torch.layer_norm: _of_layer_norm,
@@ -128,7 +128,7 @@ def _under(tell: Callable[..., OpRule], function: Callable[..., Any], *args: Any
 
 
 def _of_norm(input: Tensor, *_: Any, row: int = 0, **__: Any) -> OpRule:  # noqa: A002
-    """Return that all a norm saves but its input is a statistic: group norm's have a graph."""
+    """Return that all that a norm saves except its input is a statistic; those of group norm have a graph."""
     elements = input.numel()
     return OpRule(is_statistic=lambda tensor: tensor.numel() < elements, row=row)
 
@@ -142,7 +142,7 @@ def _of_group_norm(input: Tensor, num_groups: int, *_: Any, **__: Any) -> OpRule
 
 
 def _of_log_softmax(input: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
-    """Return that the first tensor that log-softmax has made is saved by itself; what reads it saves the others."""
+    """Return that log-softmax itself saves only its first result; operators that read the result save the others."""
     elements = input.numel()
     saved: list[bool] = []
 
@@ -157,7 +157,7 @@ def _of_log_softmax(input: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
 
 
 def _of_cross_entropy(input: Tensor, target: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
-    """Return what log-softmax says, and the likelihood of the classes behind it."""
+    """Return the rules of log-softmax and of the likelihood of classes after it."""
     softmax = _of_log_softmax(input)
     return softmax if target.is_floating_point() else softmax._replace(is_shape=_of_likelihood(input).is_shape)
 
@@ -172,12 +172,12 @@ def _of_product(*_: Any, **__: Any) -> OpRule:
 
 
 def _of_paths(*_: Any, **__: Any) -> OpRule:
-    """Return that all goes together: the sums over paths are powers of differences between what is saved."""
+    """Return that all saved tensors stay whole: the sums over paths exponentiate differences between them."""
     return OpRule(is_statistic=_always)
 
 
 MOST_CHANNELS = 2**16
-"""Elements up to which a vector is taken to have a number for each channel."""
+"""The most elements of a vector that counts as one number for each channel."""
 
 _REDUCING = {
     "Amax", "Amin", "LinalgVectorNorm", "Logsumexp", "Max", "Mean", "Min", "Norm", "Std", "StdMean",
@@ -189,20 +189,20 @@ _ELEMENT_BY_ELEMENT = {
     "UnsafeView", "Unsqueeze", "View",
 }  # fmt: skip
 _FARTHEST = 8
-"""Operators between a statistic and the sum that it was made of, at most."""
+"""The most operators between a statistic and the sum that it was made of."""
 
 
 def statistic(tensor: Tensor) -> str | None:
-    """Return that a tensor which is being saved is a statistic, as a reason to leave it whole, or None."""
+    """Return a reason not to pack a tensor if it is a statistic, else None."""
     if current_rule().is_statistic(tensor) or (tensor.is_floating_point() and _is_one_each_row(tensor)):
         return "a statistic, or goes with one"
     return None
 
 
 def _is_one_each_row(tensor: Tensor) -> bool:
-    """Return whether a tensor has one number for each row or channel, by its shape and by what it was made of.
+    """Return whether a tensor has one number for each row or channel, by its shape and the graph that made it.
 
-    What has no graph was made inside of an operator: its shape alone is known.
+    A tensor without a graph was made inside an operator: only its shape is known.
     """
     once = without_repeats(tensor)
     is_vector = once.dim() == 1 and once.numel() <= MOST_CHANNELS
@@ -213,7 +213,7 @@ def _is_one_each_row(tensor: Tensor) -> bool:
 
 
 def _is_of_sums(node: Node, farthest: int) -> bool:
-    """Return whether all that a node was made of are sums and the like over a dimension, taken element by element."""
+    """Return whether a node was made, element by element, only of sums and the like over a dimension."""
     name = node.name().rstrip("0123456789").removesuffix("Backward")
     if name in _REDUCING:
         return True

@@ -1,9 +1,9 @@
-"""How much each saved tensor's error matters to the gradient, found by disturbing it, and bits shared out by that.
+"""Measures the sensitivity of the gradient to each saved tensor by disturbing it, and allocates bits by that.
 
-GACT (arXiv 2206.11357, section 4) runs three passes of forward and backward for each tensor. Here one forward pass on a
-few samples is kept, and its backward pass is run once for each group of tensors, which are packed a second time, to
-two bits: tensors of one kind that follow each other are a group, and there are at most as many as asked. For BERT-large
-that is 65 backward passes on 8 samples in place of some 1,500 of both.
+GACT (arXiv 2206.11357, section 4) runs three forward and backward passes for each tensor. Here one forward pass on a
+few samples is kept, and its backward pass runs once for each group of tensors, which are packed a second time, to two
+bits. A group is consecutive tensors of one kind; there are at most as many groups as asked. For BERT-large that is 65
+backward passes on 8 samples in place of some 1,500 forward and backward passes.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from actbench.ops import noise
 
 WIDTHS = (1, 2, 4, 8)
 KEPT_BITS = 4
-"""What every tensor has at least in the pass that is probed: to two bits, one of two bits would be packed exactly."""
+"""The least bits of a tensor in the probed pass: a tensor of two bits would be packed to two bits exactly."""
 
 Run = Callable[..., Any]
 
 
 class Probing:
-    """Shares bits out among a model's saved tensors, every so many forward passes in training.
+    """Allocates bits to a model's saved tensors, every ``interval`` forward passes in training.
 
     Args:
-        average_bits: Bits an element is given on average.
-        interval: Forward passes from one time to the next; the first is before the first pass.
-        samples: Rows of the batch that are used, where all inputs have as many rows.
-        groups: How many groups of tensors are tried at most; one of each kind in any case.
+        average_bits: Average bits of an element.
+        interval: Forward passes from one allocation to the next; the first is before the first pass.
+        samples: Rows of the batch to use, if all inputs have equally many rows.
+        groups: The most groups of tensors to disturb, but at least one of each kind.
 
     Attributes:
-        passes: How many forward passes were counted, by where they begin.
+        passes: How many forward passes were counted, by the path of the module where they begin.
     """
 
     def __init__(self, average_bits: float, interval: int, samples: int = 8, groups: int = 64) -> None:
@@ -59,19 +59,19 @@ class Probing:
         return Probing(self.average_bits, self.interval, self.samples, self.groups)
 
     def is_due(self, entry: str = "") -> bool:
-        """Count a pass that begins at a module, and return whether it is time to share the bits out before it."""
+        """Count a pass that begins at a module, and return whether an allocation is due before it."""
         self.passes[entry] += 1
         return (self.passes[entry] - 1) % self.interval == 0
 
     def step(self, hooks: Hooks, module: nn.Module, run: Run, args: Any, kwargs: Any, entry: str = "") -> None:
-        """Count a forward pass, and share the bits out before it where it is time.
+        """Count a forward pass, and allocate bits before it if this is due.
 
         Args:
-            hooks: What packs.
-            module: The module that the pass begins at.
-            run: Runs it under the hooks.
-            args: What it is about to be called with.
-            kwargs: The same.
+            hooks: The hooks that pack.
+            module: The module where the pass begins.
+            run: Runs the module under the hooks.
+            args: The arguments of the pass.
+            kwargs: The named arguments of the pass.
             entry: Path of the module in the model; empty for the model itself.
         """
         if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
@@ -83,19 +83,19 @@ class Probing:
             self.allocate(hooks, module, lambda: _scalar(run(module, *args, **kwargs)))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             warnings.warn(
-                f"gact gives its tensors the bits they had: the pass that shares them out failed ({error}); "
+                f"gact leaves the bits of its tensors unchanged: the pass that allocates them failed ({error}); "
                 "use auto_prec=false, or actbench.Controller with a loss of your own",
                 stacklevel=2,
             )
 
     def allocate(self, hooks: Hooks, module: nn.Module, loss_of: Callable[[], Tensor]) -> None:
-        """Share the bits out; gradients, buffers and random numbers are not changed.
+        """Allocate bits; gradients, buffers and random numbers do not change.
 
-        What the model's own code and its users' hooks do besides, such as counting, is done. A model that uses torch's
-        re-entrant checkpointing keeps its bits: what is recomputed so can be differentiated by ``backward()`` alone.
+        Other effects of the model's own code and its users' hooks, such as counting, do happen. A model that uses
+        torch's re-entrant checkpointing keeps its bits: only ``backward()`` can differentiate what this recomputes.
 
         Args:
-            hooks: What packs; its sites are given new bits.
+            hooks: The hooks that pack; their sites get new bits.
             module: The model.
             loss_of: Runs the model under the hooks and returns a scalar.
         """
@@ -103,7 +103,7 @@ class Probing:
             stack.enter_context(_random_numbers_kept(module))
             stack.enter_context(buffers_kept(module))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(_detached, _itself))  # those around this see nothing of it
+            stack.enter_context(saved_tensors_hooks(_detached, _itself))  # hooks outside see nothing of this pass
             hooks.probing = True
             stack.callback(setattr, hooks, "probing", False)
             stack.callback(setattr, hooks, "disturbed", frozenset())
@@ -120,7 +120,7 @@ class Probing:
 
 @contextmanager
 def _random_numbers_kept(module: nn.Module) -> Iterator[None]:
-    """Let torch, Python and NumPy draw the numbers that they would have drawn without the block."""
+    """Restore the random states of torch, Python and NumPy after the block."""
     devices = {tensor.device for tensor in own_tensors(module) if tensor.is_cuda}
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -132,7 +132,7 @@ def _random_numbers_kept(module: nn.Module) -> Iterator[None]:
 
 
 def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach()  # a node that holds its own output holds itself for ever
+    return tensor.detach()  # a node that saves its own output is never freed
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -157,14 +157,14 @@ def _is_recomputed(loss: Tensor) -> bool:
 def _warn_of_recomputation() -> None:
     warnings.warn(
         "gact gives all tensors the same bits: the model recomputes blocks by torch's re-entrant checkpointing, which "
-        "refuses the gradients by which they would be shared out; use gact:L2+checkpoint, or use_reentrant=False",
+        "refuses the gradients that the allocation of bits needs; use gact:L2+checkpoint, or use_reentrant=False",
         stacklevel=2,
     )
 
 
 @contextmanager
 def _at_least(bits: float, hooks: Hooks) -> Iterator[None]:
-    """Give all sites so many bits at least; those that are made meanwhile get the usual bits afterwards."""
+    """Give all sites at least these bits; sites that are made meanwhile get the usual bits afterwards."""
     usual, before = hooks.bits, {site: site.bits for site in hooks.all_sites()}
     hooks.give_new_sites(max(bits, usual))
     for site in before:
@@ -196,7 +196,7 @@ def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor)
 
 
 def _groups(kinds: Sequence[list[SiteState]], most: int) -> Iterator[list[SiteState]]:
-    """Cut the sites of each kind into runs, as many of each as its share of all elements allows."""
+    """Cut the sites of each kind into consecutive groups, as many as the kind's share of all elements allows."""
     own = [[site for site in sites if site.owner is None and site.elements] for sites in kinds]
     own = [sites for sites in own if sites]
     total = sum(site.elements for sites in own for site in sites)
@@ -214,10 +214,10 @@ def _squared_distance(found: Sequence[Tensor | None], exact: Sequence[Tensor | N
 
 
 def _rows(inputs: Any, samples: int) -> Any:
-    """Return the first rows of all inputs without their graphs, or all rows where the inputs are not of one batch.
+    """Return the first rows of all inputs without their graphs, or all rows if the inputs are not of one batch.
 
-    Scalars, such as the number of items that a trainer gives, are no batch. A cache of keys and values is copied, since
-    the pass may fill it; rows of a filled one are not cut.
+    Scalars, such as the number of items that a trainer passes, are not cut. A cache of keys and values is copied, since
+    the pass may fill it; with a filled cache no rows are cut.
     """
     leaves = tree_leaves(inputs)
     heights = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()}

@@ -1,4 +1,4 @@
-"""Packing tensors for the backward pass: which, by which codec, for which site, and where they wait."""
+"""Packs tensors for the backward pass: which tensors, by which codec, for which site, in which placement."""
 
 from actbench.nn.saved.codecs import Codec, Identity, Packed, Parts
 from actbench.nn.saved.groupquantization import GroupQuantization

@@ -1,4 +1,4 @@
-"""Sharing bits out among the layers of a model while it trains, by how much each one's error adds to the gradient."""
+"""Allocates bits to the layers of a model while it trains, by what each layer's error adds to the gradient."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let steps inside wait for the device where bits are to be shared out, as measurements must.
+    """Make steps inside wait for the device when bits are allocated, as measurements must.
 
-    The bits of a step then follow from the steps before, and not from how far the device has come.
+    The bits of a step then depend only on earlier steps, not on the progress of the device.
     """
     token = _waits.set(True)
     try:
@@ -35,19 +35,18 @@ def waiting() -> Iterator[None]:
 
 
 class BitAllocation:
-    """Gives each site its share of an average number of bits (ActNN, arXiv 2104.14129, section 4.2).
+    """Allocates an average number of bits to sites (ActNN, arXiv 2104.14129, section 4.2).
 
     Every ``interval`` steps the sites are watched for one step. What they saw is copied to the host in one tensor, and
-    the bits are set in whichever later step finds the copy there: no step waits for the device, unless it runs inside
-    of :func:`waiting`. Until then all sites have the average. Where the gradients of a watched step overflowed, the
-    next step is watched too. A step is a forward pass of the model in training: of a batch that is cut into several,
-    each counts.
+    the first later step that finds the copy finished sets the bits: no step waits for the device, except inside
+    :func:`waiting`. Until then all sites have the average. If the gradients of a watched step overflow, the next step
+    is watched too. A step is a forward pass of the model in training; each micro-batch counts as one.
 
     Args:
-        sites: Where tensors are packed; more may be added to it later.
-        average_bits: Bits an element is given on average, 1 to 8.
+        sites: The sites where tensors are packed; more may be added later.
+        average_bits: Average bits of an element, 1 to 8.
         interval: Steps from one watched step to the next, 1 or more.
-        choices: Widths to choose from.
+        choices: Bits to choose from.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class BitAllocation:
             site.bits = average_bits
 
     def begin(self) -> None:
-        """Say that a training forward begins; a watched step without a backward pass so far is watched on."""
+        """Begin a training forward; a watched step that had no backward pass yet stays watched."""
         if self._watching:
             self._gather()
         if self._seen is not None and self._seen.is_there():
@@ -89,15 +88,15 @@ class BitAllocation:
     def adapted(self) -> Any:
         """Return the state between two watched steps; see :class:`actbench.nn.forwardwrapper.Adapted`.
 
-        What is on its way to the host is waited for.
+        Waits for a copy to the host that is under way.
         """
         return {"watching": self._watching, "wait": self._wait, "seen": self._seen and self._seen.written()}
 
     def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
-        """Go on from what :meth:`adapted` returned, among the sites of the model by path.
+        """Restore what :meth:`adapted` returned, given the sites of the model by path.
 
         Raises:
-            KeyError: Of another model.
+            KeyError: The state is of another model.
         """
         self._watching, self._wait = state["watching"], state["wait"]
         self._seen = state["seen"] and _Seen.read(state["seen"], sites)
@@ -107,7 +106,7 @@ class BitAllocation:
 
 
 class _Share(NamedTuple):
-    """A site, how many costs were found for it (one for each row, or one), and the elements of its tensor."""
+    """A site, its number of costs (one for each row, or one), and the elements of its tensor."""
 
     site: SiteState
     rows: int
@@ -116,11 +115,12 @@ class _Share(NamedTuple):
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was seen in a watched step, on its way to the host.
+    """What a watched step saw, on its way to the host.
 
     Attributes:
-        costs: Those of each site in turn, float64, in host memory.
-        copied: Recorded behind the copy to the host; None where the copy was not queued.
+        shares: The sites that saw something.
+        costs: The costs of each site in turn, float64, in host memory.
+        copied: Event behind the copy to the host; None if the copy was not queued.
     """
 
     shares: list[_Share]
@@ -128,13 +128,13 @@ class _Seen:
     copied: torch.cuda.Event | None
 
     def is_there(self) -> bool:
-        """Return whether the costs can be read; wait for them inside of :func:`waiting`."""
+        """Return whether the costs can be read; inside :func:`waiting`, wait for them."""
         if self.copied is not None and _waits.get():
             self.copied.synchronize()
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 
     def written(self) -> Any:
-        """Return this as plain values and a tensor."""
+        """Return the state as plain values and a tensor."""
         if self.copied is not None:
             self.copied.synchronize()
         return {
@@ -144,12 +144,12 @@ class _Seen:
 
     @classmethod
     def read(cls, state: Any, sites: Mapping[str, SiteState]) -> _Seen:
-        """Return what :meth:`written` returned."""
+        """Make the object from what :meth:`written` returned."""
         shares = [_Share(sites[path], rows, elements) for path, rows, elements in state["shares"]]
         return cls(shares, state["costs"], None)
 
     def share_out(self, average_bits: float, choices: Sequence[int]) -> bool:
-        """Give each site its bits, and the average where its costs are not finite; return whether all are finite."""
+        """Set the bits of each site, the average if its costs are not finite; return whether all costs are finite."""
         parts = np.split(self.costs.numpy(), np.cumsum([share.rows for share in self.shares])[:-1])
         fit = [share for share, part in zip(self.shares, parts, strict=True) if np.isfinite(part).all()]
         for share in self.shares:
@@ -169,10 +169,10 @@ class _Seen:
 
 
 def _sent(sites: Iterable[SiteState]) -> _Seen | None:
-    """Send what sites saw to the host; None where no site saw both ranges and gradients, or only fake ones.
+    """Send what sites saw to the host; return None if no site saw both ranges and gradients, or only fake ones.
 
-    The costs of a tensor that several sites share are added up under the site that has it, even where that is a norm's,
-    which then follows no other.
+    The costs of a tensor that several sites share are added up at the site that packed it, even if that is a norm's,
+    which then follows no other site.
     """
     costs: dict[SiteState, Tensor] = {}
     for site in sites:
@@ -196,10 +196,9 @@ def _elements(site: SiteState, others: Collection[SiteState]) -> int:
 
 
 def variance(site: SiteState) -> Tensor | None:
-    """Return the variance that 1 bit leaves in the gradient of a site's layer, but for the group size.
+    """Return the variance that 1 bit leaves in the gradient of a site's layer, up to a factor of the group size.
 
-    It is float64 and 0-d or (rows,), as the ranges; None where the layer was not seen in both passes of the watched
-    step.
+    It is float64 and 0-d or (rows,), like the ranges; None if the layer did not run in both passes of the watched step.
     """
     packed = site.owner or site
     ranges, gradients = packed.ranges, site.gradients
@@ -214,7 +213,7 @@ def variance(site: SiteState) -> Tensor | None:
 
 
 def _recorded(device: torch.device) -> torch.cuda.Event | None:
-    """Return an event behind what is queued on a device, or None for the host."""
+    """Return an event behind the queued work of a device, or None for the host."""
     if device.type != "cuda":
         return None
     with torch.cuda.device(device):

@@ -1,4 +1,4 @@
-"""Codecs: the number formats in which a tensor waits for the backward pass.
+"""Codecs: the number formats of tensors that wait for the backward pass.
 
 Autograd holds and frees the parts, which are tensors. Under non-re-entrant checkpointing the parts come from the
 recomputation, and codec and layout from the first forward pass. So codec and layout must follow from the shape of the
@@ -22,22 +22,22 @@ from actbench.ops.arguments import DTYPES
 Parts = tuple[Tensor, ...]
 
 SMALLEST = 64
-"""Elements below which a tensor stays whole: what it would gain is less than torch's allocator rounds up."""
+"""A tensor with fewer elements stays whole: it would gain less than torch's allocator rounds up."""
 
 
 class Codec:
-    """A number format: how a tensor is made parts, and parts are made the tensor again.
+    """A number format, which makes parts of a tensor and the tensor of its parts.
 
-    A codec of settings may stand for several, of which :meth:`at` chooses one for each tensor. The defaults are those
-    of a format that packs floating-point tensors as a whole.
+    A codec may hold only settings, from which :meth:`at` chooses a codec for each tensor. The defaults are those of a
+    format that packs floating-point tensors as a whole.
 
-    Class attributes: exact: Whether what comes back is what was packed, bit for bit.
+    Class attributes: exact: Whether the decoded tensor equals the packed one bit for bit.
     """
 
     exact: ClassVar[bool] = False
 
     def why_not(self, x: Tensor) -> str | None:
-        """Return why the format is not for a tensor, or None."""
+        """Return why the format cannot take a tensor, or None."""
         if x.dtype not in (*DTYPES, torch.bool):
             return f"{x.dtype} is not a floating-point type"
         return "too small to gain" if x.numel() < SMALLEST else None
@@ -47,14 +47,14 @@ class Codec:
         return FLAGS if x.dtype == torch.bool else self
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
-        """Return the parts of a tensor whose elements ``flat`` are in the order of its memory.
+        """Return the parts of a tensor whose elements ``flat`` are in memory order.
 
-        The site has the bits of the tensor, and notes its ranges where it is watched.
+        The site has the bits of the tensor, and its ranges are noted there if it is watched.
         """
         raise NotImplementedError
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
-        """Return the tensor, which lies in memory as the layout says."""
+        """Return the tensor, with this layout."""
         raise NotImplementedError
 
     def divisible(self, layout: Layout) -> bool:
@@ -62,37 +62,37 @@ class Codec:
         return False
 
     def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
-        """Return rows ``first`` to ``last - 1``; unpack all rows first where the tensor is not divisible."""
+        """Return rows ``first`` to ``last - 1``; a tensor that is not divisible is unpacked as a whole first."""
         return self.unpack(parts, layout)[first:last]
 
     def packed_bytes(self, layout: Layout) -> int:
-        """Return the bytes of all parts of a tensor, by arithmetic alone."""
+        """Return the bytes of all parts of a tensor, in closed form."""
         raise NotImplementedError
 
     def bits(self, layout: Layout) -> float:
-        """Return the bits that an element takes on average, without what belongs to a group."""
+        """Return the average bits of an element, without the bytes of groups."""
         return 8 * self.packed_bytes(layout) / layout.elements
 
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return which values of a tensor would come back as NaN or make others NaN, or None.
+        """Return which values of a tensor would decode to NaN or make others NaN, or None.
 
-        On a device, to look at ``flat`` is to wait for it.
+        On a device, a look at ``flat`` waits for it.
         """
         return None
 
     def coarser(self, x: Tensor, bits: int, row: int) -> Tensor:
-        """Return what so many bits would leave of a float tensor, contiguous; without a width, all of it.
+        """Return a float tensor rounded to this many bits, contiguous; a codec without bits returns it whole.
 
         Args:
             x: Any shape and strides.
             bits: 1 to 8.
-            row: Elements of a row that shares no group with another; 0 where rows mean nothing.
+            row: Elements of a row that shares no group with another; 0 if rows do not matter.
         """
         return x
 
 
 class Packed(NamedTuple):
-    """A tensor as it waits for the backward pass; without its parts this holds no tensor."""
+    """A packed tensor that waits for the backward pass; without its parts this holds no tensor."""
 
     codec: Codec
     layout: Layout
@@ -107,14 +107,14 @@ class Packed(NamedTuple):
         return self.codec.rows(self.parts, self.layout, first, last)
 
     def fetched(self) -> Packed:
-        """Return this with its parts on the device of the tensor."""
+        """Return the packed tensor with its parts on the tensor's device."""
         if not isinstance(self.codec, OnHost):
             return self
         return Packed(self.codec.inner, self.layout, self.codec.fetched(self.parts))
 
     @property
     def bits(self) -> float:
-        """Bits that an element takes on average."""
+        """Average bits of an element."""
         return self.codec.bits(self.layout)
 
     @property
@@ -125,12 +125,12 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True)
 class Identity(Codec):
-    """All bytes of a tensor of any type; the part is a vector of its elements in the order of its memory."""
+    """All bytes of a tensor of any type; the part is a vector of its elements in memory order."""
 
     exact: ClassVar[bool] = True
 
     def why_not(self, x: Tensor) -> str | None:
-        """Return None: it is for every tensor."""
+        """Return None: the codec takes every tensor."""
         return None
 
     def at(self, x: Tensor, site: SiteState) -> Codec:
@@ -152,25 +152,25 @@ class Identity(Codec):
 
 @dataclass(frozen=True)
 class Unpacked(Identity):
-    """The tensor itself, which is its only part: it was left as it is."""
+    """The tensor itself, unpacked, as the only part."""
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the tensor."""
         return parts[0]
 
     def divisible(self, layout: Layout) -> bool:
-        """Return that rows are views."""
+        """Return True: rows are views."""
         return True
 
 
 def unpacked(x: Tensor) -> Packed:
-    """Return a tensor that is left as it is."""
+    """Return a tensor in the form of a packed one, but unpacked."""
     return Packed(Unpacked(), Layout.of(x), (x,))
 
 
 @dataclass(frozen=True)
 class Flags(Codec):
-    """Truth values, one bit each, in the order of the tensor's memory; the part is the packed bits."""
+    """Booleans, one bit each, in memory order; the part is the packed bits."""
 
     exact: ClassVar[bool] = True
 
@@ -196,7 +196,7 @@ FLAGS = Flags()
 
 @dataclass(frozen=True)
 class Around(Codec):
-    """A codec around the one of the parts."""
+    """A codec around the codec of the parts."""
 
     inner: Codec
 
@@ -211,7 +211,7 @@ class Around(Codec):
 
 @dataclass(frozen=True)
 class OnHost(Around):
-    """Parts that wait in host memory, from where ``offload`` brings them back to the device."""
+    """Parts that wait in host memory; ``offload`` brings them back to the device."""
 
     device: torch.device
     offload: HostOffload = field(repr=False)
@@ -231,7 +231,7 @@ class OnHost(Around):
 
 @dataclass(frozen=True)
 class Repeated(Around):
-    """A tensor that repeats its elements by strides of 0; the parts are those of its elements ``once`` each."""
+    """A tensor that repeats elements by strides of 0; the parts hold each element ``once``."""
 
     once: Layout
 
@@ -244,23 +244,23 @@ class Repeated(Around):
         return self.inner.packed_bytes(self.once)
 
     def bits(self, layout: Layout) -> float:
-        """Return the bits of an element, once each."""
+        """Return the bits of an element that is counted once."""
         return self.inner.bits(self.once)
 
 
 @dataclass(frozen=True)
 class Logarithms(Around):
-    """Logarithms of probabilities; the parts are those of the probabilities, which backward makes of them.
+    """Logarithms of probabilities; the parts are those of the probabilities, which backward computes from them.
 
-    The error of a packed logarithm would be a factor of its power, which does not average out. A class that is masked
-    has the logarithm minus infinity, which no group of codes can hold, and the probability 0, which is exact.
+    The error of a packed logarithm would become a factor of the probability, which does not average out. A masked class
+    has the logarithm minus infinity, which no group of codes can hold, but the probability 0, which is exact.
     """
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
-        """Return the tensor; minus infinity where a power was 0, or was rounded to it."""
+        """Return the tensor; minus infinity where a probability was 0 or was rounded to 0."""
         return logarithms(self.inner.unpack(parts, layout))
 
 
 def logarithms(powers: Tensor) -> Tensor:
-    """Return the logarithms of powers, over them; a format without signs may have made one less than 0."""
+    """Replace probabilities by their logarithms; rounding may have made a probability negative."""
     return powers.clamp_(min=0).log_()

@@ -1,8 +1,8 @@
-"""Group quantization: into which groups a tensor is cut, and how many bits each has.
+"""Group quantization: chooses the groups of a tensor, and the bits of each.
 
-A tensor is cut into groups without regard to its rows, but row by row for what a norm reads. A norm divides each row by
-the row's own deviation: where a group holds the end of a large row and the start of a small one, the error is a part
-of the large one's range, and nothing is left of the small one.
+A tensor is cut into groups without regard to its rows, but row by row for the input of a norm. A norm divides each row
+by the row's own deviation: if a group held the end of a large row and the start of a small one, the error would follow
+the large row's range and destroy the small row.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from actbench.ops import groupquant
 from actbench.ops.noise import fresh_seed
 
 SHORTEST = 32
-"""Elements below which rows share groups: a word for each would cost a bit an element and more."""
+"""Rows with fewer elements share groups: a word for each row would cost a bit an element or more."""
 
 
 @dataclass(frozen=True)
 class GroupQuantization(Codec):
-    """The settings of group quantization; chooses groups and widths for each tensor.
+    """The settings of group quantization; chooses groups and bits for each tensor.
 
     Attributes:
-        group_size: Elements that share an offset and a scale, a multiple of 32 from 32 to 1024; fewer to the end of a
-            row that a norm scales.
+        group_size: Elements that share an offset and a scale, a multiple of 32 from 32 to 1024; fewer at the end of a
+            row that a norm reads.
         stochastic: Round up with the probability that keeps the mean; otherwise to the nearest.
         per_group: False for one offset and scale for all of a tensor.
     """
@@ -41,7 +41,7 @@ class GroupQuantization(Codec):
     per_group: bool = True
 
     def at(self, x: Tensor, site: SiteState) -> Codec:
-        """Return the groups of a tensor, and their widths."""
+        """Return the groups of a tensor, and their bits."""
         if x.dtype == torch.bool:
             return super().at(x, site)
         size = size_within(x, site.row, self.group_size)
@@ -55,16 +55,16 @@ class GroupQuantization(Codec):
         return groups_of(x, width, site.row, self.group_size, self.stochastic)
 
     def coarser(self, x: Tensor, bits: int, row: int) -> Tensor:
-        """Return what so many bits leave of a tensor."""
+        """Return a tensor rounded to this many bits."""
         x = x.contiguous()
         codec, layout = groups_of(x, bits, row, self.group_size), Layout.of(x)
         return codec.unpack(codec.encode(flat_of(x), layout), layout)
 
     def _has_rows(self, x: Tensor) -> bool:
-        """Return whether rows can have widths of their own.
+        """Return whether each row can have its own bits.
 
-        Rows that are not one behind the other in memory would need a copy larger than all that is packed; for rows
-        shorter than a group, a word for each would cost more than the widths gain.
+        Rows that are not contiguous in memory would need a copy larger than all that is packed. For rows shorter than a
+        group, a word for each row would cost more than different bits gain.
         """
         order = memory_order(x)
         return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
@@ -72,7 +72,7 @@ class GroupQuantization(Codec):
 
 @dataclass(frozen=True)
 class RowGroups(Groups):
-    """Codes no group of which belongs to two rows; those of a row have one width and begin at a whole byte."""
+    """Codes in groups that belong to one row each; the codes of a row have the same bits and begin at a whole byte."""
 
     row: int = 1
 
@@ -89,7 +89,7 @@ class RowGroups(Groups):
         return _decoded_rows(codes, words, widths, self.row, self.group_size, start, count, layout.dtype)
 
     def divisible(self, layout: Layout) -> bool:
-        """Return whether dimension 0 is outermost in memory, and its entries are rows or several of them."""
+        """Return whether dimension 0 is outermost in memory, and its entries are one or several whole rows."""
         return super().divisible(layout) and layout.shape[1:].numel() % self.row == 0
 
     def packed_bytes(self, layout: Layout) -> int:
@@ -98,7 +98,7 @@ class RowGroups(Groups):
         return self._total_bits(layout) * -(-self.row // 8) + rows * 4 * -(-self.row // self.group_size)
 
     def bits(self, layout: Layout) -> float:
-        """Return the mean of the widths of the rows."""
+        """Return the mean bits of the rows."""
         return self._total_bits(layout) / (layout.elements // self.row)
 
     def _total_bits(self, layout: Layout) -> int:
@@ -107,10 +107,10 @@ class RowGroups(Groups):
 
 @dataclass(frozen=True)
 class RowWidths(GroupCodec):
-    """Codes whose width differs from row to row; parts are codes, words and the widths, int32 ``(rows,)``.
+    """Codes whose bits differ from row to row; parts are codes, words and the bits, int32 ``(rows,)``.
 
     Attributes:
-        total_bits: Sum of the widths of all rows.
+        total_bits: Sum of the bits of all rows.
     """
 
     total_bits: int
@@ -119,7 +119,7 @@ class RowWidths(GroupCodec):
     usual: int = USUAL
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
-        """Share the bits out among the rows by their ranges and expected gradients, and return the parts."""
+        """Allocate the bits to the rows by their ranges and expected gradients, and return the parts."""
         rows = flat.view(layout.shape[0], -1)
         costs = groupquant.group_ranges(rows, self.group_size).square().sum(1)
         if site.watched:
@@ -136,12 +136,12 @@ class RowWidths(GroupCodec):
         return _decoded_rows(codes, words, widths, row, self.group_size, start, count, layout.dtype)
 
     def packed_bytes(self, layout: Layout) -> int:
-        """Return the bytes of the codes of each row, 4 for each group, and 4 for the width of each row."""
+        """Return the bytes of the codes of each row, 4 for each group, and 4 for the bits of each row."""
         rows, row = layout.shape[0], layout.shape[1:].numel()
         return self.total_bits * -(-row // 8) + rows * 4 * (-(-row // self.group_size) + 1)
 
     def bits(self, layout: Layout) -> float:
-        """Return the mean of the widths."""
+        """Return the mean bits of the rows."""
         return self.total_bits / layout.shape[0]
 
 
@@ -154,14 +154,14 @@ def _decoded_rows(
 
 
 def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bool = True) -> Groups:
-    """Return the groups of a tensor whose codes have one width or, where bits are a fraction, two.
+    """Return the groups of a tensor whose codes have one number of bits or, for a fraction, two.
 
     Args:
         x: Any shape and strides.
-        width: Bits an element is to have on average, 1 to 8.
-        row: Elements of a row that shares no group with another; 0 where rows mean nothing.
-        group_size: Elements of a group at most.
-        stochastic: Whether rounding is.
+        width: Average bits of an element, 1 to 8.
+        row: Elements of a row that shares no group with another; 0 if rows do not matter.
+        group_size: The most elements of a group.
+        stochastic: Whether rounding is stochastic.
     """
     size = size_within(x, row, group_size)
     if size is not None:
@@ -170,10 +170,9 @@ def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bo
 
 
 def size_within(x: Tensor, row: int, group_size: int) -> int | None:
-    """Return the size of groups that run through a tensor in the order of its memory and end where rows do.
+    """Return the size of groups that run through a tensor in memory order and end where rows do.
 
-    That is ``group_size`` where rows mean nothing (``row`` is 0), are too short or do not lie together; None where no
-    size does it.
+    It is ``group_size`` if rows do not matter (``row`` is 0), are too short or not contiguous; None if no size fits.
     """
     if row < SHORTEST or not _lies_together(x, row):
         return group_size
@@ -194,7 +193,7 @@ def _lies_together(x: Tensor, row: int) -> bool:
 
 
 def _widths(rows: int, total_bits: int, like: Tensor) -> Tensor:
-    """Return widths of this sum, of which the first may be larger by 1."""
+    """Return the bits of each row, with this sum; those of the first rows may be larger by 1."""
     width, wider = divmod(total_bits, rows)
     widths = torch.full((rows,), width, dtype=torch.int32, device=like.device)
     if wider:

@@ -1,7 +1,7 @@
 """Codes of a few bits in groups that run through a tensor and share an offset and a scale.
 
-Where bits are a fraction, the first groups have one bit more than the others. The widths are read off the bytes of the
-codes, not kept beside them: codes that a recomputation made may be of other bits than those of the first forward pass.
+If bits are a fraction, the first groups have one bit more than the others. Decoding derives the bits from the bytes of
+the codes: codes from a recomputation may have other bits than those of the first forward pass.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from actbench.ops.groupquant.reference import NAN_WORD
 from actbench.ops.noise import fresh_seed
 
 USUAL = 256
-"""Elements of a group, unless another size is asked for."""
+"""Elements of a group by default."""
 
 NOT_FINITE = "values that are not finite"
-"""Why a tensor is left whole whose group would be lost with one of them."""
+"""Why a tensor stays whole: each such value would destroy its group."""
 
 _FEWEST = 8
-"""Elements that are left behind the wider groups, unless none is: fewer could not be told from padding."""
+"""The fewest elements behind the wider groups, unless there are none: fewer would look like padding."""
 
 
 class GroupCodec(Codec):
-    """Codes and words, of which a part of the tensor can be decoded alone."""
+    """Codes and words that can be decoded in part."""
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
-        """Return ``count`` elements of the tensor's memory from ``start`` on."""
+        """Return ``count`` elements in memory order from ``start`` on."""
         raise NotImplementedError
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
@@ -40,7 +40,7 @@ class GroupCodec(Codec):
         return layout.laid_out(self.decode(parts, layout, 0, layout.elements))
 
     def divisible(self, layout: Layout) -> bool:
-        """Return whether dimension 0 is outermost in memory; another view of the memory may be of another order."""
+        """Return whether dimension 0 is outermost in memory; another view of the memory may have another order."""
         return layout.has_rows
 
     def rows(self, parts: Parts, layout: Layout, first: int, last: int) -> Tensor:
@@ -51,19 +51,19 @@ class GroupCodec(Codec):
         return wanted.laid_out(self.decode(parts, layout, first * layout.shape[1:].numel(), wanted.elements))
 
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
-        """Return that a value made others of its group NaN."""
+        """Return a reason if a value made others of its group NaN, else None."""
         return NOT_FINITE if bool((parts[1] == NAN_WORD).any()) else None
 
 
 @dataclass(frozen=True)
 class Groups(GroupCodec):
-    """Codes in groups that run through the tensor in the order of its memory; parts are codes and words.
+    """Codes in groups that run through the tensor in memory order; parts are codes and words.
 
     Attributes:
-        width: Bits an element is to have on average, 1 to 8.
+        width: Average bits of an element, 1 to 8.
         group_size: Elements that share an offset and a scale.
-        stochastic: Whether rounding is.
-        usual: The group size for which the ranges of the site are noted.
+        stochastic: Whether rounding is stochastic.
+        usual: The group size to which the noted ranges of the site are converted.
     """
 
     width: float
@@ -77,7 +77,7 @@ class Groups(GroupCodec):
         if not wider:
             return groupquant.encode(flat, width, size, fresh_seed(), self.stochastic)
         front, split = wider * (width + 1) // 8, wider // size
-        # Written to their places: if they were joined afterwards, both parts and the whole would be there at once.
+        # Both parts are written in place: to join them afterwards, the parts and the whole would exist at once.
         codes = flat.new_empty(front + bitpack.packed_bytes(flat.numel() - wider, width), dtype=torch.uint8)
         words = flat.new_empty(-(-flat.numel() // size), dtype=torch.int32)
         for part in (
@@ -88,7 +88,7 @@ class Groups(GroupCodec):
         return codes, words
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
-        """Return elements; the widths are those of the codes, which a recomputation may have made of other bits."""
+        """Return elements; their bits follow from the codes, which a recomputation may have made with other bits."""
         (codes, words), size, dtype = parts, self.group_size, layout.dtype
         width = codes.numel() * 8 // layout.elements
         wider = (codes.numel() - bitpack.packed_bytes(layout.elements, width)) * 8
@@ -112,7 +112,7 @@ class Groups(GroupCodec):
         return parts
 
     def division(self, layout: Layout) -> tuple[int, int]:
-        """Return the smaller width, and how many elements in front have one bit more: whole groups."""
+        """Return the smaller number of bits, and how many elements in front, in whole groups, have one bit more."""
         count, size, width = layout.elements, self.group_size, int(self.width)
         wider = round((self.width - width) * count / size) * size
         if count % size == 0 and wider == count:
@@ -126,21 +126,21 @@ class Groups(GroupCodec):
         return codes + 4 * -(-layout.elements // self.group_size)
 
     def bits(self, layout: Layout) -> float:
-        """Return the bits that a code has on average."""
+        """Return the average bits of a code."""
         width, wider = self.division(layout)
         return width + wider / layout.elements
 
 
 @dataclass(frozen=True)
 class OneGroup(Groups):
-    """Codes of one width in one group, in the order of the tensor's memory; parts are codes and one word."""
+    """Codes with the same bits in one group, in memory order; parts are codes and one word."""
 
     def encode(self, flat: Tensor, layout: Layout) -> Parts:
         """Return the parts of a tensor."""
         return groupquant.encode_in_one(flat, int(self.width), fresh_seed(), self.stochastic)
 
     def decode(self, parts: Parts, layout: Layout, start: int, count: int) -> Tensor:
-        """Return elements, by the width of the codes."""
+        """Return elements; their bits follow from the codes."""
         codes, word = parts
         return groupquant.decode_in_one(codes, word, codes.numel() * 8 // layout.elements, start, count, layout.dtype)
 
@@ -154,5 +154,5 @@ class OneGroup(Groups):
 
 
 def as_usual(squares: Tensor, group_size: int, usual: int) -> Tensor:
-    """Return sums over groups of a size as they would be over groups of the usual one."""
+    """Convert sums over groups of a size to sums over groups of the usual size."""
     return squares if group_size == usual else squares * (group_size / usual)

@@ -1,13 +1,13 @@
-"""Parts of saved tensors on their way to host memory and back.
+"""Moves parts of saved tensors to host memory and back.
 
-One tensor that leaves is held until the next leaves, and one that comes back is fetched ahead, unless that is switched
-off. So it is on every device, and on fake tensors, so that a meter sees what it costs.
+A tensor that leaves is held until the next leaves, and the next to come back is fetched ahead, unless ``prefetch`` is
+off. This is so on every device, and on fake tensors, so that a meter sees what it costs.
 
-On CUDA copies run on a stream of their own, beside what the device computes. No block of memory is freed with a copy
-pending: what leaves is held until it was waited for, and what comes back was allocated on the stream that needs it, so
-that the computing stream has waited for either copy before it can be given the block again. The bytes held therefore do
-not depend on how far the host has run ahead, as they would with ``Tensor.record_stream``. Host memory is page-locked,
-from torch's pool of such blocks. Everywhere else, and on fake tensors, copies are made when asked for.
+On CUDA copies run on a separate stream, beside the computation. No block of memory is freed while a copy is pending: a
+leaving tensor is held until its copy was waited for, and a returning tensor is allocated on the stream that needs it.
+So the computing stream has waited for either copy before it can reuse the block. Hence the bytes held do not depend on
+how far the host has run ahead, as they would with ``Tensor.record_stream``. Host memory is page-locked, from torch's
+pool of such blocks. On other devices, and on fake tensors, copies are made at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Tensors = tuple[Tensor, ...]
 
 
 class Copied(NamedTuple):
-    """Tensors that are being copied to, and what makes the stream that asked for the copy wait for it."""
+    """The targets of a copy, and a function that makes the asking stream wait for the copy."""
 
     tensors: Tensors
     settle: Callable[[], None]
 
 
 class Copies(Protocol):
-    """Who copies."""
+    """Copies between the device and host memory."""
 
     def away(self, tensors: Tensors) -> Copied:
         """Start to copy tensors of the device to host memory."""
@@ -44,7 +44,7 @@ class Copies(Protocol):
 
 
 class AtOnce:
-    """Copies when asked for; tensors come back to the device."""
+    """Copies at once, when asked."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,7 +59,7 @@ class AtOnce:
 
 
 class OnTheSide:
-    """Copies on a stream of a CUDA device of its own, behind what is queued on the current stream when it is asked."""
+    """Copies on a separate CUDA stream, behind the work queued on the current stream at the call."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -86,7 +86,7 @@ class OnTheSide:
 
 
 def _wait(copied: torch.cuda.Event, computing: torch.cuda.Stream, tensors: Tensors) -> None:
-    """Let the stream that asked for a copy wait for it, and the one that is current now, if that is another."""
+    """Make the stream that asked for a copy wait for it, and the current stream too, if it is another."""
     computing.wait_event(copied)
     for tensor in tensors:
         current = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else computing
@@ -96,18 +96,18 @@ def _wait(copied: torch.cuda.Event, computing: torch.cuda.Stream, tensors: Tenso
 
 
 def _nothing() -> None:
-    """A copy that was made at once is waited for by nobody."""
+    """Wait for nothing: the copy was made at once."""
 
 
 class _Ahead(NamedTuple):
-    """A tensor that was fetched before it was asked for, and the storage of its first part in host memory."""
+    """A tensor that was fetched ahead, and the storage of its first part in host memory."""
 
     storage: weakref.ref[torch.UntypedStorage]
     copied: Copied
 
 
 class _Leaving(NamedTuple):
-    """Tensors that are being copied to host memory, and their versions when that began."""
+    """Tensors that are being copied to host memory, and their versions at the start of the copy."""
 
     parts: Tensors
     versions: list[int | None]
@@ -115,11 +115,11 @@ class _Leaving(NamedTuple):
 
 
 class Lane:
-    """Tensors that leave one device and come back, the last first as a rule.
+    """Tensors that leave one device and come back, usually the last first.
 
     When a tensor comes back, the one that left just before it is fetched too, unless ``prefetch`` is off: autograd does
-    not say what comes next, so this is a guess that costs one tensor more on the device. When the host copy of what was
-    fetched dies, so does what was fetched.
+    not say what it needs next, so this is a guess that costs one more tensor on the device. When the host copy of a
+    fetched tensor is freed, the fetched tensor is freed too.
     """
 
     def __init__(self, copies: Copies, prefetch: bool = True) -> None:
@@ -131,7 +131,7 @@ class Lane:
         self._ahead: _Ahead | None = None
 
     def away(self, parts: Tensors) -> Tensors:
-        """Return copies of parts in host memory, where they are by the time that :meth:`back` needs them."""
+        """Return copies of parts in host memory; they are complete when :meth:`back` needs them."""
         self.settle()
         copied = self._copies.away(parts)
         self._leaving = _Leaving(parts, _versions(parts), copied)
@@ -141,10 +141,10 @@ class Lane:
         return copied.tensors
 
     def back(self, parts: Tensors) -> Tensors:
-        """Return what :meth:`away` was given, for the current stream, from what it returned.
+        """Return the parts that :meth:`away` took, for the current stream, from the copies that it returned.
 
         Raises:
-            RuntimeError: It was changed in place while it was being copied.
+            RuntimeError: A part was changed in place while it was being copied.
         """
         self.settle()
         if parts[0].untyped_storage() in self._torn:
@@ -159,7 +159,7 @@ class Lane:
         return copied.tensors
 
     def settle(self) -> None:
-        """Let go of what is leaving, and note whether it was changed meanwhile: the copy may then have read either."""
+        """Release the leaving parts, and note whether they were changed meanwhile: the copy may then be mixed."""
         if self._leaving is not None:
             parts, versions, copied = self._leaving
             copied.settle()
@@ -174,7 +174,7 @@ class Lane:
         return copied
 
     def _fetch_before(self, storage: torch.UntypedStorage) -> None:
-        """Fetch what left before the tensor of this storage, unless it is gone or was fetched."""
+        """Fetch the parts that left before this storage, unless they are freed or fetched already."""
         reference = self._before.get(storage)
         before = None if reference is None else reference()
         if before is None or (self._ahead is not None and self._ahead.storage() is before[0].untyped_storage()):
@@ -194,17 +194,17 @@ def _versions(parts: Tensors) -> list[int | None]:
 
 
 def _drop_ahead_of(lane: weakref.ref[Lane], storage: weakref.ref[torch.UntypedStorage]) -> None:
-    """Drop what a lane fetched ahead, if it was fetched from the storage that has just died."""
+    """Drop the tensor that a lane fetched ahead, if it came from the storage that was just freed."""
     live = lane()
     if live is not None and live._ahead is not None and live._ahead.storage is storage:
         live._drop_ahead()
 
 
 class HostOffload:
-    """Moves parts to host memory and back, each device's in a lane of its own; a copy moves tensors of its own.
+    """Moves parts to host memory and back, with one lane for each device; a copy of this starts empty.
 
     Args:
-        prefetch: Whether a tensor is fetched ahead.
+        prefetch: Whether the next tensor is fetched ahead.
     """
 
     def __init__(self, prefetch: bool = True) -> None:
@@ -215,7 +215,7 @@ class HostOffload:
         return HostOffload, (self.prefetch,)
 
     def away(self, parts: Tensors) -> Tensors:
-        """Return copies of one or more tensors in host memory, to be read by nobody but :meth:`back`."""
+        """Return copies of one or more tensors in host memory, which only :meth:`back` may read."""
         device = parts[0].device
         if device not in self._lanes:
             copies: Copies = OnTheSide(device) if device.type == "cuda" else AtOnce(device)
@@ -223,14 +223,14 @@ class HostOffload:
         return self._lanes[device].away(parts)
 
     def back(self, parts: Tensors, device: torch.device) -> Tensors:
-        """Return what was given to :meth:`away` on that device, from what it returned.
+        """Return the tensors that :meth:`away` took on that device, from the copies that it returned.
 
         Raises:
-            RuntimeError: It was changed in place while it was being copied.
+            RuntimeError: A tensor was changed in place while it was being copied.
         """
         return self._lanes[device].back(parts)
 
     def settle(self) -> None:
-        """Let go of what is leaving: after a forward pass, nothing of what was moved is on a device."""
+        """Release the leaving tensors: after a forward pass, no moved tensor is left on a device."""
         for lane in tuple(self._lanes.values()):
             lane.settle()

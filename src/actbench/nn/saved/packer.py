@@ -1,4 +1,4 @@
-"""What packs the saved tensors of a converted model, and which tensors stay as they are."""
+"""Packs the saved tensors of a converted model, and decides which tensors stay as they are."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from actbench.units import format_bytes
 
 
 class Exclude:
-    """Excludes what somebody else holds in any case, and what has no memory of its own. A copy knows no tensor.
+    """Excludes tensors that others hold anyway, and tensors without their own memory. A copy of this knows no tensor.
 
     Args:
         smallest_bytes: Bytes below which a tensor is excluded.
-        subclasses: Whether tensors of every subclass are excluded, and not only those that wrap other tensors.
+        subclasses: Whether tensors of every subclass are excluded, not only those that wrap other tensors.
     """
 
     def __init__(self, smallest_bytes: int = 0, *, subclasses: bool = False) -> None:
@@ -36,7 +36,7 @@ class Exclude:
         self._held: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Exclude what somebody else holds (parameters, the batch): packing it would add to memory."""
+        """Exclude tensors that others hold (parameters, the batch): packing them would add to memory."""
         self._held.update(tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
 
     def why_not(self, x: Tensor) -> str | None:
@@ -45,7 +45,7 @@ class Exclude:
             return f"layout {x.layout}"
         if self._is_subclass(x):
             return f"a {type(x).__name__}"
-        if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter):  # of another part, or gathered by FSDP
+        if isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter):  # of another part, or FSDP's
             return "a parameter"
         if x.untyped_storage() in self._held:
             return "a parameter, a buffer or a part of the batch"
@@ -61,17 +61,17 @@ class Exclude:
 
 @dataclass(frozen=True, eq=False)
 class StaysHere:
-    """A saved tensor that a hook has left where it is, and its version: under hooks autograd does not look."""
+    """A saved tensor that a hook did not pack, and its version, which autograd does not check under hooks."""
 
     tensor: Tensor
     version: int
 
     @classmethod
     def of(cls, tensor: Tensor) -> StaysHere:
-        """Return a tensor as it stays.
+        """Return the entry for a tensor.
 
-        A node that saves its own output would hold itself for ever, so the graph is left out. A parameter is held
-        itself: its ``data`` may be given other memory.
+        The tensor is held without its graph: a node that saves its own output would never be freed. A parameter is held
+        itself: its ``data`` may get other memory.
         """
         return cls(tensor if tensor.is_leaf else tensor.detach(), tensor._version)
 
@@ -79,7 +79,7 @@ class StaysHere:
         """Return the tensor.
 
         Raises:
-            RuntimeError: It was changed in place after it was saved, as autograd says without hooks.
+            RuntimeError: It was changed in place after it was saved; autograd raises the same without hooks.
         """
         if self.tensor._version != self.version:
             raise RuntimeError(
@@ -91,7 +91,7 @@ class StaysHere:
 
 
 def own_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Give parameters and buffers; a replica of ``nn.DataParallel`` names its parameters in a place of their own."""
+    """Yield parameters and buffers; a replica of ``nn.DataParallel`` has its parameters in another attribute."""
     yield from module.parameters()
     yield from module.buffers()
     for part in module.modules():
@@ -99,17 +99,17 @@ def own_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 ON_HOST = "host memory is where it is"
-"""Why a tensor is not moved that is in host memory."""
+"""Why a tensor in host memory is not moved."""
 
 
 class SavedTensors:
     """Packs tensors for backward; one object serves a whole model, and a copy of it knows no tensor.
 
     Args:
-        codec: How tensors are packed.
-        exclude: Which tensors are left as they are, whatever the codec; None for what others hold in any case.
+        codec: The number format of packed tensors.
+        exclude: Which tensors are never packed; None for those that others hold anyway.
         placement: Where the parts wait: in host memory, or on the device for None.
-        dedup: Pack a tensor that several sites save once; False packs it for each of them.
+        dedup: Whether a tensor that several sites save is packed once; False packs it for each of them.
     """
 
     def __init__(
@@ -125,16 +125,16 @@ class SavedTensors:
         self.dedup: SharingTable[tuple[Packed, SiteState]] | None = SharingTable() if dedup else None
 
     def why_not(self, x: Tensor) -> str | None:
-        """Return why a tensor is left as it is, or None where it is packed or moved."""
+        """Return why a tensor is neither packed nor moved, or None."""
         return self.exclude.why_not(x) or self.codec.why_not(x) or self._why_for_nothing(x)
 
     def settle(self) -> None:
-        """Let go of what is leaving: after a forward pass, nothing of what was moved is on the device."""
+        """Release the leaving tensors: after a forward pass, no moved tensor is left on the device."""
         if self.placement is not None:
             self.placement.settle()
 
     def pack(self, x: Tensor, site: SiteState) -> Packed:
-        """Pack a tensor of any kind at a site, or return what another site packed of it if it is unchanged since."""
+        """Pack a tensor of any kind at a site, or return what another site packed of the unchanged tensor."""
         once = without_repeats(x)
         if once is not x:
             packed = self.pack(once, site)
@@ -147,7 +147,7 @@ class SavedTensors:
             return self._left(x, reason)
         layout, flat = Layout.of(x), flat_of(x)
         source = flat if flat.untyped_storage() is x.untyped_storage() else x.detach()
-        purpose = x.shape[:1] if site.per_sample else None  # rows of one width each are rows of this height only
+        purpose = x.shape[:1] if site.per_sample else None  # bits per row fit only tensors with as many rows
         known = None if self.dedup is None else self.dedup.recall(source, purpose)
         if known is not None:
             packed, owner = known
@@ -157,7 +157,7 @@ class SavedTensors:
         codec = self.codec.at(x, site)
         with torch.no_grad():
             parts = codec.pack(flat, layout, site)
-        if site.guarded and not isinstance(x, FakeTensor):  # a fake one says nothing of those that come
+        if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
             lost = codec.lost(flat, parts)
             site.was_finite = lost is None
             if lost is not None:
@@ -172,9 +172,9 @@ class SavedTensors:
         return packed
 
     def stands_for(self, x: Tensor, packed: Packed) -> None:
-        """Say that a tensor was unpacked of parts: it is then packed as them, without being encoded again.
+        """Record that a tensor was decoded from parts: saving it then saves these parts, without a new encoding.
 
-        The parts live as long as the storage of the tensor, or as what autograd holds of them.
+        The parts live as long as the storage of the tensor, or as autograd holds them.
         """
         savedtensors.packed(x, *packed.parts, by=self)
         known = (packed, SiteState("output of a module", packed.bits))
@@ -182,7 +182,7 @@ class SavedTensors:
             self.dedup.remember(flat_of(x), lambda: known)
 
     def _why_for_nothing(self, x: Tensor) -> str | None:
-        """Return why neither codec nor placement would change anything of a tensor, or None."""
+        """Return why neither codec nor placement would change a tensor, or None."""
         if not self.codec.exact or (self.placement is not None and is_elsewhere(x)):
             return None
         return "nothing is packed and nothing moved" if self.placement is None else ON_HOST
@@ -192,15 +192,15 @@ class SavedTensors:
         return unpacked(x)
 
     def leave(self, x: Tensor, reason: str) -> None:
-        """Say that a tensor is left as it is, and why."""
+        """Record that a tensor is not packed, and why."""
         savedtensors.left(x, reason)
-        if self.codec.exact:  # as was asked
+        if self.codec.exact:  # to leave it whole is what was asked
             savedtensors.acted(self)
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """What was packed and for which site, as long as somebody else holds its parts."""
+    """A packed tensor and its site, as long as others hold its parts."""
 
     packed: Packed
     parts: WeakTensors

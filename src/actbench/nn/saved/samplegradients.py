@@ -1,4 +1,4 @@
-"""How large the gradients of single samples of the data set have been, to share bits out among the rows of a batch."""
+"""The size of past gradients of single samples of the data set, to allocate bits to the rows of a batch."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from actbench.errors import UsageError
 
 _current: ContextVar[Samples | None] = ContextVar("_current", default=None)
 _again: ContextVar[bool] = ContextVar("_again", default=False)
-"""Whether a forward pass that runs within backward is of the samples that :data:`_current` says."""
+"""Whether a forward pass that runs within backward has the samples of :data:`_current`."""
 
 
 class Samples:
-    """Which samples of the data set a batch holds; see :func:`samples`.
+    """The samples of the data set that a batch holds; see :func:`samples`.
 
     Args:
         ids: (N,) integers from 0, in host memory.
 
     Raises:
-        UsageError: These are no ids.
+        UsageError: The ids are invalid.
     """
 
     def __init__(self, ids: ArrayLike | Tensor) -> None:
@@ -67,16 +67,16 @@ class Samples:
 
 
 def samples(ids: ArrayLike | Tensor) -> Samples:
-    """Say which samples of the data set the next batches hold, for schemes that remember single samples' gradients.
+    """Name the samples of the data set that the next batches hold, for schemes that remember gradients of samples.
 
-    Call it before each step, or around one: ``with actbench.samples(ids): loss = model(batch)``. It holds for this
+    Call it before each step, or around one: ``with actbench.samples(ids): loss = model(batch)``. It is valid in this
     thread until the next call, or until the with-block ends.
 
     Args:
         ids: (N,) the index in the data set of each row of the batch, in host memory.
 
     Raises:
-        UsageError: These are no ids.
+        UsageError: The ids are invalid.
     """
     named = Samples(ids)
     named._token = _current.set(named)
@@ -84,13 +84,13 @@ def samples(ids: ArrayLike | Tensor) -> Samples:
 
 
 def current() -> Samples | None:
-    """Return the samples of the moment, as this thread was told them."""
+    """Return the samples that this thread has named last."""
     return _current.get()
 
 
 @contextmanager
 def as_of(named: Samples | None) -> Iterator[None]:
-    """Let the samples be those of an earlier moment, for forward passes inside that belong to it."""
+    """Use earlier samples for forward passes inside, which belong to them."""
     tokens = _current.set(named), _again.set(True)
     try:
         yield
@@ -103,8 +103,8 @@ class SampleGradients:
     """Squared norms of the gradients of one layer's output, sample by sample (ActNN, arXiv 2104.14129, section 4.2).
 
     A table on the gradients' device has one float32 for each sample that was seen; each new norm is averaged with the
-    old one, half and half. Nothing waits for the device. Where nobody says which samples a batch holds
-    (:func:`samples`), all its rows count the same.
+    old one, half and half. Nothing waits for the device. If the samples of a batch are not named (:func:`samples`), all
+    its rows count the same.
     """
 
     def __init__(self) -> None:
@@ -112,17 +112,17 @@ class SampleGradients:
         self._batch: Samples | None = None
 
     def begin(self, x: Tensor) -> None:
-        """Say that a forward pass on the rows of x begins, whose samples are those of the moment.
+        """Begin a forward pass on the rows of x, with the samples that are named now.
 
-        In a forward pass that runs again within backward they stay what they were, or are what :func:`as_of` says:
-        autograd's threads do not know what was said in the main one.
+        In a forward pass that runs again within backward the samples stay the same, or are those of :func:`as_of`:
+        autograd's threads do not see what the main thread named.
         """
         if torch._C._current_graph_task_id() != -1 and not _again.get():
             return
         self._batch = None if isinstance(x, FakeTensor) else _named(x.shape[0] if x.dim() else 1)
 
     def expected(self, device: torch.device) -> Tensor | None:
-        """Return the squared norms that the batch has had, float32 (rows,); None where the samples are not known.
+        """Return the past squared norms of the batch's samples, float32 (rows,); None if the samples are not known.
 
         A sample that was never seen counts as the mean of the others.
         """
@@ -133,7 +133,7 @@ class SampleGradients:
         return torch.where(known.isnan(), known.nanmean(), known).nan_to_num(nan=1.0)
 
     def note(self, squares: Tensor) -> None:
-        """Take in the squared norms of a batch, (rows,). One that is not finite changes nothing."""
+        """Add the squared norms of a batch, (rows,), to the table; norms that are not finite are skipped."""
         if self._batch is None or isinstance(squares, FakeTensor) or squares.shape != (self._batch.count,):
             return
         ids = self._batch.on(squares.device)
@@ -143,7 +143,7 @@ class SampleGradients:
         table.index_copy_(0, ids, torch.where(squares.isfinite(), new, old))
 
     def _room(self, end: int, device: torch.device) -> Tensor:
-        """Return the table with room for ids up to ``end - 1``, on the device; NaN for what was never seen."""
+        """Return the table with room for ids up to ``end - 1``, on the device; NaN for samples never seen."""
         table = self._table
         if table is None or len(table) < end:
             grown = torch.full((max(end, 2 * (0 if table is None else len(table))),), torch.nan, device=device)
@@ -162,18 +162,18 @@ class SampleGradients:
         return {"table": self._table, "ids": ids}
 
     def adapt(self, state: Any) -> None:
-        """Go on from what :meth:`adapted` returned."""
+        """Restore what :meth:`adapted` returned."""
         self._table = state["table"]
         self._batch = None if state["ids"] is None else Samples(state["ids"].cpu())
 
 
 def _named(rows: int) -> Samples | None:
-    """Return the samples of the moment, if they are as many as the rows."""
+    """Return the samples that are named now, if they are as many as the rows."""
     batch = _current.get()
     if batch is not None and batch.count == rows:
         return batch
     if batch is None:
-        _warn_once("nobody says which samples the batches hold: call actbench.samples(ids) before each step")
+        _warn_once("the samples of the batches are not named: call actbench.samples(ids) before each step")
     else:
         _warn_once(f"actbench.samples() was given {batch.count} ids for {rows} rows: give one for each row")
     return None

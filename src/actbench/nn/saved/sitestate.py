@@ -1,4 +1,4 @@
-"""The state of a site: a place of a model where a tensor is packed."""
+"""The state of a site, a place in a model where a tensor is packed."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ _OF_A_STEP = ("bits", "inside", "watched", "ranges", "gradients", "elements")
 
 @dataclass(eq=False)
 class SiteState:
-    """What is known of one input of one layer that is packed. A copy knows nothing of a step.
+    """The state of one packed input of one layer. A copy has no state of a step.
 
     Attributes:
         path: The layer's path in the model.
-        bits: Bits an element is given on average, which need not be whole.
-        per_sample: Whether the rows of dimension 0 share the bits out among themselves by their ranges.
-        factor: A quarter of how many elements of the tensor each element of the layer's output is made of, so that
+        bits: Average bits of an element, maybe a fraction.
+        per_sample: Whether bits are allocated to the rows of dimension 0 by their ranges.
+        factor: A quarter of the number of the tensor's elements that each output element is a sum of, so that
             ``factor * (mean squared range) * (squared norm of the output's gradient)`` is the variance that 1 bit
             leaves in the gradient of the weight (ActNN, arXiv 2104.14129, section 4): a quarter of the fan-in,
             ``weight[0].numel() / 4``.
-        inside: Share of these elements that lie in the tensor and not in zeros around it.
-        row: Elements of a row of the tensor that is scaled by itself, and shares no group with another; 0 for none.
+        inside: Share of these elements that are in the tensor, not in the zeros around it.
+        row: Elements of a row of the tensor that is normalised by itself and shares no group with another; 0 for none.
         product: Whether the tensor is saved by a product with a weight: of a linear layer or a convolution.
-        guarded: Whether the tensor is looked at for values that would be lost, and then left as it is.
-        was_finite: Whether a tensor was looked at, in this run, and no value would have been lost.
-        watched: Whether this step's ranges and gradients are to be noted.
+        guarded: Whether the tensor is checked for values that would be lost, and then not packed.
+        was_finite: Whether a tensor was checked, in this run, and no value would have been lost.
+        watched: Whether the site notes this step's ranges and gradients.
         ranges: Sum over the groups of their squared ranges, float32: 0-d, or (rows,) with ``per_sample``; on the
             tensor's device. None before the watched forward.
         gradients: Squared norm of the output's gradient, as ``ranges``. None before the watched backward.
-        elements: Elements of the tensor at the last forward; 0 where another site's tensor is shared.
+        elements: Elements of the tensor at the last forward; 0 if it shares another site's tensor.
         owner: The site whose tensor was shared at the last forward, or None.
-        followers: Sites that are given the same bits, and whose elements count as this one's: norms have no variance of
-            their own in the paper, and go with the layer before them, unless another layer shares their tensor.
+        followers: Sites that get the same bits, and whose elements count as this site's: norms have no variance of
+            their own in the paper, and follow the layer before them, unless another layer shares their tensor.
         sample_gradients: Squared norms of the gradients of single samples over time, for ``per_sample``, or None.
-        chunk: Into how many pieces of the batch the backward pass of the layer is cut, at least.
+        chunk: The fewest pieces of the batch that the backward pass of the layer is cut into.
         pipeline_threshold: Bytes of the layer's gradient and input above which it is cut further; None for never.
-        kept: What the codec keeps here from pass to pass, and copies have too; None for nothing.
+        kept: A tensor that the codec keeps here from pass to pass, and copies have too; None for nothing.
     """
 
     path: str
@@ -67,24 +67,24 @@ class SiteState:
     kept: Tensor | None = field(default=None, repr=False)
 
     def pieces(self, size_bytes: int) -> int:
-        """Return into how many pieces the backward pass is cut, for the bytes of the layer's gradient and input."""
+        """Return how many pieces the backward pass is cut into, for the bytes of the layer's gradient and input."""
         most = self.pipeline_threshold
         return self.chunk if most is None else max(self.chunk, (size_bytes + most) // most)
 
     def begin(self, x: Tensor) -> None:
-        """Say that a tensor is about to be packed."""
+        """Prepare to pack a tensor."""
         self.owner, self.elements = None, x.numel()
         if self.sample_gradients is not None:
             self.sample_gradients.begin(x)
 
     def share(self, owner: SiteState) -> None:
-        """Say that the tensor was packed before, for this site or for another one, and is not looked at."""
+        """Record that the tensor was packed before, for this site or another, so that it is not checked."""
         self.guarded = False
         if owner is not self:
             self.owner, self.elements = owner, 0
 
     def see_gradient(self, grad: Tensor) -> None:
-        """Note the squared norm of a gradient of the output, where the site is watched or weighs samples."""
+        """Note the squared norm of a gradient of the output, if the site is watched or weighs samples."""
         if not self.watched and self.sample_gradients is None:
             return
         squares = _squared_norms(grad.detach(), self.per_sample)
@@ -94,11 +94,11 @@ class SiteState:
             self.sample_gradients.note(squares)
 
     def forget(self) -> None:
-        """Let go of what was seen in a watched step."""
+        """Forget what a watched step saw."""
         self.ranges = self.gradients = None
 
     def adapted(self) -> Any:
-        """Return what later steps go on from; see :class:`actbench.nn.forwardwrapper.Adapted`."""
+        """Return the state that later steps need; see :class:`actbench.nn.forwardwrapper.Adapted`."""
         return {
             **{name: getattr(self, name) for name in _OF_A_STEP},
             "owner": None if self.owner is None else self.owner.path,
@@ -107,10 +107,10 @@ class SiteState:
         }
 
     def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
-        """Go on from what :meth:`adapted` returned, among the sites of the model by path.
+        """Restore what :meth:`adapted` returned, given the sites of the model by path.
 
         Raises:
-            KeyError: Of another model.
+            KeyError: The state is of another model.
         """
         for name in _OF_A_STEP:
             setattr(self, name, state[name])
@@ -132,7 +132,7 @@ class SiteState:
 
 
 def _squared_norms(grad: Tensor, by_row: bool) -> Tensor:
-    """Return the squared norm of a tensor, or of each of its rows, float32, without a copy of it in that type."""
+    """Return the squared norm of a tensor, or of each of its rows, in float32, without a float32 copy of the tensor."""
     dims = list(range(1, grad.dim())) if by_row else None
     if dims == []:
         return grad.float().square()

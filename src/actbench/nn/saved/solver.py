@@ -1,8 +1,8 @@
-"""Sharing bits out so that the variance of a gradient is least, on the host among layers, on the device among rows.
+"""Allocates bits so that the variance of a gradient is least, on the host to layers, on the device to rows.
 
-What b bits leave of a tensor's error is ``1 / (2**b - 1)**2`` of what 1 bit leaves (ActNN, arXiv 2104.14129, section
-4). This is convex in b, also over any choice of widths, so each further step of a tensor gains less per bit than the
-one before, and to take the steps of all tensors in descending order of that gain is optimal.
+With b bits the error variance of a tensor is ``1 / (2**b - 1)**2`` of that with 1 bit (ActNN, arXiv 2104.14129, section
+4). This is convex in b, also over any choice of bits. So each further step of a tensor gains less per bit than the one
+before, and it is optimal to take the steps of all tensors in descending order of that gain.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 LEFT = 0.01
-"""Share of what is left over by which the greedy choice may be above the least before the other one is asked."""
+"""How far the greedy choice may be above the least variance, as a share of it, before tables are tried."""
 
 CELLS = 2**21
 UNITS = 2**12
-"""The budget is cut into so many units at most, and the table of items and units has at most so many cells."""
+"""The budget is cut into at most UNITS units, and the table of items and units has at most CELLS cells."""
 
 Floats = NDArray[np.float64]
 Steps = NDArray[np.int64]
 
 
 def most_gain(gains: Floats, prices: Floats, budget: float) -> Steps:
-    """Choose how many steps of each item are taken, so that they gain most for the budget.
+    """Choose how many steps of each item to take, so that they gain most for the budget.
 
     Args:
-        gains: (steps, n) what each step gains, from 0.
-        prices: (steps, n) what it costs, above 0; of each item, ``gains / prices`` must fall.
-        budget: For all.
+        gains: (steps, n) gain of each step, from 0.
+        prices: (steps, n) price of each step, above 0; ``gains / prices`` of each item must fall.
+        budget: The budget for all items.
 
     Returns:
-        (n,). Within :data:`LEFT` of the best, or the best but for prices rounded up to units, and never less than the
-        same number of steps for all; no step that still fits is left out. Of equals, an item with fewer steps is
-        served first, then the first.
+        (n,). The choice is within :data:`LEFT` of the best, or the best with prices rounded up to units, and never
+        worse than the same number of steps for all; no step that still fits is left out. Of equal gains, an item with
+        fewer steps comes first, then the first item.
     """
     order = np.argsort(-(gains / prices), axis=None, kind="stable")  # by step first, so the steps of an item ascend
     spent = prices.flatten()[order].cumsum()
@@ -60,7 +60,7 @@ def _gained(gains: Floats, steps: Steps) -> float:
 
 
 def _filled(steps: Steps, order: NDArray[np.int64], prices: Floats, budget: float) -> Steps:
-    """Take what steps of the order still fit, each behind those of its item before it."""
+    """Take the steps of the order that still fit, each after the earlier steps of its item."""
     count = prices.shape[1]
     left = budget - float(np.where(np.arange(len(prices))[:, None] < steps, prices, 0).sum())
     cheapest = prices.min(initial=np.inf)
@@ -75,7 +75,7 @@ def _filled(steps: Steps, order: NDArray[np.int64], prices: Floats, budget: floa
 
 
 def _by_tables(gains: Floats, prices: Floats, budget: float) -> Steps:
-    """Choose by the most gain that the items so far have for each number of units (Sinha, Zoltners 1979)."""
+    """Choose by a table of the most gain of the first items for each number of units (Sinha, Zoltners 1979)."""
     levels, count = gains.shape[0] + 1, gains.shape[1]
     units = max(64, min(UNITS, CELLS // count))
     zero = np.zeros((1, count))
@@ -97,32 +97,32 @@ def _by_tables(gains: Floats, prices: Floats, budget: float) -> Steps:
 
 WIDTHS = tuple(range(1, 9))
 RAW = 32
-"""A width from which on a number is kept as it is, without any error."""
+"""The bits from which on a number has no error."""
 
 UNSPENT = 0.001
-"""Share of the budget that may be left over: the last bits would cut a tensor in two widths for nothing."""
+"""Share of the budget that may stay unused: the last bits would split a tensor into two widths for no gain."""
 
 
 def error_of(bits: int) -> float:
-    """Return the variance at a width as a part of that at 1 bit; 0 from 32 bits on."""
+    """Return the variance relative to that at 1 bit; 0 from 32 bits on."""
     return 0.0 if bits >= RAW else 1 / (2**bits - 1) ** 2
 
 
 def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices: Sequence[int] = WIDTHS) -> list[int]:
-    """Choose widths that minimise ``sum(costs / (2**bits - 1)**2)`` while ``sum(weights * bits) <= budget``.
+    """Choose bits that minimise ``sum(costs / (2**bits - 1)**2)`` while ``sum(weights * bits) <= budget``.
 
-    Exact where all weights are equal and the choices follow each other, and within 1 % otherwise, but for weights that
-    are rounded up to a 4096th of the budget where few large items share it. All of the budget is spent that can be:
-    where all costs are 0 the widths are even.
+    The choice is exact if all weights are equal and the choices are consecutive, else within 1 %, with weights rounded
+    up to a 4096th of the budget if few large items share it. As much of the budget as possible is spent: if all costs
+    are 0 the bits are even.
 
     Args:
         costs: (n,) the variance that each item adds at 1 bit, from 0; one that is not finite counts as the largest.
         weights: (n,) elements of each item, above 0.
-        budget: Bits for all elements. Where even the smallest widths need more, these are returned.
-        choices: Widths to choose from, 1 or more; from 32 on an item has no error.
+        budget: Bits for all elements. If even the smallest choice needs more, it is returned.
+        choices: Bits to choose from, 1 or more; from 32 on an item has no error.
 
     Returns:
-        n of the choices. Among equals, the item with fewer bits is served first, then the one that comes first.
+        n of the choices. Among equals, the item with fewer bits comes first, then the first item.
     """
     widths = sorted(set(choices))
     elements = np.asarray(weights, np.float64)
@@ -133,10 +133,10 @@ def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices:
 
 
 def all_spent(costs: ArrayLike, weights: ArrayLike, budget: float, choices: Sequence[int] = WIDTHS) -> list[float]:
-    """Choose as :func:`least_variance`, and give what it leaves over to the items that gain most by it.
+    """Choose like :func:`least_variance`, and give the unspent bits to the items that gain most by them.
 
-    Whole widths of few items seldom add up to the budget. What is left is less than any further step of an item costs,
-    so that one item has a part of a step, unless it is at the largest width then.
+    Whole bits of few items seldom add up to the budget. The rest is less than the price of any further step, so that
+    one item gets a part of a step, unless it reaches the largest choice.
 
     Returns:
         n bits from the smallest to the largest choice, all but one or few of them whole.
@@ -163,24 +163,24 @@ def _sane(costs: Floats) -> Floats:
 
 
 def row_widths(costs: Tensor, total_bits: int, most: int = 8) -> Tensor:
-    """Choose the width of each row as :func:`least_variance` does for equal weights, without waiting for the device.
+    """Choose the bits of each row as :func:`least_variance` does for equal weights, without a wait for the device.
 
     Args:
         costs: (N,) of a float type, the variance that each row adds at 1 bit; one that is not finite counts as the
             largest.
-        total_bits: Sum of the widths, from N to ``most * N``.
-        most: The largest width.
+        total_bits: Sum of the bits, from N to ``most * N``.
+        most: The most bits of a row.
 
     Returns:
-        int32 ``(N,)`` on the device of ``costs``, from 1 to ``most``, of this very sum.
+        int32 ``(N,)`` on the device of ``costs``, from 1 to ``most``, with exactly this sum.
 
     Raises:
-        ValueError: No widths have this sum.
+        ValueError: No bits have this sum.
     """
     rows = costs.numel()
     if not rows <= total_bits <= most * rows:
         raise ValueError(f"total_bits of {rows} rows must be from {rows} to {most * rows}, found {total_bits}")
-    if isinstance(costs, FakeTensor):  # no values to sort, and each operator on it would take as long as a real one
+    if isinstance(costs, FakeTensor):  # no values to sort, and fake operators take as long as real ones
         return costs.new_empty(rows, dtype=torch.int32)
     if rows == 0 or most == 1:
         return torch.ones(rows, dtype=torch.int32, device=costs.device)
@@ -188,7 +188,7 @@ def row_widths(costs: Tensor, total_bits: int, most: int = 8) -> Tensor:
     known = torch.where(finite, costs, 0).double()
     cost = torch.where(finite, known, known.amax())
     gains = torch.stack([cost * (error_of(width) - error_of(width + 1)) for width in range(1, most)])
-    # Stable, and by width first: of equal gains the smaller width's comes first, so a row's steps are taken in order.
+    # Stable, and by bits first: of equal gains the one at fewer bits comes first, so a row's steps are in order.
     order = gains.flatten().sort(descending=True, stable=True).indices
     taken = torch.zeros(order.numel(), dtype=torch.int32, device=costs.device)
     taken.scatter_(0, order[: total_bits - rows], 1)

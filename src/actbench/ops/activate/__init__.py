@@ -1,7 +1,7 @@
-"""An activation and the codes of its input in one operator, which reads the input once on CUDA.
+"""An activation and the codes of its input in one operator; on CUDA it reads the input once.
 
-All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
-compiled or launched.
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "silu": functional.silu,
 }
-"""Torch's own functions that a kernel computes, by name."""
+"""The torch functions that a kernel computes too, by name."""
 
 _aten = torch.ops.aten
 _INTO: dict[str, Callable[..., Tensor]] = {
@@ -35,12 +35,12 @@ _INTO: dict[str, Callable[..., Tensor]] = {
 
 
 def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
-    """Do what :func:`activate` does with torch's operators, on any device."""
+    """Do what :func:`activate` does, with torch's operators on any device."""
     return FUNCTIONS[function](x.detach()), stepwise.encode_reference(x, bounds, bits, fold)
 
 
 def one_pass(function: str, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether one pass over x gives function and codes: on CUDA, where a kernel has torch's bits."""
+    """Return whether one pass over x gives the function and the codes: on CUDA, if the kernel has torch's bits."""
     return device.type == "cuda" and dtype != torch.float64 and agrees_on_cuda(function, dtype, device)
 
 
@@ -67,13 +67,13 @@ def launch(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tensor
 
 @functools.cache
 def agrees_on_cuda(function: str, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the CUDA kernel gives torch's bits on a device, tried once on numbers of every size.
+    """Return whether the CUDA kernel gives torch's bits on a device, tried once on numbers of every exponent.
 
-    Another compiler builds torch, and its next version may compute a function in another way. Where the bits differ,
-    torch's operator and a second pass take the place of the kernel.
+    Torch is built by another compiler, and its next version may compute a function differently. If the bits differ,
+    torch's operator and a second pass replace the kernel.
     """
     if torch.cuda.is_current_stream_capturing():
-        return False  # comparing waits for the device, which ends a capture; warm up before, as torch asks anyway
+        return False  # the comparison waits for the device, which breaks a capture; torch asks for a warm-up anyway
     numbers = samples(dtype).to(device)
     ours, codes = torch.empty_like(numbers), torch.empty(-(-numbers.numel() // 8), dtype=torch.uint8, device=device)
     launch(ours, codes, numbers, function, torch.zeros(1, device=device), 1, False)
@@ -83,7 +83,7 @@ def agrees_on_cuda(function: str, dtype: torch.dtype, device: torch.device) -> b
 
 
 def samples(dtype: torch.dtype) -> Tensor:
-    """Return numbers of every exponent and sign with many mantissas; of the half types, all there are."""
+    """Return numbers of every exponent and sign with many mantissas; for the half types, all numbers."""
     if dtype != torch.float32:
         return torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     words = torch.arange(-(2**31), 2**31, 8191)  # 524,352 words, a prime apart
@@ -95,7 +95,7 @@ def samples(dtype: torch.dtype) -> Tensor:
     Kernels(_on_cpu, _on_cuda, copied(reference, results=2)),
 )
 def activate(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
-    """Return a function of x, bit for bit as torch computes it on that device, and what ``stepwise.encode`` gives.
+    """Return a function of x, bit for bit as torch computes it on that device, and the codes of ``stepwise.encode``.
 
     Args:
         x: float32, float16, bfloat16 or float64, contiguous.

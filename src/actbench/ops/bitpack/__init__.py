@@ -1,10 +1,10 @@
 """b-bit codes as one contiguous little-endian stream; :func:`pack` and :func:`unpack` are the reference.
 
-Code i stands at bits ``[i * b, i * b + b)``, bit k of the stream being bit ``k % 8`` of byte ``k // 8``. A stream of n
+Code i takes bits ``[i * b, i * b + b)``, bit k of the stream being bit ``k % 8`` of byte ``k // 8``. A stream of n
 codes has exactly ``ceil(n * b / 8)`` bytes; the bits past its end are zero.
 
-All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
-compiled or launched.
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes, uint8 ``(n,)``, each below ``2**bits``, in plain torch on any device."""
+    """Pack uint8 codes ``(n,)``, each below ``2**bits``, in plain torch on any device."""
     places = torch.arange(bits, dtype=torch.uint8, device=codes.device)
     stream = codes.new_zeros(packed_bytes(codes.numel(), bits) * 8)
     stream[: codes.numel() * bits] = ((codes[:, None] >> places) & 1).reshape(-1)

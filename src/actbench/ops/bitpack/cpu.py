@@ -1,8 +1,8 @@
-"""Packing b-bit codes on the CPU, eight at a time, as one little-endian stream of bits.
+"""Packing of b-bit codes on the CPU, eight at a time, as one little-endian stream of bits.
 
-Eight codes are one 64-bit word with a code in each byte. Three steps of shift, mask and or bring neighbours together
-(codes, then pairs, then fours), after which the low b bytes of the word are the stream; unpacking runs the same steps
-backwards. The word is read through a view, so the machine must be little-endian.
+Eight codes are one 64-bit word with a code in each byte. Three steps of shift, mask and or join neighbours (codes, then
+pairs, then fours); then the low b bytes of the word are the stream. Unpacking runs the same steps backwards. The word
+is read through a view, so the machine must be little-endian.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def unpack_codes(codes: Tensor, packed: Tensor, bits: int, count: int) -> None:
 
 @inlined
 def pack(words: np.ndarray, bits: int, packed: np.ndarray) -> None:
-    """Write codes as a stream that fills ``packed``; where its size is no multiple of ``bits``, the last word is cut.
+    """Write codes as a stream that fills ``packed``; if its size is no multiple of ``bits``, the last word is cut.
 
-    ``words`` are uint64 with eight codes below ``2**bits`` in each, as many as ``packed`` has room for; left compacted.
+    ``words`` are uint64 with eight codes below ``2**bits`` in each, as many as fit ``packed``; they are compacted in
+    place.
     """
     codes, pairs, fours = _lanes(16, bits), _lanes(32, 2 * bits), _lanes(64, 4 * bits)
     for i in range(words.size):
@@ -44,7 +45,7 @@ def pack(words: np.ndarray, bits: int, packed: np.ndarray) -> None:
 
 @inlined
 def unpack(packed: np.ndarray, bits: int, words: np.ndarray) -> None:
-    """Read the codes of a stream to ``words``, uint64 with eight codes in each; those past its end are left alone."""
+    """Read the codes of a stream to ``words``, uint64 with eight codes in each; words past its end stay as they are."""
     codes, pairs, fours = _lanes(16, bits), _lanes(32, 2 * bits), _lanes(64, 4 * bits)
     whole = packed.size // bits
     _load(packed, bits, words[:whole])
@@ -81,8 +82,8 @@ def _lanes(lane: int, used: int) -> np.uint64:
     return mask
 
 
-# The number of bytes is written out below because a loop over a number known to the compiler becomes straight,
-# vectorised code, four times as fast as one over a number that is not.
+# The number of bytes is written out below: the compiler turns a loop over a known number into straight, vectorised
+# code, which is four times as fast.
 
 
 @numba.njit(inline="always")

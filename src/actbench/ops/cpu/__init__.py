@@ -1,8 +1,8 @@
-"""What the kernels for the CPU share; here, large results on huge pages.
+"""What the CPU kernels share; this file puts large results on huge pages.
 
 A fresh tensor of 48 MiB costs 12,288 page faults, 14 ms on a machine that writes it in 2 ms: more than any kernel here
-computes. Asking Linux for pages of 2 MiB removes nearly all of them; torch has the same for its own allocations behind
-``THP_MEM_ALLOC_ENABLE=1``. It is advice: where the system has no such pages, nothing changes.
+computes. Pages of 2 MiB, which Linux gives on request, remove nearly all of these faults; torch requests them for its
+own allocations with ``THP_MEM_ALLOC_ENABLE=1``. The request is only advice: without such pages nothing changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 LEAST_BYTES = 32 * 1024**2
-"""From this size on the C library maps every allocation by itself, so the advice ends with the tensor."""
+"""From this size on the C library maps each allocation separately, so the advice ends with the tensor."""
 
 
 def advise(tensor: Tensor) -> bool:
@@ -30,7 +30,7 @@ def advise(tensor: Tensor) -> bool:
 
 @functools.cache
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """Return the C library's madvise, or None on systems that have no such advice."""
+    """Return the C library's madvise, or None on systems without huge pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     call = ctypes.CDLL(None).madvise

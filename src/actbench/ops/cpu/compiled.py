@@ -1,8 +1,8 @@
-"""How the CPU kernels are compiled and threaded, in one place.
+"""How the CPU kernels are compiled and threaded.
 
 Numba's own choices do not fit here: its ``workqueue`` layer aborts the process when two threads enter it at once (the
 autograd engine, DataParallel), and a pool that was started before a fork is dead after it. So nothing is compiled or
-started at import; the first call takes the ``omp`` layer, and each call takes as many threads as torch has.
+started at import. The first call starts the ``omp`` layer, and each call takes as many threads as torch has.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
 
 _carray: Any = vars(numba)["carray"]
-_first = threading.RLock()  # Numba's settings are the program's, and change for the time of a first call
+_first = threading.RLock()  # Numba's settings are global to the program; a first call changes them for a moment
 _config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """Mark a function that writes LLVM's instructions, which kernels call."""
+    """Mark a function that emits LLVM instructions and that kernels call."""
     return extending.intrinsic(function)
 
 
@@ -51,15 +51,15 @@ def _pointer(typing_context: Any, address: Any) -> Any:
 
 @inlined
 def at(address: int, count: int, dtype: Any) -> np.ndarray:
-    """Return the array of ``count`` elements at an address. To make it of a tensor before the call takes longer."""
+    """Return the array of ``count`` elements at an address; to make it from a tensor before the call takes longer."""
     return _carray(_pointer(address), (count,), dtype)  # type: ignore[no-any-return]
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Return what runs a function over blocks (``numba.prange``), compiled at its first call.
+    """Return a function that runs ``function`` over blocks (``numba.prange``), compiled at its first call.
 
-    It takes the number of elements, then the arguments of the function, which takes the number of blocks before them.
-    It runs on no more threads than torch and the caller have, and on fewer for little work.
+    It takes the number of elements, then the other arguments of ``function``, whose first argument is the number of
+    blocks. It runs on no more threads than torch and the caller have, and on fewer for little work.
     """
 
     @functools.cache
@@ -67,7 +67,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
         with _first:
             kept, place = _config.CACHE_DIR, _cache_folder()
             _config.CACHE_DIR = str(place or "")
-            try:  # the folder is read when a function is wrapped, so other users of Numba keep theirs
+            try:  # Numba reads the folder when it wraps a function, so its other users keep theirs
                 return numba.njit(function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
             finally:
                 _config.CACHE_DIR = kept
@@ -95,7 +95,7 @@ def _parallel() -> bool:
     """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
     with _first:
         before, threads = _config.THREADING_LAYER, torch.get_num_threads()
-        _config.THREADING_LAYER = "omp"  # without effect where the program has started another layer already
+        _config.THREADING_LAYER = "omp"  # without effect if the program has already started another layer
         try:
             numba.get_num_threads()
             return threading_layer() in ("omp", "tbb")  # type: ignore[no-untyped-call]
@@ -103,11 +103,11 @@ def _parallel() -> bool:
             return False
         finally:
             _config.THREADING_LAYER = before
-            if torch.get_num_threads() != threads:  # the pool's number became that of torch: both have one OpenMP
+            if torch.get_num_threads() != threads:  # the pool changed torch's number of threads: they share one OpenMP
                 torch.set_num_threads(threads)
 
 
 @functools.cache
 def _cache_folder() -> Path | None:
-    """Return the folder for machine code of these sources: Numba itself looks at one file, not at what it calls."""
+    """Return the folder for machine code of these sources; Numba's own cache checks one file, not what it calls."""
     return rawkernel.folder("parallel" if _parallel() else "serial", Path(__file__).parents[1].rglob("*.py"))

@@ -1,7 +1,7 @@
-"""Float types in Numba, and random words. There is no half precision: values travel as their bits, in integers.
+"""Float types in Numba, and random words. Numba has no half precision: values travel as their bits, in integers.
 
-Widening is exact and narrowing rounds once to nearest even, as torch does. The loops are free of branches, so that
-they vectorise; every intermediate is cast back to 32 bits, because Numba widens integer results to 64.
+Widening is exact and narrowing rounds once to nearest even, as torch does. The loops have no branches, so that they
+vectorise; every intermediate is cast back to 32 bits, because Numba widens integer results to 64.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from actbench.ops.cpu.compiled import inlined
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
-"""The kind that kernels are told, by type."""
+"""The kind that kernels take, by type."""
 
 _GOLDEN, _FIRST, _SECOND = np.uint64(noise.GOLDEN), np.uint64(noise.FIRST), np.uint64(noise.SECOND)
 
@@ -82,7 +82,7 @@ def _rounded_half(wide: np.uint32) -> np.uint32:
     odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
     rebias = np.uint32(112 << 23)
     normal = np.uint32(np.uint32(magnitude + np.uint32(0xFFF) + odd - rebias) >> np.uint32(13))
-    # Below 2**-14 the last bit stands for 2**-24: adding 0.5, whose last bit stands for the same, rounds there.
+    # Below 2**-14 the last bit is 2**-24. The last bit of 0.5 is the same, so adding 0.5 rounds there.
     shifted = np.float32(np.uint32(magnitude).view(np.float32) + np.float32(0.5))
     tiny = np.uint32(np.float32(shifted).view(np.uint32) - np.uint32(0x3F000000))
     half = tiny if magnitude < np.uint32(113 << 23) else normal
@@ -93,7 +93,7 @@ def _rounded_half(wide: np.uint32) -> np.uint32:
 
 @inlined
 def fill_random(state: np.uint64, first: int, words: np.ndarray) -> None:
-    """Write the words of a state from number ``first`` on, as :func:`actbench.ops.noise.words` gives them."""
+    """Write the words of a state from number ``first`` on, as :func:`actbench.ops.noise.words` returns them."""
     for i in range(words.size):
         word = state + np.uint64(first + i + 1) * _GOLDEN
         word = (word ^ (word >> np.uint64(30))) * _FIRST

@@ -1,4 +1,4 @@
-"""LLVM's vectors, in which Numba's kernels are written where LLVM's own vectoriser finds nothing half as fast.
+"""LLVM vectors, for Numba kernels where LLVM's own vectoriser finds nothing half as fast.
 
 LLVM splits a vector into what the processor has, so the same code runs everywhere. A comparison gives one bit a lane,
 and these bits can be read as an integer. The machine must be little-endian.
@@ -15,7 +15,7 @@ from numba import types
 BYTE, INT, LONG, FLOAT = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 MANY = 32
-"""Values of a step, of most kernels."""
+"""Values of a step in most kernels."""
 
 VALUES = ir.VectorType(FLOAT, MANY)
 
@@ -24,28 +24,28 @@ TABLE = 8
 
 
 class Step:
-    """The instructions of one step, from Numba's context and types of the arguments, and LLVM's builder and values."""
+    """Emits the instructions of one step, from Numba's context and argument types, and LLVM's builder and values."""
 
     def __init__(self, context: Any, builder: Any, signature: Any, arguments: Sequence[Any]) -> None:
         self._context, self.builder, self._signature, self._arguments = context, builder, signature, arguments
 
     def argument(self, number: int, kind: ir.Type) -> Any:
-        """Return an integer argument in no more bits than it has."""
+        """Return an integer argument, cut to the bits of ``kind``."""
         return self.builder.trunc(self._arguments[number], kind)
 
     def place(self, argument: int, index: Any, element: ir.Type) -> Any:
-        """Return the address of an element of an array, as one of ``element``s."""
+        """Return the address of an element of an array, as a pointer to ``element``."""
         array = self._context.make_array(self._signature.args[argument])(
             self._context, self.builder, self._arguments[argument]
         )
         return self.builder.bitcast(self.builder.gep(array.data, [index]), element.as_pointer())
 
     def load(self, argument: int, index: Any, element: ir.Type) -> Any:
-        """Read, with no demand on alignment."""
+        """Read an element, aligned or not."""
         return self.builder.load(self.place(argument, index, element), align=1)
 
     def store(self, value: Any, argument: int, index: Any) -> None:
-        """Write, with no demand on alignment."""
+        """Write a value, aligned or not."""
         self.builder.store(value, self.place(argument, index, value.type), align=1)
 
     def entries(self, argument: int) -> list[Any]:
@@ -62,9 +62,9 @@ class Step:
         )
 
     def looked_up(self, codes: Any, entries: Sequence[Any]) -> Any:
-        """Return, in each lane, the entry that the lane's code is the number of.
+        """Return, in each lane, the entry whose number is the lane's code.
 
-        LLVM has no such instruction, but makes one permutation of eight of these extractions, where there is one.
+        LLVM has no such instruction, but turns eight of these extractions into one permutation if the processor has it.
         """
         parts = []
         for first in range(0, codes.type.count, TABLE):
@@ -82,7 +82,7 @@ class Step:
         return vector
 
     def chosen(self, bits: Sequence[Any], entries: Sequence[Any]) -> Any:
-        """Return, in each lane, the entry that the lane's bits, lowest first, are the number of."""
+        """Return, in each lane, the entry whose number the lane's bits are, lowest first."""
         for bit in bits:
             pairs = zip(entries[1::2], entries[::2], strict=True)
             entries = [self.builder.select(bit, odd, even) for odd, even in pairs]
@@ -94,7 +94,7 @@ class Step:
 
 
 def emitted(emit: Callable[[Step, Any], None], index: Any, *arrays: Any) -> Any:
-    """Return what Numba asks of an intrinsic that takes an element's index and arrays, and returns nothing."""
+    """Return signature and code generator of an intrinsic that takes an index and arrays, and returns nothing."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = context.cast(builder, values[0], signature.args[0], types.int64)

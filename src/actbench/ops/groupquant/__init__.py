@@ -1,13 +1,13 @@
-"""Numbers as codes of 1 to 8 bits in groups of 32 to 1024, each with two bounds of its own; unbiased.
+"""Numbers as codes of 1 to 8 bits in groups of 32 to 1024 with two bounds each; unbiased.
 
-Elements keep their order: a vector's codes are one stream as in :mod:`actbench.ops.bitpack`, so 1 element costs what
-any number of them costs, and any part can be decoded alone. Each group costs one 32-bit word more, its smallest and
-largest value as bfloat16. What a code means is in :mod:`actbench.ops.groupquant.reference`.
+Elements keep their order: the codes of a vector are one stream (:mod:`actbench.ops.bitpack`), so every element costs
+the same, and any part can be decoded alone. Each group costs one more 32-bit word, its smallest and largest value as
+bfloat16. :mod:`actbench.ops.groupquant.reference` says what a code means.
 
-To compare with, a vector may be one group of any size, whose codes mean the same: that is in plain torch on any device.
+For comparisons, a vector may also be one group of any size with the same codes, in plain torch on any device.
 
-All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
-compiled or launched.
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actbench.ops.noise import state_of
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:
-    """Return the bytes that ``count`` numbers take: their codes, and 4 for each group."""
+    """Return the bytes of ``count`` numbers: their codes, and 4 for each group."""
     return bitpack.packed_bytes(count, bits) + 4 * -(-count // group_size)
 
 
@@ -81,7 +81,7 @@ def launch_decode_rows(
 
 
 def _threads(rows: int, columns: int, group_size: int, start: int = 0) -> int:
-    """Return the lanes that have work: a warp for each group, or for each 256 elements of groups of 32, 64 and 128."""
+    """Return the threads with work: a warp for each group, or for 256 elements of groups of 32, 64 and 128."""
     if columns == 0:
         return 0
     groups = -(-(start + columns) // group_size) - start // group_size
@@ -107,7 +107,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
         x: (n,) float32, float16, bfloat16 or float64, contiguous; n may be 0.
         bits: 1 to 8.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Of the noise: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise: a 0-d int64 tensor on the CPU.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
@@ -127,7 +127,7 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 def encode_(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool = True
 ) -> None:
-    """Do as :func:`encode`, over contiguous results of the sizes that it gives, which may be parts of larger ones."""
+    """Do as :func:`encode`, into contiguous results of its sizes, which may be parts of larger tensors."""
     check_bits(bits)
     _check_groups(x, group_size, 1)
     check_seed(seed)
@@ -146,7 +146,7 @@ def encode_(
 def decode(
     codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, count: int, dtype: torch.dtype
 ) -> Tensor:
-    """Return elements ``start .. start + count - 1`` of what :func:`encode` gave: (count,) of a float type."""
+    """Return elements ``start .. start + count - 1`` of the encoded vector: (count,) of a float type."""
     out = codes.new_empty(count, dtype=dtype)
     _check_decode(out, codes, meta, bits, group_size, start)
     return out
@@ -157,7 +157,7 @@ def decode(
     Kernels(cpu.decode, launch_decode, reference.decode_),
 )
 def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
-    """Do as :func:`decode`, over a contiguous tensor of any shape."""
+    """Do as :func:`decode`, into a contiguous tensor of any shape."""
     _check_decode(out, codes, meta, bits, group_size, start)
 
 
@@ -169,17 +169,18 @@ def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int
 def encode_rows(
     x: Tensor, row_bits: Tensor, total_bits: int, group_size: int, seed: Tensor, stochastic: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Encode rows, each with a number of bits of its own; no group belongs to two rows.
+    """Encode rows, each with its own number of bits; no group belongs to two rows.
 
-    Row r takes ``ceil(F / 8) * row_bits[r]`` bytes, after those of the rows before it. Nothing waits for the device: if
-    its ``row_bits`` are not from 1 to 8, or their sum is above ``total_bits``, rows that do not fit are decoded to NaN.
+    Row r takes ``ceil(F / 8) * row_bits[r]`` bytes, behind the rows before it. Nothing waits for the device, so wrong
+    ``row_bits`` raise no error: if one is not from 1 to 8, or their sum is above ``total_bits``, rows that do not fit
+    decode to NaN.
 
     Args:
         x: (R, F) float32, float16, bfloat16 or float64, contiguous.
         row_bits: int32 ``(R,)`` on the device of x, each 1 to 8.
-        total_bits: Their sum.
+        total_bits: The sum of ``row_bits``.
         group_size: A multiple of 32 from 32 to 1024.
-        seed: Of the noise, which is that of the flattened rows: a 0-d int64 tensor on the CPU.
+        seed: Seed of the noise, which counts the flattened rows: a 0-d int64 tensor on the CPU.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
@@ -199,9 +200,9 @@ def encode_rows(
     Kernels(cpu.decode_rows, launch_decode_rows, reference.decode_rows),
 )
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
-    """Write rows ``first_row .. first_row + out.shape[0] - 1`` over a contiguous (rows, F) tensor of a float type.
+    """Write rows ``first_row .. first_row + out.shape[0] - 1`` into a contiguous (rows, F) tensor of a float type.
 
-    Codes and words are as :func:`encode_rows` gives them; ``row_bits`` are those of all rows.
+    Codes and words are as :func:`encode_rows` returns them; ``row_bits`` has all rows.
     """
     _check_groups(out, group_size, 2)
     check_vector(codes, torch.uint8, out.device, "codes")
@@ -225,13 +226,13 @@ def words(x: Tensor, group_size: int) -> Tensor:
 
 
 def ranges(meta: Tensor) -> Tensor:
-    """Return maximum minus offset of each word, float32 of the shape of ``meta``; NaN where a value was not finite."""
+    """Return maximum minus offset of each word, float32 of the shape of ``meta``; NaN for a NaN word."""
     low, high = reference.bounds_of(meta)
     return high - low
 
 
 def group_ranges(x: Tensor, group_size: int) -> Tensor:
-    """Return what :func:`ranges` will give for the groups of rows (R, F), before encoding: ``(R, groups a row)``."""
+    """Return the :func:`ranges` of the groups of rows (R, F), before encoding: ``(R, groups a row)``."""
     return ranges(words(x, group_size))
 
 
@@ -250,7 +251,7 @@ def _decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: in
     {EVERYWHERE: _encode_in_one},
 )
 def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool = True) -> tuple[Tensor, Tensor]:
-    """Encode a vector as one group; the word is int32 ``(1,)``, or ``(0,)`` for no elements. Else as :func:`encode`."""
+    """Encode a vector as one group; the word is int32 ``(1,)``, or ``(0,)`` for no elements; else as :func:`encode`."""
     _check_one(x, bits)
     return _empty(x, bitpack.packed_bytes(x.numel(), bits), min(1, x.numel()))
 
@@ -260,7 +261,7 @@ def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool = True) -
     {EVERYWHERE: _decode_in_one},
 )
 def decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Return elements ``start .. start + count - 1`` of what :func:`encode_in_one` was given, of a float type."""
+    """Return elements ``start .. start + count - 1`` of a vector encoded by :func:`encode_in_one`, of a float type."""
     check_bits(bits)
     return codes.new_empty(count, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Codes in groups on the CPU: loops over one group that vectorise; threads share the groups of all rows."""
+"""Group quantization on the CPU: the loop over one group vectorises, and threads share the groups of all rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from actbench.ops.noise import state_of
 
 @inlined
 def place_of(row: int, bits: int, widths: int, sums: int, columns: int, size: int) -> tuple[int, int, int]:
-    """Return the width of a row's codes, where they start and end; a negative start if they are not in the buffer."""
+    """Return a row's bits, and the bytes where its codes start and end; a negative start if outside the buffer."""
     if bits != 0:
         return bits, 0, size
     if widths == 0:
@@ -33,7 +33,7 @@ def place_of(row: int, bits: int, widths: int, sums: int, columns: int, size: in
 
 @inlined
 def values_of(x: int, kind: int, first: int, end: int, wide: np.ndarray) -> Any:
-    """Return elements as float32, in place or widened to ``wide``."""
+    """Return elements as float32: a view of them, or widened into ``wide``."""
     if kind == FLOAT32:
         return at(x + 4 * first, end - first, np.float32)
     widen(at(x + 2 * first, end - first, np.uint16), kind, wide[: end - first])
@@ -42,9 +42,9 @@ def values_of(x: int, kind: int, first: int, end: int, wide: np.ndarray) -> Any:
 
 @inlined
 def word_of(values: np.ndarray, kind: int) -> np.uint32:
-    """Return the word of a group of float32 numbers, given as int32, which were widened from ``kind``.
+    """Return the word of a group of float32 numbers, given as int32 and widened from ``kind``.
 
-    With the low bits of the negative ones flipped, floats are in order as integers, NaN beyond infinity on both sides.
+    With the low bits of negative floats flipped, floats are ordered as integers, NaN beyond infinity on both sides.
     """
     low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for i in range(values.size):
@@ -59,7 +59,7 @@ def word_of(values: np.ndarray, kind: int) -> np.uint32:
 
 @inlined
 def _bound(key: int, if_negative: int, if_positive: int, largest: int) -> int:
-    """Return a bound as bfloat16, its magnitude cut off, or rounded up for the sign that comes with 0xFFFF."""
+    """Return a bound as bfloat16: its magnitude is cut off, or rounded up for the sign whose argument is 0xFFFF."""
     if key >= 0:
         return min((key + if_positive) >> 16, largest)
     magnitude = ((~key & 0x7FFFFFFF) + if_negative) >> 16
@@ -68,7 +68,7 @@ def _bound(key: int, if_negative: int, if_positive: int, largest: int) -> int:
 
 @inlined
 def _scaled(word: np.uint32) -> tuple[np.float32, np.float32, np.float32, np.float32]:
-    """Return a group's scale and 1 / scale, and its offset and range after scaling."""
+    """Return a group's scale, 1 / scale, and its scaled offset and range."""
     low = np.uint32(word << np.uint32(16)).view(np.float32)
     high = np.uint32(word & np.uint32(0xFFFF0000)).view(np.float32)
     largest = max(abs(low), abs(high))
@@ -91,7 +91,7 @@ def noise_of(state: np.uint64, stochastic: bool, first: int, count: int, words: 
 
 @inlined
 def quantize(values: np.ndarray, word: np.uint32, bits: int, lanes: np.ndarray, codes: np.ndarray) -> None:
-    """Write the codes of a group, uint8, of float32 values; ``lanes`` is the noise, uint16."""
+    """Write the uint8 codes of a group of float32 values; ``lanes`` is the noise, uint16."""
     scale, _, offset, span = _scaled(word)
     top = np.float32(65536 * ((1 << bits) - 1))
     slope = np.float32(top / span) if span > np.float32(0) else np.float32(0)
@@ -105,7 +105,7 @@ def quantize(values: np.ndarray, word: np.uint32, bits: int, lanes: np.ndarray, 
 
 @inlined
 def restore(codes: np.ndarray, word: np.uint32, bits: int, out: np.ndarray) -> None:
-    """Write what the codes of a group stand for, float32."""
+    """Write the values of a group's codes, float32."""
     _, inverse, offset, span = _scaled(word)
     step = np.float32(span / np.float32((1 << bits) - 1))
     for i in range(out.size):
@@ -133,7 +133,7 @@ def encode_rows(
     seed: int | Tensor,
     stochastic: bool,
 ) -> None:
-    """Encode rows of their own widths; those that would not fit are not written, and their words are NaN."""
+    """Encode rows of different widths; rows that do not fit are not written, and their words are NaN."""
     sums = widths.cumsum(0, dtype=torch.int64)
     places = 0, widths.data_ptr(), sums.data_ptr(), codes.data_ptr(), codes.numel()
     _write(meta, x, group_size, *places, state_of(seed), stochastic)
@@ -145,7 +145,7 @@ def words(meta: Tensor, x: Tensor, group_size: int) -> None:
 
 
 def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -> None:
-    """Write the words of rows, and their codes where ``target``, the kernel's last arguments, says."""
+    """Write the words of rows, and their codes; ``target`` is the kernel's last arguments, from ``bits`` on."""
     rows, columns = x.shape
     units = -(-meta.numel() // _per_unit(group_size))
     place = rows, columns, group_size, _per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
@@ -153,7 +153,7 @@ def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -
 
 
 def _per_unit(group_size: int) -> int:
-    """Return how many groups are one unit of a thread's work, which takes about as long as a block elsewhere."""
+    """Return how many groups are one unit of a thread's work, about as much work as a block of other kernels."""
     return max(1, BLOCK // group_size)
 
 
@@ -164,14 +164,14 @@ def decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int,
 
 
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int) -> None:
-    """Decode rows of their own widths."""
+    """Decode rows of different widths."""
     words, sums = meta[first_row * -(-out.shape[1] // group_size) :], widths.cumsum(0, dtype=torch.int64)
     places = 0, widths[first_row:].data_ptr(), sums[first_row:].data_ptr()
     _read(out, 0, group_size, codes.data_ptr(), codes.numel(), words.data_ptr(), *places)
 
 
 def _read(out: Tensor, start: int, group_size: int, *source: int) -> None:
-    """Write elements of rows, from ``start`` of each on; ``source`` is the kernel's first arguments."""
+    """Write elements of rows, in each from ``start`` on; ``source`` is the kernel's first arguments."""
     rows, columns = out.shape
     pieces = -(-(start + columns) // group_size) - start // group_size if columns else 0
     units = -(-rows * pieces // _per_unit(group_size))

@@ -1,18 +1,18 @@
-"""Groups of numbers as few-bit codes between two bounds, in plain torch: what every kernel is held to, bit for bit.
+"""Group quantization in plain torch, the reference: every kernel must agree with it bit for bit.
 
-A group's smallest and largest value become bfloat16 first, ``offset`` rounded down and ``maximum`` rounded up, and are
-one 32-bit word, the offset in its low half. Everything after is computed from these two, so no value lies outside.
-With ``B = 2**bits - 1``, in float32 (float64 for float64), each operation rounded by itself:
+A group's smallest and largest value first become bfloat16: ``offset`` rounded down and ``maximum`` rounded up. They are
+one 32-bit word, the offset in its low half. All else is computed from these two bounds, so no value lies outside. With
+``B = 2**bits - 1``, in float32 (float64 for float64), each operation rounded by itself:
 
-    scale  = 2**-64, 1 or 2**64                           # as the bounds are huge, ordinary or tiny: nothing overflows
+    scale  = 2**-64, 1 or 2**64                           # for huge, ordinary or tiny bounds: nothing overflows
     step   = (maximum * scale - offset * scale) / B
     place  = rint((x * scale - offset * scale) * (65536 * B / (maximum * scale - offset * scale)))
-    code   = (place + w) >> 16                            # place cut to 0 .. 65536 * B before
+    code   = (place + w) >> 16                            # place is first clamped to 0 .. 65536 * B
     value  = (code * step + offset * scale) * (1 / scale)
 
-where w is 16 random bits, number i of :func:`actbench.ops.noise.lanes` for element i. Of an element v steps above the
-offset this is ``floor(v + (w + 1/2) / 65536)``, whose mean is v. To the nearest code w is 32768. Where both bounds are
-one number all codes are 0; where a value is NaN or infinite both bounds are NaN, and so is all of the group again.
+where w is 16 random bits, number i of :func:`actbench.ops.noise.lanes` for element i. For an element v steps above the
+offset this is ``floor(v + (w + 1/2) / 65536)``, whose mean is v. For the nearest code w is 32768. If both bounds are
+equal all codes are 0; if a value is NaN or infinite both bounds are NaN, and the whole group decodes to NaN.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from actbench.ops import bitpack, noise
 from actbench.ops.arguments import wide
 
 NAN_WORD: Final = 0x7FC07FC0
-"""The word of a group that had a value which was not finite: both bounds NaN."""
+"""The word of a group with a non-finite value: both bounds NaN."""
 
 PIECE = 2**18
 """Elements of a piece of one group, a multiple of 8, so that its codes begin at a whole byte."""
 
 HUGE, TINY, SHIFT = 2.0**60, 2.0**-60, 2.0**64
-"""From which bound on numbers are scaled down, below which they are scaled up, and by what."""
+"""The bound from which numbers are scaled down, the bound below which they are scaled up, and the factor."""
 
 _LARGEST = torch.tensor(0x7F7F, dtype=torch.int16, device="cpu").view(torch.bfloat16)
 # 65280: above, float16 overflows.
@@ -72,7 +72,7 @@ def bounds_of(words: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the scale, and the offset and the range after scaling, of each word."""
+    """Return the scale of each word, and its scaled offset and range."""
     low, high = (bound.to(dtype) for bound in bounds_of(words))
     largest = torch.maximum(low.abs(), high.abs())
     scale = torch.ones_like(low).masked_fill(largest >= HUGE, 1 / SHIFT).masked_fill(largest < TINY, SHIFT)
@@ -87,7 +87,7 @@ def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int,
         words: int32 ``(R, ceil(F / group_size))``.
         most: The largest code of each row, ``(R,)``.
         group_size: Elements of a group.
-        seed: Of the noise.
+        seed: Seed of the noise.
         stochastic: False for the nearest code.
     """
     if x.numel() == 0:
@@ -104,7 +104,7 @@ def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int,
 
 
 def values_of(codes: Tensor, words: Tensor, most: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what int64 codes stand for in a type; words and largest codes are of their shape, or expand to it."""
+    """Return the values of int64 codes in a type; ``words`` and ``most`` have the shape of codes, or expand to it."""
     computed = torch.float64 if dtype == torch.float64 else torch.float32
     scale, offset, span = _scaled(words, computed)
     step = span / most.to(computed)
@@ -129,12 +129,12 @@ def decode(
 
 
 def decode_(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int) -> None:
-    """Decode a part of a vector over a tensor."""
+    """Decode a part of a vector into a tensor."""
     out.copy_(decode(codes, meta, bits, group_size, start, out.numel(), out.dtype).view(out.shape))
 
 
 def fitting(widths: Tensor, columns: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return the byte at which each row's codes start, and whether its width is allowed and they end in the buffer."""
+    """Return the byte where each row's codes start, and whether its bits are 1 to 8 and its codes in the buffer."""
     ends = widths.cumsum(0, dtype=torch.int64) * (-(-columns // 8))
     starts = ends - widths * (-(-columns // 8))
     return starts, (widths >= 1) & (widths <= 8) & (starts >= 0) & (ends <= size)
@@ -155,7 +155,7 @@ def encode_rows(
 
 
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, group_size: int, first_row: int) -> None:
-    """Decode rows over a matrix."""
+    """Decode rows into a matrix."""
     rows, columns = out.shape
     if out.numel() == 0:
         return
@@ -173,7 +173,7 @@ def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, grou
 
 
 def encode_in_one(x: Tensor, bits: int, seed: Tensor, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Encode a vector as one group, a piece at a time, so that what it makes on the way stays small."""
+    """Encode a vector as one group, a piece at a time, so that temporaries stay small."""
     codes = x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
     if x.numel() == 0:
         return codes, x.new_empty(0, dtype=torch.int32)
@@ -200,6 +200,6 @@ def decode_in_one(codes: Tensor, meta: Tensor, bits: int, start: int, count: int
 
 
 def _pieces(first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Give the ends of pieces that cover ``first .. last - 1``; each starts at a multiple of 8."""
+    """Yield start and end of pieces that cover ``first .. last - 1``; each starts at a multiple of 8."""
     for start in range(first // 8 * 8, last, PIECE):
         yield start, min(last, start + PIECE)

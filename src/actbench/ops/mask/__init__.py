@@ -1,7 +1,7 @@
-"""ReLU and its derivative as one bit an element, exactly; bits are packed as in :mod:`actbench.ops.bitpack`.
+"""ReLU and its exact derivative of one bit an element, packed as in :mod:`actbench.ops.bitpack`.
 
-All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
-compiled or launched.
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actbench.ops.mask import cpu
 
 
 def positive(x: Tensor) -> Tensor:
-    """Return where ReLU passes the gradient on: above zero, and at NaN."""
+    """Return where ReLU passes the gradient: above zero, and at NaN."""
     return ~(x <= 0)
 
 
@@ -70,7 +70,7 @@ def relu(x: Tensor) -> tuple[Tensor, Tensor]:
     Kernels(*map(_over, (cpu.relu, launch_relu, _fill_relu))),
 )
 def relu_(x: Tensor) -> Tensor:
-    """Write ReLU of x over it and return its packed mask; else as :func:`relu`."""
+    """Replace x by its ReLU and return the packed mask; else as :func:`relu`."""
     check_contiguous(x)
     return x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
 
@@ -82,7 +82,7 @@ def relu_(x: Tensor) -> Tensor:
 def select(mask: Tensor, grad: Tensor) -> Tensor:
     """Return each gradient whose bit is 1, and zero in place of the others.
 
-    It is a choice and no product, so that an infinite gradient at a dead unit gives 0, as in torch.
+    This selects and does not multiply, so that an infinite gradient at a dead unit gives 0, as in torch.
 
     Args:
         mask: uint8 ``(ceil(grad.numel() / 8),)``.

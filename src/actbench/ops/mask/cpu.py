@@ -1,4 +1,4 @@
-"""ReLU with its mask on the CPU, in one pass over the bits of the values: no type needs to be widened for a sign."""
+"""ReLU with its mask on the CPU, in one pass over the bits of the values: to read a sign, no type needs widening."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, bfloat16, float16, float32
 from actbench.ops.cpu.compiled import BLOCK, at, inlined, intrinsic, kernel
 from actbench.ops.cpu.vectors import LONG, MANY, Step, emitted
 
-_AT_ONCE = 128  # values of a step of selecting
+_AT_ONCE = 128  # values that one step selects
 _NEGATIVE_INFINITY = {float16: 0xFC00, bfloat16: 0xFF80}
 
 
 def relu(out: Tensor, mask: Tensor, x: Tensor) -> None:
-    """Write ReLU of x, with its negative zeros and NaN, and its mask; ``out`` may be x."""
+    """Write ReLU of x, which keeps negative zeros and NaN, and its mask; ``out`` may be x."""
     count = x.numel()
     if x.dtype == float32:
         _relu32(count, count, x.data_ptr(), out.data_ptr(), mask.data_ptr())
@@ -35,8 +35,7 @@ def select(out: Tensor, mask: Tensor, grad: Tensor) -> None:
 def _positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, mask: Any) -> Any:
     """Write ReLU of 32 values and, as one bit each, whether they are above zero or NaN; ``index`` is a multiple of 32.
 
-    A negative zero stays one, as in torch on the CPU. Values and infinity are bits: uint32, or uint16 for the half
-    types.
+    A negative zero stays, as in torch on the CPU. Values and infinity are bits: uint32, or uint16 for the half types.
     """
 
     def emit(step: Step, index: Any) -> None:
@@ -56,9 +55,9 @@ def _positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, 
 
 @intrinsic
 def _keep(typing_context: Any, index: Any, mask: Any, values: Any, out: Any) -> Any:
-    """Write 128 values from ``index`` on, a multiple of 128, where their bits are 1, and zero elsewhere.
+    """Write 128 values from ``index``, a multiple of 128, where their mask bits are 1, and zero elsewhere.
 
-    All are read before the first is written: a tenth faster where they come from memory.
+    All values are read before the first is written, which is a tenth faster from memory.
     """
 
     def emit(step: Step, index: Any) -> None:

@@ -1,11 +1,11 @@
-"""Rows of the random matrix that a sketch multiplies with, made when needed from a seed.
+"""Rows of the random matrix that a sketch multiplies with, made from a seed when needed.
 
-The matrix has endless rows; its entry (i, j) of ``dim`` columns is number ``i * dim + j`` of the seed: independent, of
-mean 0 and mean square 1.
+The matrix has endless rows and ``dim`` columns. Entry (i, j) is number ``i * dim + j`` of the seed. Entries are
+independent, with mean 0 and mean square 1.
 
 * ``rademacher``: +1 or -1, from one bit each (0 is +1).
-* ``gaussian``: one of 65,536 midpoints of equally probable slices of N(0, 1), from 16 bits each. A table makes it the
-  same number on every device, which no logarithm is.
+* ``gaussian``: one of 65,536 midpoints of equally probable slices of N(0, 1), from 16 bits each. A table gives the same
+  number on every device; a logarithm does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fourth_moment(kind: Kind) -> float:
 def reference(
     seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Do what :func:`sketch_rows` does, in plain torch: what every kernel is held to, bit for bit."""
+    """Do what :func:`sketch_rows` does, in plain torch; every kernel must agree bit for bit."""
     number, first, count = int(seed.item()), first_row * dim, rows * dim
     if kind == "rademacher":
         entries = 1 - 2 * noise.lanes(number, first, count, 1, device)
@@ -59,7 +59,7 @@ def reference(
 def launch(
     seed: int | Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Return what ``kernels/sketch.cu`` makes; types that it does not write are converted from float32."""
+    """Return the rows from ``kernels/sketch.cu``; types that it does not write are converted from float32."""
     written = dtype if dtype in rawkernel.SCALARS else torch.float32
     out = torch.empty(rows, dim, dtype=written, device=device)
     place = (out, noise.state_of(seed), np.int64(first_row * dim), np.int64(out.numel()))
@@ -71,12 +71,12 @@ def launch(
 
 @functools.cache
 def _table(device: torch.device) -> Tensor:
-    """Return the gaussian table on a device, 256 KiB that stay there."""
+    """Return the gaussian table on a device, where its 256 KiB stay."""
     return torch.from_numpy(gaussian_table()).to(device)
 
 
 def rows_on_cpu(seed: int | Tensor, first_row: int, rows: int, dim: int, table: np.ndarray | None) -> Tensor:
-    """Return (rows, dim) float32 entries: those of a table, or rademacher."""
+    """Return (rows, dim) float32 entries: from the table, or rademacher without one."""
     out = torch.empty(rows, dim, dtype=torch.float32, device=torch.device("cpu"))
     state, first, flat = noise.state_of(seed), first_row * dim, out.numpy().reshape(-1)
     if table is None:
@@ -123,7 +123,7 @@ def _check(seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: 
 def _make(
     seed: Tensor, first_row: int, rows: int, dim: int, kind: str, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Make the rows where they are wanted: the seed is on the CPU, so the dispatcher cannot choose the device."""
+    """Make the rows on ``device``: the seed is on the CPU, so the dispatcher cannot choose the device."""
     _check(seed, first_row, rows, dim, kind, dtype)
     if device.type == "cpu":
         table = None if kind == "rademacher" else gaussian_table()

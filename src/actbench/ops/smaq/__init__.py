@@ -1,10 +1,10 @@
-"""SmaQ, packed: few bits for numbers near the mean of their block, more for its outliers, of which each has so many.
+"""SmaQ, packed: few bits for numbers near the mean of their block, more for a fixed number of outliers in each block.
 
-The bytes are in :mod:`actbench.ops.smaq.format`, what a code means in :mod:`actbench.ops.smaq.reference`. Encoding is
-one pass and waits for nothing, and any part can be decoded alone.
+:mod:`actbench.ops.smaq.format` says how the bytes are laid out, :mod:`actbench.ops.smaq.reference` what a code means.
+Encoding is one pass and waits for nothing, and any part can be decoded alone.
 
-All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
-compiled or launched.
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def encode(x: Tensor, seed: Tensor, form: Format = SMAQ, *, stochastic: bool = T
 
     Args:
         x: float32, float16, bfloat16 or float64, contiguous, of any shape, n elements; n may be 0.
-        seed: Of the noise: a 0-d int64 tensor on the CPU.
-        form: Which SmaQ.
+        seed: Seed of the noise: a 0-d int64 tensor on the CPU.
+        form: The format of SmaQ.
         stochastic: False for the nearest code, which needs no noise and is biased.
 
     Returns:
-        uint8 ``(form.packed_bytes(n),)``. A block with a value that is not finite, or from 2**126 on, decodes to NaN.
+        uint8 ``(form.packed_bytes(n),)``. A block with a non-finite value, or one of 2**126 or more, decodes to NaN.
     """
     return _encode(x, seed, stochastic, *form)
 
 
 def decode(packed: Tensor, count: int, dtype: torch.dtype, first: int = 0, form: Format = SMAQ) -> Tensor:
-    """Return elements ``first .. first + count - 1`` of what :func:`encode` gave: (count,) of a float type."""
+    """Return elements ``first .. first + count - 1`` of the encoded tensor: (count,) of a float type."""
     return _decode(packed, first, count, dtype, *form)

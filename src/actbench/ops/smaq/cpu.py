@@ -1,4 +1,4 @@
-"""SmaQ blocks on the CPU: threads share the blocks; what a block's codes are is in :mod:`.cpublock`."""
+"""SmaQ blocks on the CPU: threads share the blocks; :mod:`.cpublock` computes the codes of one block."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ MOST = 1024
 
 
 def per_unit(block: int) -> int:
-    """Return how many blocks are one unit of a thread's work, which takes about as long as one elsewhere."""
+    """Return how many blocks are one unit of a thread's work, about as much work as in other kernels."""
     return max(1, BLOCK // block)
 
 
 def work_of(count: int, block: int) -> int:
-    """Return the elements that a kernel is told, so many that it makes the units that there are."""
+    """Return the number of elements to pass to a kernel, so that it runs the right number of units."""
     return -(-count // (per_unit(block) * block)) * BLOCK
 
 
 class Work(NamedTuple):
-    """Room for what is known of one block only; a thread's work on many blocks takes one.
+    """Buffers for one block; a thread reuses them for all its blocks.
 
     Attributes:
-        random: uint64, four numbers of noise in each.
+        random: uint64, each with four numbers of noise.
         d: float32 differences from the mean.
-        keys: int32, their magnitudes' bits.
+        keys: int32, the bits of their magnitudes.
         header: uint16, the four numbers of the header.
-        eights: uint64, eight codes in each.
-        rest_eights: The same, of the outliers' high bits.
-        places: int16, indexes of the outliers.
+        eights: uint64, each with eight codes.
+        rest_eights: The same for the high bits of the outliers.
+        places: int16, the indexes of the outliers.
     """
 
     random: np.ndarray
@@ -68,7 +68,7 @@ class Work(NamedTuple):
 
 @inlined
 def workspace() -> Work:
-    """Return room for any block; its noise rounds to the nearest until it is filled."""
+    """Return buffers for any block; their noise rounds to the nearest until it is filled."""
     random = np.full(MOST // 4 + 1, 0x8000800080008000, np.uint64)
     d, keys, header = np.empty(MOST, np.float32), np.empty(MOST, np.int32), np.empty(4, np.uint16)
     return Work(
@@ -93,16 +93,16 @@ def write_block(
     work: Work,
     packed: np.ndarray,
 ) -> None:
-    """Write a block of float32 ``values`` to all its bytes, ``packed``.
+    """Encode a block of float32 ``values`` to its bytes, ``packed``.
 
     Args:
-        values: float32, its elements.
-        bits: Of main codes and of outliers' codes.
-        outliers: How many of the elements are.
+        values: float32, the elements of the block.
+        bits: Bits of main codes and of outlier codes.
+        outliers: How many elements are outliers.
         first: Index of the first element among all, for the noise.
-        state: Of the noise.
-        stochastic: False for the nearest code, as :func:`workspace` prepares it.
-        work: Overwritten, but for the noise where it is not stochastic.
+        state: State of the noise.
+        stochastic: False for the nearest code, for which :func:`workspace` has set the noise.
+        work: Overwritten, except for the noise if ``stochastic`` is False.
         packed: uint8, all bytes of the block.
     """
     count, header, more = values.size, work.header, bits[1] - bits[0]
@@ -136,7 +136,7 @@ def write_block(
 
 @inlined
 def read_block(packed: np.ndarray, bits: tuple[int, int], work: Work, values: np.ndarray) -> None:
-    """Read the first elements of a block from all its bytes to ``values``, float32; the header is left in ``work``."""
+    """Decode the first elements of a block to ``values``, float32; the header stays in ``work``."""
     count, more = values.size, bits[1] - bits[0]
     rest = _rest_start(count, bits[0])
     copy(packed[:HEADER_BYTES], work.header.view(np.uint8))
@@ -152,7 +152,7 @@ def _rest_start(count: int, main_bits: int) -> int:
     return HEADER_BYTES + (count + 7) // 8 * main_bits
 
 
-# The usual widths are written out because they take a third of the time where the compiler knows them.
+# The usual widths are written out: where the compiler knows them, they take a third of the time.
 
 
 @inlined
@@ -184,7 +184,7 @@ def encode(packed: Tensor, x: Tensor, seed: int | Tensor, stochastic: bool, *par
 
 
 def decode(out: Tensor, packed: Tensor, first: int, *others: Any) -> None:
-    """Decode elements from number ``first`` on; the format is the last of the others."""
+    """Decode elements from number ``first`` on; the format is the last of ``others``."""
     form = Format(*others[-len(Format._fields) :])
     skipped = first // form.block
     room, place = form.room(packed.numel()), (first % form.block, out.numel(), out.data_ptr(), KINDS[out.dtype])

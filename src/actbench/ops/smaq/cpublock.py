@@ -1,7 +1,7 @@
-"""One SmaQ block at a time, in loops that vectorise; what is computed is in :mod:`actbench.ops.smaq.reference`.
+"""One SmaQ block at a time, in loops that vectorise; :mod:`actbench.ops.smaq.reference` says what is computed.
 
 As in :mod:`actbench.ops.groupquant.cpu`, every intermediate is cast back to 32 bits. Distances from the mean are
-compared as the bits of their floats, called keys, which are in the same order.
+compared by keys, the bits of their floats, which have the same order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ HUGE = np.int32(253 << 23)
 """Bits of ``reference.HUGE``, 2**126."""
 
 _LEAST = 37 << 7  # reference.LEAST, 2**-90, as bfloat16
-_NEAR = np.int32(2 << 23)  # a quarter: where the search for the outliers begins, seen from the largest
-_MANY = 12  # steps of the search after which equal keys are likely
+_NEAR = np.int32(2 << 23)  # a quarter of the largest: where the search for the outliers begins
+_MANY = 12  # after so many steps of the search equal keys are likely
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _HALF_MOST = np.float32(HALF_MOST)
 
@@ -32,7 +32,7 @@ def largest_of(bits: np.ndarray) -> np.int32:
 
 @inlined
 def mean_of(values: np.ndarray, largest: np.int32) -> int:
-    """Return the mean of float32 numbers, whose largest magnitude has these bits, as the bits of a bfloat16."""
+    """Return the mean of float32 numbers as bits of a bfloat16; ``largest`` is the bits of their largest magnitude."""
     exponent = max(int(largest) >> 23, 33)
     scale = np.uint32((273 - exponent) << 23).view(np.float32)
     inverse = np.uint32((exponent - 19) << 23).view(np.float32)
@@ -46,7 +46,7 @@ def mean_of(values: np.ndarray, largest: np.int32) -> int:
 
 @inlined
 def float_of(half: int) -> np.float32:
-    """Return the number whose bits as a bfloat16 are these."""
+    """Return the number that these bits are as a bfloat16."""
     return np.uint32(half << 16).view(np.float32)
 
 
@@ -73,7 +73,7 @@ def _count(keys: np.ndarray, cut: np.int32) -> int:
 
 @inlined
 def _beside(keys: np.ndarray, cut: np.int32) -> tuple[np.int32, np.int32]:
-    """Return the largest key below ``cut``, or 0, and the least that is not, or the largest number."""
+    """Return the largest key below ``cut``, or 0, and the smallest other key, or the largest number."""
     below, least = np.int32(0), _MAGNITUDE
     for i in range(keys.size):
         below = max(below, keys[i] if keys[i] < cut else np.int32(0))
@@ -83,9 +83,9 @@ def _beside(keys: np.ndarray, cut: np.int32) -> tuple[np.int32, np.int32]:
 
 @inlined
 def _cut_of(keys: np.ndarray, most: np.int32, outliers: int) -> tuple[np.int32, int]:
-    """Return a number that at least so many keys, of which ``most`` is the largest, are not below.
+    """Return a cut that at least ``outliers`` keys reach, and how many more reach it; ``most`` is the largest key.
 
-    And how many too many these are: as many are equal to the number, and one more.
+    If more reach it, those and one more are equal to the cut.
     """
     low, high, found = np.int32(0), np.int32(most + np.int32(1)), keys.size
     middle, steps = max(np.int32(most - _NEAR), np.int32(most >> np.int32(1))), 0
@@ -106,10 +106,10 @@ def _cut_of(keys: np.ndarray, most: np.int32, outliers: int) -> tuple[np.int32, 
 
 @inlined
 def part(keys: np.ndarray, most: np.int32, outliers: int, header: np.ndarray) -> np.int32:
-    """Find the outliers, write main end, tail start and tail end to ``header``, and return the cut between the keys.
+    """Find the outliers, write main end, tail start and tail end to ``header``, and return the cut between keys.
 
-    No outlier's key is below the cut, and all others are: those that are as large and are no outliers become less.
-    ``most`` is the largest key.
+    The keys of outliers are not below the cut; all others are: equal keys of others are decreased. ``most`` is the
+    largest key.
     """
     if outliers == 0:
         header[0], header[1], header[2] = max(_above(most), _LEAST), 0, _LEAST
@@ -152,10 +152,10 @@ def quantize(
         keys: As :func:`part` leaves them.
         cut: As :func:`part` gives it.
         header: uint16, as :func:`part` writes it.
-        bits: Of main codes and of outliers' codes.
+        bits: Bits of main codes and of outlier codes.
         lanes: The noise: uint16, at least as many as elements.
-        codes: uint8, for the tags and low bits.
-        rests: uint8, for the high bits that only outliers have, of all elements.
+        codes: uint8 result: tags and low bits.
+        rests: uint8 result: the high bits, written for all elements, used for outliers.
     """
     main_bits, outlier_bits = np.int32(bits[0]), np.int32(bits[1])
     half = np.int32(65536 * ((1 << (bits[0] - 2)) - 1))
@@ -181,7 +181,7 @@ def quantize(
 
 @inlined
 def gather(codes: np.ndarray, main_bits: int, rests: np.ndarray) -> None:
-    """Move what belongs to outliers to the front, in place."""
+    """Move the entries of outliers to the front, in place."""
     found = 0
     for i in range(codes.size):
         rests[found] = rests[i]
@@ -192,9 +192,9 @@ def gather(codes: np.ndarray, main_bits: int, rests: np.ndarray) -> None:
 def restore(
     codes: np.ndarray, rests: np.ndarray, header: np.ndarray, bits: tuple[int, int], places: np.ndarray, out: np.ndarray
 ) -> None:
-    """Write what the codes of a block stand for, float32.
+    """Write the values of a block's codes, float32.
 
-    ``rests`` are the outliers' high bits; ``places``, int16 and one more than ``out``, is left with the outliers'
+    ``rests`` holds the outliers' high bits. ``places``, int16 and one longer than ``out``, receives the outliers'
     indexes.
     """
     tag = 1 << (bits[0] - 1)
@@ -219,24 +219,24 @@ def restore(
 
 @inlined
 def limit(values: np.ndarray) -> None:
-    """Replace what is beyond the largest float16 by it, in place."""
+    """Clamp values to the largest float16, in place."""
     for i in range(values.size):
         values[i] = _HALF_MOST if values[i] > _HALF_MOST else values[i]
         values[i] = -_HALF_MOST if values[i] < -_HALF_MOST else values[i]
 
 
-# Numba makes loops of its own of slices that are assigned to in a kernel, and drops those of arrays without a name.
+# Numba turns assignments to slices in a kernel into its own loops, and drops assignments to arrays without a name.
 
 
 @inlined
 def fill(target: np.ndarray, value: int) -> None:
-    """Write one number everywhere."""
+    """Write one number to all elements."""
     for i in range(target.size):
         target[i] = value
 
 
 @inlined
 def copy(source: np.ndarray, target: np.ndarray) -> None:
-    """Write all of ``source``."""
+    """Copy ``source`` to ``target``."""
     for i in range(source.size):
         target[i] = source[i]

@@ -1,9 +1,9 @@
-"""How SmaQ blocks lie in memory, in closed form.
+"""The layout of SmaQ blocks in memory, in closed form.
 
-A block of B elements with k outliers, main codes of m bits and outlier codes of o bits is, in this order:
+A block of B elements with k outliers, main codes of m bits and outlier codes of o bits holds, in this order:
 
     header   8 bytes: mean, main end, tail start and tail end as bfloat16, the low byte first
-    codes    B * m / 8 bytes: m bits an element, as a stream of :mod:`actbench.ops.bitpack`; the highest is the tag
+    codes    B * m / 8 bytes: m bits an element, as a stream of :mod:`actbench.ops.bitpack`; the highest bit is the tag
     rest     ceil(k * (o - m) / 8) bytes: the high o - m bits of the outliers' codes, in the order of the elements
 
 So every element costs ``m + (o - m) * k / B + 64 / B`` bits, block i begins at byte ``i * block_bytes``, and any block
@@ -19,12 +19,12 @@ HEADER_BYTES: Final = 8
 
 
 class Format(NamedTuple):
-    """Which SmaQ.
+    """A format of SmaQ.
 
     Attributes:
-        main_bits: Of an element that is no outlier: tag, sign and a number of steps; 3 to 8.
-        outlier_bits: Of an outlier, the same; ``main_bits`` to 8.
-        outliers: Of each whole block.
+        main_bits: Bits of an element that is no outlier: tag, sign and a number of steps; 3 to 8.
+        outlier_bits: Bits of an outlier, for the same; ``main_bits`` to 8.
+        outliers: Outliers of each whole block.
         block: Elements of a block: a multiple of 32 from 64 to 1024.
     """
 
@@ -35,7 +35,7 @@ class Format(NamedTuple):
 
     @property
     def rest_bits(self) -> int:
-        """Bits that an outlier has more."""
+        """Bits that an outlier has beyond ``main_bits``."""
         return self.outlier_bits - self.main_bits
 
     @property
@@ -58,7 +58,7 @@ class Format(NamedTuple):
         return count * self.outliers // self.block
 
     def rest_start(self, count: int) -> int:
-        """Return the byte of a block of ``count`` elements at which the rest of the outliers' codes begins."""
+        """Return the byte of a block of ``count`` elements where the rest of the outliers' codes begins."""
         return HEADER_BYTES + (count + 7) // 8 * self.main_bits
 
     def bytes_of(self, count: int) -> int:
@@ -78,7 +78,7 @@ class Format(NamedTuple):
             ValueError: No number of elements takes so many bytes.
         """
         whole, left = size // self.block_bytes, size % self.block_bytes
-        count = max(0, left - HEADER_BYTES) // self.main_bits * 8  # no fewer than there are
+        count = max(0, left - HEADER_BYTES) // self.main_bits * 8  # an upper bound
         while count > 0 and self.bytes_of(count) > left:
             count -= 8
         if left and (count == 0 or self.bytes_of(count) != left):
@@ -87,7 +87,7 @@ class Format(NamedTuple):
 
 
 def format_of(main_bits: int, outlier_bits: int, outliers: float, block: int) -> Format:
-    """Return a format, given the share of the outliers.
+    """Return the format with this share of outliers.
 
     Raises:
         ValueError: There is no such format.
@@ -101,11 +101,11 @@ def format_of(main_bits: int, outlier_bits: int, outliers: float, block: int) ->
 
 
 SMAQ: Final = Format(6, 7, 64, 256)
-"""What is used where nothing else is asked for."""
+"""The default format."""
 
 
 def check_format(form: Format) -> None:
-    """Raise a ValueError unless there is such a format."""
+    """Raise a ValueError unless the format exists."""
     if not 3 <= form.main_bits <= form.outlier_bits <= 8:
         found = f"{form.main_bits} and {form.outlier_bits}"
         raise ValueError(f"main_bits must be from 3 to outlier_bits, and these at most 8, found {found}")

@@ -1,14 +1,14 @@
-"""SmaQ blocks in plain torch: what every kernel is held to, bit for bit.
+"""SmaQ blocks in plain torch, the reference: every kernel must agree with it bit for bit.
 
 After Shoghi et al., "SmaQ: Smart Quantization for DNN Training by Exploiting Value Clustering" (2021): few bits for
-values near the mean, more for outliers. Of each block of B elements, exactly k are outliers, so the bytes are known
+values near the mean, more for outliers. In each block of B elements exactly k are outliers, so the bytes are known
 beforehand. In float32 (float64 for float64), each operation rounded by itself:
 
     mean      the sum of rint(x * s) over B, divided by s, as bfloat16; s is the power of two that brings the largest
               magnitude to 2**19 .. 2**20, so the sum is one of integers, whose order does not matter
     d         x - mean
-    outliers  the k largest |d|; among equals those that come first
-    ends      main end: the largest |d| that is no outlier's; tail start, tail end: the least and the largest that is
+    outliers  the k largest |d|; among equals the first
+    ends      main end: the largest |d| of the others; tail start, tail end: the least and the largest |d| of outliers
     steps     main step = main end / M, tail step = (tail end - tail start) / T
     main      code = (rint(d * (65536 M / main end)) + 65536 M + w) >> 16
               value = (code - M) * main step + mean
@@ -16,12 +16,12 @@ beforehand. In float32 (float64 for float64), each operation rounded by itself:
               value = sign * (code * tail step + tail start) + mean
 
 where M = ``main_steps``, T = ``tail_steps`` and w is number i of :func:`actbench.ops.noise.lanes`, 16 bits, for element
-i of all: the mean over w is the element. To the nearest code w is 32768. The ends become bfloat16 before they are used,
-rounded so that nothing lies outside, and no upper end is below :data:`LEAST`, which keeps quotients finite. The
-deviation sigma of SmaQ, by which d and the ends would be divided, cancels; in its place the tail has a start of its
-own, and no code stands for the gap between main values and outliers.
+i of the tensor: the mean over w is the element. For the nearest code w is 32768. The ends first become bfloat16,
+rounded so that nothing lies outside; no upper end is below :data:`LEAST`, which keeps quotients finite. The deviation
+sigma of SmaQ would divide d and the ends, and cancels. In its place the tail has a start, and no code is spent on the
+gap between main values and outliers.
 
-Where a value is NaN, infinite, or as large as :data:`HUGE`, the header is NaN, and so is all of the block again.
+If a value is NaN, infinite, or as large as :data:`HUGE`, the header is NaN, and the whole block decodes to NaN.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from actbench.ops.arguments import wide
 from actbench.ops.smaq.format import HEADER_BYTES, Format
 
 HUGE: Final = 2.0**126
-"""From which magnitude on a value makes its block NaN: a difference of two below it is below 2**127."""
+"""The magnitude from which a value makes its block NaN; the difference of two smaller values is below 2**127."""
 
 LEAST: Final = 2.0**-90
 """The least main end and tail end."""
 
 NAN_HALF: Final = 0x7FC0
-"""Each of the four numbers in the header of a block that is NaN."""
+"""Each of the four numbers in the header of a NaN block."""
 
 HALF_MOST: Final = 65504.0
-"""The largest float16: what is decoded beyond it becomes it, since ends are rounded outwards."""
+"""The largest float16: decoded values are clamped to it, since ends are rounded outwards."""
 
 
 def encode(x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> Tensor:
@@ -60,7 +60,7 @@ def encode(x: Tensor, seed: int | Tensor, stochastic: bool, *parts: int) -> Tens
 
 
 def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -> Tensor:
-    """Return the bytes of blocks (R, count), the first element being number ``first`` of all."""
+    """Return the bytes of blocks (R, count), whose first element is number ``first`` of the tensor."""
     blocks, count = x.shape
     if x.numel() == 0:
         return torch.empty(0, dtype=torch.uint8, device=x.device)
@@ -86,7 +86,7 @@ def _encoded(x: Tensor, first: int, form: Format, seed: int, stochastic: bool) -
 def _mean_of(values: Tensor) -> Tensor:
     """Return the mean of each block as a bfloat16, in the type of the values."""
     _, exponent = torch.frexp(values.abs().amax(1, keepdim=True))
-    exponent = exponent.clamp(min=-93)  # or the scale would not be finite; such values are far below LEAST
+    exponent = exponent.clamp(min=-93)  # else the scale would not be finite; such values are far below LEAST
     one = torch.ones_like(values[:, :1])
     total = (values * torch.ldexp(one, 20 - exponent)).round().long().sum(1, keepdim=True)
     mean = total.to(values.dtype) / (one * values.shape[1]) * torch.ldexp(one, exponent - 20)
@@ -140,7 +140,7 @@ def _packed(codes: Tensor, bits: int, size: int) -> Tensor:
 
 
 def decode(packed: Tensor, first: int, count: int, dtype: torch.dtype, *parts: int) -> Tensor:
-    """Return elements ``first .. first + count - 1`` of what :func:`encode` gave."""
+    """Return elements ``first .. first + count - 1`` of the encoded tensor."""
     form = Format(*parts)
     whole = packed.numel() // form.block_bytes
     left = form.room(packed.numel()) - whole * form.block

@@ -1,11 +1,11 @@
-"""One step of an optimizer whose state is SmaQ blocks, in one pass: read, step and write a block, then the next.
+"""One step of an optimizer whose state is SmaQ blocks, in one pass: read, step and write block after block.
 
-After Shoghi et al. (2021), who quantize the state of an optimizer and store it as before; here what is stored are the
-blocks of :mod:`actbench.ops.smaq.format`, replaced in place. In each, what is computed is in
-:mod:`actbench.ops.smaqstep.rules`, between decoding and encoding with noise as in :mod:`actbench.ops.smaq.reference`.
-The parameter is stepped by the new moments before they are rounded. Adam's second moment is stored as its root; one
-that is decoded to less than half a main step of its block is taken for that half step: it could as well have been
-rounded up, and a first moment that is divided by next to nothing would throw its parameter far away.
+Shoghi et al. (2021) quantize the state of an optimizer but store it as before; here the state is stored as blocks of
+:mod:`actbench.ops.smaq.format`, replaced in place. Each block is decoded, stepped by :mod:`actbench.ops.smaqstep.rules`
+and encoded with noise as in :mod:`actbench.ops.smaq.reference`. The new moments step the parameter before they are
+rounded. Adam's second moment is stored as its root. A root that decodes to less than half a main step of its block
+counts as that half step: it could have been rounded up as well, and a first moment divided by next to nothing would
+throw its parameter far away.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from actbench.ops.smaqstep import cpu, rules
 from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 
 MOST_BLOCK = 256
-"""Elements of the largest block: state, parameter and gradient of one stay in a warp's registers."""
+"""Elements of the largest block: its state, parameter and gradient stay in a warp's registers."""
 
 _LANES = 4
 """Elements that share a word of noise."""
@@ -142,8 +142,8 @@ def adam_(
         param: float32, float16 or bfloat16, contiguous, of any shape, n elements; n may be 0.
         grad: As ``param``.
         means: uint8 ``(form.packed_bytes(n),)``: the first moment. Zero bytes before the first step.
-        roots: The same, of the root of the second moment.
-        seed: Of the noise, 64 bits: another one at each step and for each parameter.
+        roots: The same for the root of the second moment.
+        seed: Seed of the noise, 64 bits, different at each step and for each parameter.
         rule: The coefficients of the step.
         form: Which SmaQ; blocks of at most :data:`MOST_BLOCK`.
         first: Index of the first element in the whole tensor of which ``param`` is a part: a part whose first index is

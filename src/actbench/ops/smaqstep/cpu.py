@@ -1,6 +1,6 @@
-"""A step of an optimizer whose state is SmaQ blocks, on the CPU: threads share the blocks, each is in the caches once.
+"""A step of an optimizer whose state is SmaQ blocks, on the CPU: threads share the blocks; each is read once.
 
-What is computed is in :mod:`actbench.ops.smaqstep.rules`. Every intermediate is cast back to 32 bits, as in
+:mod:`actbench.ops.smaqstep.rules` says what is computed. Every intermediate is cast back to 32 bits, as in
 :mod:`actbench.ops.groupquant.cpu`.
 """
 
@@ -22,7 +22,7 @@ from actbench.ops.smaq.cpublock import float_of
 from actbench.ops.smaq.format import Format
 from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 
-_MOST = 256  # elements of the largest block that an optimizer may have
+_MOST = 256  # elements of an optimizer's largest block
 
 
 def adam(
@@ -77,7 +77,7 @@ def _step_sgd(p: np.ndarray, g: np.ndarray, b: np.ndarray, rule: Any) -> None:
 
 @inlined
 def _store(values: np.ndarray, kind: int, address: int) -> None:
-    """Write float32 numbers as those of a half type; float32 ones were stepped where they are."""
+    """Write float32 numbers as a half type; a float32 parameter was stepped in place."""
     if kind != FLOAT32:
         narrow(values.view(np.uint32), kind, at(address, values.size, np.uint16))
 
@@ -108,7 +108,7 @@ def _adam(
         for index in range(unit * per_unit, min((unit + 1) * per_unit, (total + block - 1) // block)):
             first, begin = index * block, index * block_bytes
             count, length = min(block, total - first), min(block_bytes, size - begin)
-            for moment in range(2):  # a loop, because the compiler takes its time over what is in it
+            for moment in range(2):  # a loop, because its body takes long to compile
                 packed = at((means if moment == 0 else roots) + begin, length, np.uint8)
                 read_block(packed, bits, work, moments[moment, :count])
             step = np.float32(float_of(work.header[1]) / np.float32((1 << (main_bits - 2)) - 1))

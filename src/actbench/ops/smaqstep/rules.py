@@ -1,12 +1,12 @@
 """One step of Adam and of SGD with momentum, in float32: the coefficients, and the reference in plain torch.
 
-As torch.optim computes it on the CPU, one operation after the other, each rounded by itself; p is the parameter, g its
-gradient, and a float16 or bfloat16 of either is taken as the float32 that it is:
+The operations are those of torch.optim on the CPU, each rounded by itself. p is the parameter and g its gradient;
+float16 and bfloat16 are widened to float32:
 
     Adam (Kingma, Ba 2014, arXiv 1412.6980, algorithm 1) and AdamW (Loshchilov, Hutter 2017, arXiv 1711.05101, eq. 12)
         w = p * kept
         g = g * sign + p * decay
-        m = m + (1 - beta1) * (g - m), or from the other end, g - beta1 * (g - m), where beta1 <= 0.5
+        m = m + (1 - beta1) * (g - m), or g - beta1 * (g - m) if beta1 <= 0.5
         v = v * beta2 + ((1 - beta2) * g) * g
         p = w + (-rate * m) / (root(v) / correction + eps)
 
@@ -15,7 +15,7 @@ gradient, and a float16 or bfloat16 of either is taken as the float32 that it is
         b = b * momentum + added * g
         p = p - rate * (b, or g + momentum * b with Nesterov)
 
-Adam's second moment is given and returned as its root s, since numbers are stored on a linear scale; v = s * s.
+Adam's second moment v is passed and returned as its root s, since it is stored on a linear scale; v = s * s.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from torch import Tensor
 
 
 class AdamRule(NamedTuple):
-    """What a step of Adam or AdamW multiplies by; floats that float32 holds.
+    """The coefficients of a step of Adam or AdamW; floats that are exact in float32.
 
     Attributes:
         sign: -1 to maximize, else 1.
-        kept: What decoupled weight decay leaves of a parameter.
+        kept: The share of a parameter that decoupled weight decay leaves.
         decay: Weight decay that is added to the gradient.
-        from_gradient: Whether the first moment is computed from the end of the gradient.
-        toward: Then ``-beta1``, else ``1 - beta1``.
+        from_gradient: Whether the sum for the first moment starts from the gradient (``beta1 <= 0.5``).
+        toward: ``-beta1`` with ``from_gradient``, else ``1 - beta1``.
         beta2: Decay of the second moment.
         rest2: ``1 - beta2``.
         correction: Root of the second moment's bias correction.
         eps: Added to the divisor.
-        rate: The learning rate over the first moment's bias correction, negative.
+        rate: The negative learning rate, divided by the first moment's bias correction.
     """
 
     sign: float
@@ -57,15 +57,15 @@ class AdamRule(NamedTuple):
 
 
 class SgdRule(NamedTuple):
-    """What a step of SGD with momentum multiplies by; floats that float32 holds.
+    """The coefficients of a step of SGD with momentum; floats that are exact in float32.
 
     Attributes:
         sign: -1 to maximize, else 1.
         decay: Weight decay that is added to the gradient.
-        momentum: Of the buffer.
-        added: ``1 - dampening``, and 1 at the first step, whose buffer is zero.
+        momentum: Momentum of the buffer.
+        added: ``1 - dampening``; 1 at the first step, when the buffer is zero.
         nesterov: 1 for Nesterov's momentum, else 0.
-        rate: The learning rate, negative.
+        rate: The negative learning rate.
     """
 
     sign: float
@@ -142,7 +142,7 @@ def sgd(p: Tensor, g: Tensor, b: Tensor, rule: SgdRule) -> tuple[Tensor, Tensor]
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return the float32 nearest to each root; torch's own on the CPU is now and then the one beside it."""
+    """Return the float32 nearest to each root; torch's own root on the CPU is sometimes the one beside it."""
     return x.double().sqrt().float()
 
 

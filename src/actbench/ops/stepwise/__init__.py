@@ -1,10 +1,10 @@
-"""Few-bit derivatives: which step of a piecewise-constant function each element is on, packed, and read back.
+"""Few-bit derivatives: packs which step of a piecewise-constant function each element is on, and reads it back.
 
 Codes are packed as in :mod:`actbench.ops.bitpack`. Half types are compared and multiplied as float32, which holds them
-exactly; float64 stays float64 and is computed by the reference.
+exactly; the reference computes float64.
 
-All raise a ValueError where an argument is not as they say, and a KernelError where the kernel for CUDA cannot be
-compiled or launched.
+All functions raise a ValueError for a wrong argument, and a KernelError if the CUDA kernel cannot be compiled or
+launched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from actbench.ops.stepwise import cpu
 
 
 def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
-    """Do what :func:`encode` does, in plain torch on any device: what every kernel is held to, bit for bit."""
+    """Do what :func:`encode` does, in plain torch on any device; every kernel must agree bit for bit."""
     values = wide(x).reshape(-1)
     values = values.abs() if fold else values
     codes = torch.bucketize(values, bounds.to(values.dtype)).to(torch.uint8)
@@ -55,7 +55,7 @@ def launch_decode(out: Tensor, packed: Tensor, levels: Tensor, grad: Tensor, bit
 def encode(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
     """Pack, for each element, how many bounds lie strictly below it.
 
-    NaN has code 0; it is the forward output, which is exact, that carries a NaN on.
+    NaN has code 0; the forward output, which is exact, passes the NaN on.
 
     Args:
         x: float32, float16, bfloat16 or float64, contiguous.
@@ -80,7 +80,7 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     """Return ``grad * levels[code]``: one product in float32 (float64 for float64), rounded once to the type of grad.
 
     Args:
-        packed: uint8 ``(ceil(grad.numel() * bits / 8),)``, as :func:`encode` gives it.
+        packed: uint8 ``(ceil(grad.numel() * bits / 8),)``, as :func:`encode` returns it.
         levels: float32 ``(2**bits,)``.
         grad: float32, float16, bfloat16 or float64, contiguous.
         bits: 1 to 8.

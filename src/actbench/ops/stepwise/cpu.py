@@ -1,7 +1,7 @@
 """Few-bit derivatives on the CPU, a block at a time.
 
-Up to 4 bits in vectors; what is left over, or has more bits, by codes first and packing after, in loops that vectorise
-by themselves.
+Codes of up to 4 bits are made in vectors. The elements left over, and more bits, are first encoded, then packed, in
+loops that the compiler vectorises.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from actbench.ops.cpu.compiled import BLOCK, at, inlined, intrinsic, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, widen
 from actbench.ops.cpu.vectors import BYTE, FLOAT, INT, LONG, MANY, TABLE, VALUES, Step, emitted
 
-_DECODED = 64  # values of a step of decoding
-_SOME = 16  # lanes in which codes are decoded
+_DECODED = 64  # values that one step decodes
+_SOME = 16  # lanes of a vector in decoding
 
 
 def encode(packed: Tensor, x: Tensor, bounds: Tensor, bits: int, fold: bool) -> None:
@@ -36,9 +36,9 @@ def decode(out: Tensor, packed: Tensor, levels: Tensor, grad: Tensor, bits: int)
 
 
 def _packed(step: Step, found: list[Any]) -> Any:
-    """Return the packed codes of 32 lanes as bytes; ``found`` are their bits, lowest first.
+    """Return the packed codes of 32 lanes as bytes; ``found`` is their bits, lowest first.
 
-    As in :mod:`actbench.ops.bitpack.cpu`, in registers.
+    Does as :mod:`actbench.ops.bitpack.cpu`, in registers.
     """
     builder, bits, byte = step.builder, len(found), ir.VectorType(BYTE, MANY)
     if bits == 1:
@@ -61,13 +61,13 @@ def _packed(step: Step, found: list[Any]) -> Any:
 def _encode_lanes(typing_context: Any, index: Any, values: Any, bounds: Any, packed: Any) -> Any:
     """Pack, for 32 float32 values from ``index`` on, a multiple of 32, how many bounds are below each.
 
-    None is below NaN. ``bounds`` is a tuple of 1, 3, 7 or 15 float32 numbers, ascending, for 1 to 4 bits.
+    No bound is below NaN. ``bounds`` is a tuple of 1, 3, 7 or 15 float32 numbers, ascending, for 1 to 4 bits.
     """
 
     def emit(step: Step, place: Any) -> None:
         builder, value = step.builder, step.load(1, place, VALUES)
         spread = [step.spread(bound, MANY) for bound in step.entries(2)]
-        found: list[Any] = []  # bits of the codes, highest first: halving among the bounds
+        found: list[Any] = []  # bits of the codes, highest first, by halving the bounds
         for bit in reversed(range(len(spread).bit_length())):
             bound = step.chosen(found[::-1], spread[(1 << bit) - 1 :: 2 << bit])
             found.append(builder.fcmp_ordered(">", value, bound))
@@ -79,10 +79,10 @@ def _encode_lanes(typing_context: Any, index: Any, values: Any, bounds: Any, pac
 
 @intrinsic
 def _scale(typing_context: Any, index: Any, packed: Any, levels: Any, values: Any, out: Any) -> Any:
-    """Write, for 64 float32 values from ``index`` on, a multiple of 64, each times the level of its packed code.
+    """Write 64 float32 values from ``index`` on, a multiple of 64, each times the level of its packed code.
 
     ``levels`` is a tuple of 2, 4, 8 or 16 float32 numbers, for 1 to 4 bits. All values are read before the first is
-    written, which takes less time where they come from memory.
+    written, which is faster from memory.
     """
 
     def emit(step: Step, index: Any) -> None:
@@ -98,9 +98,9 @@ def _scale(typing_context: Any, index: Any, packed: Any, levels: Any, values: An
 
 
 def _codes_at(step: Step, index: Any, bits: int) -> Any:
-    """Read the codes of 16 values, with other bits above them.
+    """Return the codes of 16 values, with other bits above them.
 
-    Each lane looks at the bits of its own code in a 32-bit word; from 3 bits on, eight lanes share one.
+    Each lane shifts the bits of its own code down in a 32-bit word; from 3 bits on, eight lanes share one word.
     """
     builder = step.builder
     words = 1 if bits <= 2 else 2
@@ -133,7 +133,7 @@ _in_registers: Any = unsafe.to_fixed_tuple
 
 @inlined
 def _encode_block(values: np.ndarray, bounds: np.ndarray, bits: int, packed: np.ndarray) -> None:
-    """Write how many bounds are below each value; none is below NaN."""
+    """Write how many bounds are below each value; no bound is below NaN."""
     done = values.size // MANY * MANY if bits <= 4 else 0
     if bits == 1:
         one = _in_registers(bounds, 1)
