@@ -1,4 +1,4 @@
-"""A whole fit as one call: check what is asked, search, keep what was simulated."""
+"""A whole fit as one call: check the request, search, store the simulations."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ BUDGET_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of a fit.
+    """The result of a fit.
 
     Attributes:
-        found: The stacks that were simulated, beside the exact step.
-        records: Their records, failures included.
-        simulated: How many were simulated now; the others stood in the results file.
-        untried: Stacks that the time did not suffice for.
+        found: The simulated stacks, beside the exact step.
+        records: Their records, with failures.
+        simulated: How many were simulated now; the others were in the results file.
+        untried: Stacks for which there was no time.
         refused: Choices that the model or the device refused, with the reason.
         path: The results file, if one is kept.
-        least_profile: The smallest device on which something fits that was tried; None where none is large enough, or
-            the one that was named is, without a limit.
+        least_profile: The smallest device that some tried stack fits on; None if none is large enough, or if something
+            fits on the named device without a limit.
         has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
@@ -56,12 +56,12 @@ class Fit:
 
     @property
     def is_possible(self) -> bool:
-        """Whether something fits and is not slower than asked."""
+        """Whether some stack fits and is fast enough."""
         return bool(self.choices)
 
     @property
     def choices(self) -> list[Tried]:
-        """What fits of the shortlist, or else of that with adapters, the fastest first."""
+        """The shortlist of what fits, fastest first; if nothing fits, the shortlist with adapters."""
         return next(
             (self.found.shortlist(adapters=each) for each in (False, True) if self.found.fitting(adapters=each)), []
         )
@@ -85,15 +85,15 @@ def fit(
     Args:
         case: The exact step: ``meter="simulated"`` and a ``device_profile`` with figures of time.
         asked: What counts as an answer.
-        output: A folder, in which ``MODEL-DEVICE/MACHINE.fit.jsonl`` is written; a ``.jsonl`` file; None keeps none.
-        command: What the user can type to have the same, for the records.
-        schemes: Specifications to choose among, in place of what the schemes say is worth trying.
-        measure: Whether the first three stacks are measured, too, on the device of this machine: the GPU for a profile
-            of one, or else the CPU.
-        jobs: How many stacks are simulated at a time; one a core unless given.
-        budget_seconds: After which nothing new is simulated; None is without end.
-        timeout_seconds: That one simulation may take.
-        progress: Told what happens.
+        output: A folder for ``MODEL-DEVICE/MACHINE.fit.jsonl``, or a ``.jsonl`` file; None writes no file.
+        command: The command that repeats the fit, for the records.
+        schemes: Specifications to choose from; None for those that the schemes themselves propose.
+        measure: Whether to measure the first three stacks too, on the device of this machine: the GPU for a profile of
+            a GPU, or else the CPU.
+        jobs: How many stacks are simulated at a time; None for one per core.
+        budget_seconds: Time after which no simulation begins; None for no limit.
+        timeout_seconds: Longest time of one simulation.
+        progress: Receives progress.
 
     Raises:
         UsageError: The device profile does not exist or has no figures of time.
@@ -146,12 +146,12 @@ def _records(store: Store[FitRecord], cases: Iterable[Case]) -> tuple[FitRecord,
 
 
 def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
-    """Return what is asked with the optimizer and the device named."""
+    """Return the request with its optimizer, the case of the exact step with its limit, and the device profile."""
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
     if profile.rates is None:
         raise UsageError(
-            f"--device-profile {profile.name}: nothing is known of how fast it is, so that no time can be estimated; "
-            "name another card ('actbench devices')"
+            f"--device-profile {profile.name}: its speed is unknown, so that no time can be estimated; name another "
+            "card ('actbench devices')"
         )
     limit = case.memory_limit_bytes or profile.memory_bytes
     settings = {
@@ -195,6 +195,6 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
 
 
 def _least_profile(need: int) -> str | None:
-    """Return the smallest CUDA device that has so many bytes."""
+    """Return the smallest CUDA device with ``need`` bytes, or None."""
     large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
     return min(large, key=lambda each: each.memory_bytes).name if large else None

@@ -1,4 +1,4 @@
-"""Simulating the cases of a search in processes of their own, several at a time, each stored as soon as it ends."""
+"""Simulates the cases of a search in separate processes, several at a time, and stores each as it ends."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Simulations:
 
     Attributes:
         simulated: How many were simulated.
-        found: How many stood in the file.
-        over: Whether the time was over before all cases that were asked for had begun.
+        found: How many were in the file.
+        over: Whether time ran out before all cases had begun.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Simulations:
         self.over = False
 
     def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
-        """Yield each case with its outcome; cases that do not begin before the time is over are left out."""
+        """Yield each case with its outcome; leave out cases that cannot begin before time runs out."""
         todo = []
         for case in stacks:
             record = self._store.find(case) if self._store.done(case) else None
@@ -75,7 +75,7 @@ class Simulations:
                     outcome = future.result()
                     if outcome is not None:
                         yield futures[future], outcome
-            except BaseException:  # the user, or whoever stores the records, stops the fit
+            except BaseException:  # Ctrl-C, or an error while records are stored
                 pool.shutdown(wait=False, cancel_futures=True)
                 self._server.close()
                 raise
@@ -93,6 +93,6 @@ class Simulations:
 def simulations(
     store: Store[FitRecord], make_record: MakeRecord, progress: Progress, **settings: Any
 ) -> Iterator[Simulations]:
-    """Hold the process that cases are forked from for as long as a search runs."""
+    """Keep the process that forks the cases for the length of a search."""
     with ForkServer(BENCH, PRELOAD) as server:
         yield Simulations(server, store, make_record, progress, **settings)
