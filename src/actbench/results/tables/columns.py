@@ -1,4 +1,4 @@
-"""The columns of the comparison of schemes, each with key, title, unit, direction and how to compute it.
+"""The columns of the comparison of schemes, each with key, title, unit, direction and computation.
 
 Values are in base units; None means that there is nothing to show.
 """
@@ -25,17 +25,17 @@ class Column(Generic[Item]):
     """A column of a table of items.
 
     Attributes:
-        key: Name in CSV and data frames; amounts carry their base unit in it.
-        title: Name in front of people.
-        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` one of
-            which 1,000 is as good as all, ``rate`` samples a second.
+        key: Name in CSV and data frames; for amounts it ends with the base unit.
+        title: Heading for readers.
+        unit: ``share`` is a part of 1, ``change`` a share with a sign, ``ratio`` a factor, ``reduction`` a factor
+            that is shown as "all" above 1,000, ``rate`` samples a second.
         compute: From an item to its value.
-        better: Which direction is an improvement, where one is.
-        spread_of: Key of the column whose plus-minus this one is.
-        estimate_of: Key of the column in whose empty cells this one stands, marked ``est.``; a file has both.
-        detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
-        quiet: Whether only CSV has it, unless it is asked for.
-        short: What ``--columns`` calls it, where that is not its title.
+        better: Which direction is an improvement, or None.
+        spread_of: Key of the column whose spread this column is.
+        estimate_of: Key of the column whose empty cells this column fills, marked ``est.``; files have both columns.
+        detail: A narrow terminal first leaves out the columns of the highest detail; those of 0 always stay.
+        quiet: Whether only CSV has the column, unless a user asks for it.
+        short: Name for ``--columns``, if not derived from the title.
     """
 
     key: str
@@ -51,12 +51,12 @@ class Column(Generic[Item]):
 
     @property
     def within(self) -> str | None:
-        """Key of the column in whose cells people find this one; None for one of its own."""
+        """Key of the column whose cells show this one; None if this one has its own cells."""
         return self.spread_of or self.estimate_of
 
     @property
     def name(self) -> str:
-        """What ``--columns`` calls it."""
+        """Name for ``--columns``."""
         return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
 
 
@@ -70,7 +70,7 @@ def _measured(name: str) -> Callable[[Entry], Value]:
 
 
 def diagnostic(name: str, title: str) -> Column[Entry]:
-    """Return the column of what some schemes report beyond the common fields."""
+    """Return the column of a number that some schemes report beyond the common fields."""
     return Column(
         name, title, "number", lambda entry: entry.measured.diagnostic(name) if entry.measured else None, detail=3
     )
@@ -86,7 +86,7 @@ def _at_peak(part: str, title: str) -> Column[Entry]:
 def _with_estimate(
     columns: tuple[Column[Entry], Column[Entry]], compute: Callable[[Entry], Value]
 ) -> tuple[Column[Entry], ...]:
-    """Return the columns of a measured value and its spread with that of the estimate."""
+    """Return the columns of a measured value and its spread, and a column of the estimate."""
     measured = columns[0]
     return (
         *columns,
@@ -109,7 +109,7 @@ def _published(quantity: str) -> Callable[[Entry], Value]:
 
 
 def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Callable[[Entry], Value]:
-    """Compute a value from a field of the exact model's and the scheme's measurement."""
+    """Return a function that computes a value from one field of the exact model's and the scheme's measurement."""
     return lambda entry: compute(getattr(entry.exact, name, None), getattr(entry.measured, name, None))
 
 
@@ -130,7 +130,7 @@ def with_spread(
     spread_unit: Unit | None = None,
     sign: str = "±",
 ) -> tuple[Column[Item], Column[Item]]:
-    """Return the columns of a value and of its spread, whose key and unit follow the value's unless given."""
+    """Return the columns of a value and its spread; key and unit of the spread follow the value's unless given."""
 
     def spread(item: Item) -> Value:
         return found.spread if (found := of(item)) else None
@@ -165,7 +165,7 @@ DIRTY: Column[Entry] = Column(
 )
 STATUS: Column[Entry] = Column("status", "Status", "text", _status)
 
-# A column where rows differ in them, a note below the table where they do not.
+# Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (
     Column("task", "Task", "text", computed.task),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
