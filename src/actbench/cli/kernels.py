@@ -29,7 +29,7 @@ BitsOption = Annotated[
 SpentOption = Annotated[float, seconds_option("--seconds", "Seconds of interleaved runs of each row.")]
 CompileOption = Annotated[
     bool | None,
-    option("--compile/--no-compile", "Also the exact layers under torch.compile (default: on CUDA).", show_default=False),
+    option("--compile/--no-compile", "Also exact layers under torch.compile (default: on CUDA).", show_default=False),
 ]
 
 
