@@ -35,7 +35,7 @@ def main() -> None:
     """
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes import nothing from the current folder
     _give_compilers_a_cache()
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao, a part of transformers' imports, warns
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao warns, which transformers imports
     with tolerant() as out, explained_exits():
         try:
             _run(debug="--debug" in sys.argv[1:2])
