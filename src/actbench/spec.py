@@ -1,6 +1,6 @@
 """The grammar of specifications, shared by the command line, recipes, records and saved models.
 
-``NAME[:VALUE][,key=value…]``; those of schemes are joined by ``+``::
+``NAME[:VALUE][,key=value…]``; several schemes are joined by ``+``::
 
     fewbit:3
     fewbit:2,functions=gelu/silu

@@ -1,4 +1,4 @@
-"""The width of output for readers: that of the terminal, or for a pipe a fixed one."""
+"""The width of printed text: the terminal's, or a fixed width for a pipe."""
 
 from __future__ import annotations
 

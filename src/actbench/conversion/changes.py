@@ -21,7 +21,7 @@ class _Absent:
 class _Change:
     """An attribute of a module, or an entry of a dict among its attributes (``table``), before and after.
 
-    The reference to the module is weak, because the module refers to this change: a model nobody uses is freed at once.
+    The reference to the module is weak, because the module refers to this change: an unused model is freed at once.
     """
 
     module: Callable[[], nn.Module | None]

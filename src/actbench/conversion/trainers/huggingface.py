@@ -36,7 +36,7 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
 
     Args:
         scheme: A specification such as ``gact:L2``, or a scheme.
-        measure_every: Measure every so many forward passes in training.
+        measure_every: Forward passes in training per measurement.
         sample_ids: The key of a batch with the index of each row in the data set, for schemes that remember single
             samples (``actnn:L3,use_gradient=true``). It is removed before the model is called, and needs
             ``TrainingArguments(remove_unused_columns=False)``.

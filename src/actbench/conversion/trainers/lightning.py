@@ -46,7 +46,7 @@ class ActbenchCallback(SchemeCallback, Callback):
     Args:
         scheme: A specification such as ``gact:L2``, or a scheme.
         module: Path of the module to convert, such as ``model`` for ``self.model``; empty for the whole.
-        measure_every: Measure every so many forward passes in training.
+        measure_every: Forward passes in training per measurement.
         sample_ids: The key or position in a batch of the index of each row in the data set, for schemes that remember
             single samples (``actnn:L3,use_gradient=true``).
 

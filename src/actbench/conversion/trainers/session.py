@@ -24,7 +24,7 @@ from actbench.nn.saved.samplegradients import samples
 from actbench.schemes import Scheme
 
 MEASURE_EVERY = 100
-"""By default, one of so many forward passes in training is measured."""
+"""Default number of forward passes in training per measurement."""
 
 
 class WatchedForward(ReboundForward):

@@ -18,7 +18,7 @@ Key = tuple[str, Precision]
 _WIDTH = 3.0
 """Sizes whose base-2 logarithms fall into one bin of this width become one point."""
 _SUSTAINED = 2**18
-"""An operator needs so many bytes to tell something about the bandwidth."""
+"""Operators that move fewer bytes say nothing about the bandwidth."""
 
 
 Point = tuple[float, float, float]

@@ -147,7 +147,7 @@ class TracedStep:
         )
 
     def _origins(self, events: Sequence[Event]) -> Mapping[int, Origin]:
-        """Return the origins of storages; after the backward pass, those of no module are the optimizer's."""
+        """Return the origins of storages; the optimizer is the origin of those that no module made after backward."""
         origins = dict(self._trace.origins)
         updating = self.moments.updating
         for name in {name for name, _ in events[updating:]} - {name for name, _ in events[:updating]}:

@@ -9,7 +9,7 @@ from actbench.results.render.page.pictures import Picture, Values
 
 _SHAPES = {"measured": "circle", "estimated": "diamond"}
 _RIGHT = 0.6  # share of the width
-_FEW = 12  # so many points can have names that do not overlap
+_FEW = 12  # the names of more points would overlap
 
 
 def memory_against_time(rows: Values, memory: marks.Scale, limit: int | None) -> Picture:
