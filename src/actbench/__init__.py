@@ -1,6 +1,6 @@
 """Convert, measure and compare schemes that save activation memory in training.
 
-Every public name is loaded when it is first used, so ``import actbench`` imports neither torch nor anything heavy::
+Every public name is loaded at its first use, so ``import actbench`` imports neither torch nor anything heavy::
 
     import actbench
 

@@ -1,11 +1,11 @@
-"""Every error actbench raises on purpose, and the boundary around code that is not its own.
+"""Every error that actbench raises on purpose, and the boundary around code that is not its own.
 
 ActbenchError
 ├── UsageError            a flag, name or value that cannot be used
 │   ├── SpecError         a specification of a scheme or an encoding that does not parse or does not validate
 │   ├── RecipeError       a recipe that does not parse or does not validate
 │   └── ModelError        a model that cannot be found, read or built
-├── CodeError             code that is not actbench's own, a model's or a file's, failed
+├── CodeError             code that is not actbench's own failed, such as a model's or a user's file
 ├── ConversionError       a model that a scheme cannot be applied to
 │   ├── IdleError         a scheme that changes nothing of what a training step keeps
 │   └── UntraceableError  a model that fake tensors cannot run
@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Literal
 
 LONGEST_WORD = 400
-"""Characters of a word, such as a name or a number that somebody else wrote, that a message repeats."""
+"""Most characters that a message repeats of one word, such as a name that somebody else wrote."""
 
 LONGEST_TEXT = 4000
-"""Characters of a message."""
+"""Most characters of a message."""
 
 _NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "bad_alloc", "CUDA error: out of memory")
-_PACKAGES = {"site-packages", "dist-packages"}  # of whichever environment: one may stand on another
+_PACKAGES = {"site-packages", "dist-packages"}  # of any environment: a venv may use the packages of another
 
 
 class ActbenchError(Exception):
@@ -60,7 +60,7 @@ class ModelError(UsageError):
 
 
 class CodeError(ActbenchError):
-    """Code that is not actbench's own failed: that of a model, a loss, a batch, an optimizer or a scheme's file."""
+    """Code that is not actbench's own failed: a model, a loss, a batch, an optimizer or a scheme's file."""
 
 
 class ConversionError(ActbenchError):
@@ -76,7 +76,7 @@ class IdleError(ConversionError):
 
 
 class UntraceableError(ConversionError):
-    """A model whose forward pass looks at values, or whose operators do not say what they keep without them."""
+    """A model whose forward pass, or whose operators, need the values of tensors; fake tensors have none."""
 
 
 class StoreError(ActbenchError):
@@ -95,8 +95,8 @@ class OutOfMemoryError(MeasurementError):
     """A step that does not fit in the memory it may use.
 
     Args:
-        message: What was asked for and what was there.
-        phase: Part of the step in which memory ran out, where that is known.
+        message: How much memory was asked for and how much there was.
+        phase: Part of the step in which memory ran out; None if unknown.
     """
 
     def __init__(self, message: str, phase: Literal["forward", "backward", "optimizer"] | None = None) -> None:
@@ -105,15 +105,15 @@ class OutOfMemoryError(MeasurementError):
 
 
 def shortened(text: str) -> str:
-    """Return a text fit to be shown, whatever it repeats: of a word or text that is too long both ends are kept."""
+    """Return a text short enough to show: a word or text that is too long keeps only its two ends."""
     return _ends(re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _ends(word[0], LONGEST_WORD), text), LONGEST_TEXT)
 
 
 def told(error: BaseException) -> str:
-    """Return class and message of an error of anyone's, even one whose message cannot be had; see :func:`shortened`."""
+    """Return class and message of any error, :func:`shortened`, even if its message cannot be read."""
     try:
         message = str(error).strip()
-    except BaseException as other:  # a class of someone else's may do anything there
+    except BaseException as other:  # its __str__ is somebody else's code, and may raise anything
         message = f"its message cannot be read ({type(other).__name__})"
     return shortened(encodable(f"{type(error).__name__}: {message}".removesuffix(": ")))
 
@@ -124,7 +124,7 @@ def encodable(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that there is not enough memory; torch has several for it, and C++ has its own."""
+    """Return whether an error means that memory ran out; torch has several such errors, and C++ has its own."""
     known = isinstance(error, MemoryError) or type(error).__name__ == OutOfMemoryError.__name__
     return known or any(words in told(error) for words in _NO_MEMORY)
 
@@ -136,13 +136,13 @@ def _ends(text: str, most: int) -> str:
 
 @contextmanager
 def boundary(doing: str, kind: type[ActbenchError] = CodeError) -> Iterator[None]:
-    """Make one error of actbench's of whatever the code in the block raises, ``SystemExit`` and its like included.
+    """Turn whatever the code in the block raises, even ``SystemExit``, into one error of actbench.
 
-    The code is that of models, losses, batches, optimizers and user files. Errors of actbench's own pass, and so does
-    Ctrl-C.
+    Use it around models, losses, batches, optimizers and user files. Errors of actbench itself and Ctrl-C pass
+    unchanged.
 
     Args:
-        doing: What did not work, as the message begins.
+        doing: Beginning of the message: what did not work.
         kind: The error to raise.
 
     Raises:
@@ -160,7 +160,7 @@ def boundary(doing: str, kind: type[ActbenchError] = CodeError) -> Iterator[None
 
 
 def place_of(error: BaseException) -> str:
-    """Return where in the user's own code an error arose, in parentheses, or nothing."""
+    """Return file and line of the user's own code where an error arose, in parentheses, or an empty text."""
     installed = (Path(__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
@@ -172,7 +172,7 @@ def place_of(error: BaseException) -> str:
 
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
-    """Keep torch from logging a traceback of its own for what fails on fake tensors; the error itself says it."""
+    """Keep torch from logging its own traceback when fake tensors fail; the error itself says why."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)

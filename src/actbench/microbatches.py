@@ -1,4 +1,4 @@
-"""A batch cut into micro-batches, and what the loss of each adds to the loss of the batch."""
+"""A batch cut into micro-batches, and the share of each in the loss of the batch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from actbench.errors import UsageError
 
 Batch = Mapping[str, Any]
 Share = Callable[[Batch, Batch], float]
-"""From a micro-batch and its batch to the factor of its loss: the products add up to the loss of the batch."""
+"""From a micro-batch and its batch to a factor: the sum of the parts' losses times their factors is the whole loss."""
 
-IGNORED_LABEL = -100  # what cross_entropy leaves out by default
+IGNORED_LABEL = -100  # the ignore_index that cross_entropy has by default
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some rows of a batch; its loss times ``share`` is what they add to the loss of the batch."""
+    """Some rows of a batch; their loss times ``share`` is their part of the loss of the batch."""
 
     batch: Batch
     rows: slice
@@ -31,9 +31,9 @@ class MicroBatch:
 
 
 def rows_of(batch: Batch) -> int | None:
-    """Return how many rows the tensors and lists of a batch have; None where they differ, or there are none.
+    """Return the number of rows of the tensors and lists of a batch; None if they differ, or there are none.
 
-    Tensors without a dimension, and those of one row beside others of more, are of no row.
+    Scalars do not count, nor do tensors of one row beside tensors of more.
     """
     heights = set(_heights(batch))
     heights = heights - {1} or heights
@@ -49,15 +49,15 @@ def _heights(value: Any) -> Iterator[int]:
 
 
 def cut(batch: Batch, parts: int, share: Share | None = None) -> list[MicroBatch]:
-    """Cut a batch into parts as ``torch.tensor_split`` does, the larger ones first; copy nothing.
+    """Cut a batch as ``torch.tensor_split`` does, the larger parts first; copy nothing.
 
     Args:
         batch: Tensors and lists with a row for each sample.
-        parts: Of a batch with fewer rows, each part is a row.
+        parts: Number of micro-batches; a batch with fewer rows gives one for each row.
         share: None for :func:`label_share`.
 
     Raises:
-        UsageError: The batch is to be cut, and its tensors are not of the same rows.
+        UsageError: ``parts`` is not 1, and the tensors differ in their number of rows.
     """
     if parts == 1:
         return [MicroBatch(batch, slice(None), 1.0)]
@@ -88,10 +88,10 @@ def _taken(value: Any, place: slice, rows: int) -> Any:
 
 
 def label_share(part: Batch, batch: Batch, *, first: int = 0) -> float:
-    """Return the share of a part in the labels of a batch that count, for a loss that is a mean over these.
+    """Return the share of a part in the counted labels of a batch, for a loss that is a mean over these labels.
 
-    Labels are whole numbers under ``labels`` and count unless they are -100, those before place ``first`` of a row left
-    out. Where a batch has none, or their values are unknown, it is the share of the rows, for a mean over rows.
+    Labels are int64 under ``labels``. All count but -100 and those before place ``first`` of a row. Without labels, or
+    if their values are unknown, return the share of the rows, for a mean over rows.
     """
     mine, all_of_them = _counted(part, first), _counted(batch, first)
     return mine / all_of_them if mine is not None and all_of_them else (rows_of(part) or 1) / (rows_of(batch) or 1)

@@ -1,4 +1,4 @@
-"""Paths that a user names, and files that anyone may have written."""
+"""Paths that a user names, and files that are not trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
 
 
 def from_home(text: str) -> Path:
-    """Return a path, with the home of a user in the place of ``~`` or ``~name`` at its beginning.
+    """Return a path with ``~`` or ``~name`` at its beginning replaced by the home of the user.
 
     Raises:
         UsageError: There is no user of this name.
@@ -28,22 +28,22 @@ def from_home(text: str) -> Path:
 
 
 def file_name(text: str) -> str:
-    """Return a name made fit for a file or folder: no separators, no dots at the ends, and never empty."""
+    """Turn a name into one for a file or folder: no separators, no dots at the ends, never empty."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", text)[:_LONGEST_NAME].strip("-.") or "unnamed"
 
 
 def check_makeable(path: Path) -> None:
-    """Check as far as can be told beforehand that a file or folder can be made, or be replaced.
+    """Check, as far as possible beforehand, that a file or folder can be made or replaced.
 
     Raises:
-        StoreError: It is a link to nothing, its name is too long, or the folder that it would be in is none or cannot
-            be written.
+        StoreError: The path is a link to nothing, its name is too long, or its parent is no folder or cannot be
+            written.
     """
     try:
         if os.path.islink(path) and not os.path.exists(path):
             raise StoreError(f"{path} is a link to {os.readlink(path)}, where nothing is: remove it or name another")
         target = path.resolve()
-        target.exists()  # raises where a name in it is too long
+        target.exists()  # raises if a name in the path is too long
         folder = next(parent for parent in target.parents if parent.exists())
         if not folder.is_dir():
             raise StoreError(f"{target} cannot be written: {folder} is no folder")
@@ -60,10 +60,10 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
 
     Args:
         path: A regular file, or a link to one.
-        most_bytes: What it may hold.
+        most_bytes: Largest size allowed.
 
     Raises:
-        OSError: It cannot be read, is no regular file (a pipe would wait for ever, a device never end), or is larger.
+        OSError: The file cannot be read, is larger, or is no regular file (reading a pipe or a device may never end).
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

@@ -25,15 +25,15 @@ MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Part:
-    """What one scheme has changed in a setup, and by what it is seen that it acts.
+    """What one scheme changed in a setup, and how to tell that the scheme acts in a step.
 
     Attributes:
         spec: Specification of the scheme.
-        acts: Who tells :mod:`actbench.nn.savedtensors` what it does in this setup; None for the layers at its sites.
-        idle: Where its sites run and it changes nothing of what they keep: what the reason may be, and what to do.
-        after: Called after a step was run for real: raises an IdleError where the step has shown that nothing is done,
-            and returns what has to be said beside its figures.
-        sites: What it changed.
+        acts: The ``by`` that the scheme gives to :mod:`actbench.nn.savedtensors`; None for the layers at its sites.
+        idle: For the error when the sites run and save the same as before: the likely reason, and what to do.
+        after: Called after a real step: returns warnings about the figures, and raises an IdleError if the step showed
+            that the scheme does nothing.
+        sites: The sites that it changed.
     """
 
     spec: str
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A module with everything that makes a training step of it, and what schemes have done to it so far.
+    """A module with everything that a training step needs, and what schemes have changed so far.
 
     Attributes:
         module: The model.
@@ -53,11 +53,11 @@ class TrainingSetup:
         make_optimizer: From the model to its optimizer.
         autocast_dtype: Type for ``torch.autocast``, or None for none.
         input_dtype: Type that floating-point tensors of a batch are cast to; None leaves them as they are.
-        micro_batches: Into how many parts a step cuts a batch, where it has as many rows.
-        share: What the loss of a part counts in that of the batch; None for :func:`label_share`.
-        uncuttable: Why the losses of parts do not add up to the loss of the batch; empty where they do.
-        untraceable: Why fake tensors do not show what a step saves; empty where they do.
-        expandable_segments: Whether torch's CUDA allocator is to grow its segments.
+        micro_batches: How many parts a step cuts a batch into; fewer if the batch has fewer rows.
+        share: Weight of a part's loss in the loss of the batch; None for :func:`label_share`.
+        uncuttable: Why the losses of parts do not add up to the loss of the batch; empty if they do.
+        untraceable: Why fake tensors do not show what a step saves; empty if they do.
+        expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
@@ -100,10 +100,10 @@ class TrainingSetup:
         """Return this setup with another module and further sites.
 
         Args:
-            module: What becomes of the model.
-            sites: What changed in it, by paths in the module.
-            unreached: What a reader might expect to have changed, the same.
-            by: Who changed it, without the sites; None for a change of which nobody asks whether it acts.
+            module: The new module.
+            sites: What changed in the module, with paths inside it.
+            unreached: What a reader may expect to be changed, and is not; paths as in ``sites``.
+            by: The part of the scheme, without its sites; None if nobody checks that the change acts.
         """
         sites = tuple(site.model_copy(update={"path": self.path_of(site.path)}) for site in sites)
         unreached = tuple(left.model_copy(update={"path": self.path_of(left.path)}) for left in unreached)
@@ -111,7 +111,7 @@ class TrainingSetup:
         return replace(self, module=module, sites=self.sites + sites, unreached=self.unreached + unreached, parts=parts)
 
     def path_of(self, path: str) -> str:
-        """Return the path in the model of a module whose path in this setup's module is given."""
+        """Return the path in the whole model of a path in this setup's module."""
         return f"{self.path}.{path}" if self.path and path else self.path or path
 
     def forward(self, batch: Batch) -> Tensor:
@@ -126,7 +126,7 @@ class TrainingSetup:
             return self.loss(self.module, self.cast(batch))
 
     def cast(self, batch: Batch) -> Batch:
-        """Return a batch with its floating-point tensors in the type that the setup wants."""
+        """Return a batch with its floating-point tensors cast to ``input_dtype``."""
         if self.input_dtype is None:
             return batch
         cast: Batch = tree_map(self._cast, dict(batch))
@@ -139,7 +139,7 @@ class TrainingSetup:
         """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
 
         Raises:
-            UsageError: The batch is to be cut, and its tensors are not of the same rows.
+            UsageError: The batch must be cut, and its tensors differ in their number of rows.
         """
         return cut(batch, self.micro_batches, self.share)
 
@@ -153,11 +153,11 @@ class TrainingSetup:
 class TrainStep:
     """One training step of a setup on one batch, in parts, so that a meter can read between them.
 
-    Of a batch that is cut, :meth:`forward` runs the first micro-batch and :meth:`backward` the others. ``phase`` is the
-    part that was begun last. ``around_forward`` is called before the forward pass of each micro-batch, and after it.
+    If the batch is cut, :meth:`forward` runs the first micro-batch and :meth:`backward` the others. ``phase`` is the
+    pass that began last. ``around_forward`` is called before and after the forward pass of each micro-batch.
 
     Raises:
-        MeasurementError: The setup has no loss or no optimizer, or one of nothing that is trained.
+        MeasurementError: The setup has no loss or no optimizer, or its optimizer has no trained parameter.
     """
 
     def __init__(self, setup: TrainingSetup, batch: Batch) -> None:
@@ -172,14 +172,14 @@ class TrainStep:
         if not any(parameter.requires_grad for parameter in held):
             raise MeasurementError(
                 f"the {type(self.optimizer).__name__} holds no parameter that is trained: it was made before a scheme "
-                "froze these and made others; give a function from the model to its optimizer"
+                "froze its parameters and added new ones; give a function from the model to its optimizer"
             )
         self._waiting: list[MicroBatch] = []
         self._losses: list[Tensor] = []
 
     @property
     def batch(self) -> Batch:
-        """The batch, in the type that the setup wants."""
+        """The batch, cast to the setup's ``input_dtype``."""
         return self._batch
 
     @batch.setter
@@ -201,7 +201,7 @@ class TrainStep:
 
     @property
     def optimizer_class(self) -> str:
-        """The name of the class whose updates these are."""
+        """The name of the class that computes the updates, inside any wrapper."""
         optimizer: Any = self.optimizer
         while isinstance(inner := getattr(optimizer, "inner", None), torch.optim.Optimizer):
             optimizer = inner
@@ -209,15 +209,15 @@ class TrainStep:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What has to be said of this batch."""
+        """Warnings about this batch."""
         asked, found = self.setup.micro_batches, len(self.micro_batches)
         return () if found == asked else (f"the batch has {found} rows: it is cut into {found} parts, not {asked}",)
 
     def forward(self) -> Tensor:
-        """Return the loss of the batch, or what its first micro-batch adds to it: a scalar with its graph.
+        """Return the loss of the batch, or the weighted loss of its first micro-batch: a scalar with its graph.
 
         Raises:
-            ModelError: The loss has not one number.
+            ModelError: The loss is not one number.
             UsageError: The batch cannot be cut.
         """
         self._waiting, self._losses = list(self.micro_batches), []
@@ -227,18 +227,18 @@ class TrainStep:
         """Add the gradients of the loss to the parameters, and run both passes of the other micro-batches."""
         self._add(loss)
         while self._waiting:
-            loss.detach_()  # what its graph still holds would lie beside the next micro-batch
+            loss.detach_()  # else its graph would stay in memory during the next micro-batch
             loss = self._next()
             self._add(loss)
 
     def gradients(self) -> Mapping[Tensor, Tensor]:
-        """Return the gradients that wait for the update, by parameter."""
+        """Return the gradients before the update, by parameter."""
         if isinstance(self.optimizer, HoldsGradients):
             return self.optimizer.gradients()
         return {p: p.grad for p in self.setup.module.parameters() if p.grad is not None}
 
     def hold(self) -> None:
-        """Let all gradients wait for the update, also where the optimizer would step within the backward pass."""
+        """Keep all gradients until the update, even if the optimizer would step in the backward pass."""
         if isinstance(self.optimizer, StepsInBackward):
             self.optimizer.hold()
 
@@ -249,7 +249,7 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
 
     def abandon(self) -> None:
-        """Free gradients and loss of a step that goes no further."""
+        """Free the gradients and the loss, and end the step here."""
         self.optimizer.zero_grad(set_to_none=True)
         self._losses = []
 
@@ -261,7 +261,7 @@ class TrainStep:
         return loss
 
     def _next(self) -> Tensor:
-        """Run the forward pass of the next micro-batch, and return what it adds to the loss."""
+        """Run the forward pass of the next micro-batch, and return its weighted loss."""
         self.phase = "forward"
         part = self._waiting.pop(0)
         self.setup.average(not self._waiting)
@@ -270,7 +270,7 @@ class TrainStep:
         if loss.numel() != 1:
             raise ModelError(f"the loss is a tensor of shape {tuple(loss.shape)}; it must be one number: take its mean")
         if len(self.micro_batches) > 1:
-            # A mean over no label at all is no number, and adds nothing.
+            # A mean over no labels is NaN; it must add nothing.
             loss = (loss if part.share else loss.nan_to_num()) * part.share
         self._losses.append(loss.detach())
         self.around_forward()

@@ -1,13 +1,13 @@
 """The grammar of specifications, shared by the command line, recipes, records and saved models.
 
-``NAME[:VALUE][,key=value…]``; those of schemes are joined by ``+``::
+``NAME[:VALUE][,key=value…]``; several schemes are joined by ``+``::
 
     fewbit:3
     fewbit:2,functions=gelu/silu
     fewbit:3+randomized:0.2
 
-This file knows the grammar only; which names exist is known to ``actbench.schemes`` and ``actbench.codecs.encodings``,
-and keys and values are the fields of what a name stands for.
+This file knows the grammar only. ``actbench.schemes`` and ``actbench.codecs.encodings`` know which names exist; keys
+and values are the fields of the class that a name stands for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from actbench.units import COUNT_LIMIT
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _KEY = re.compile(r"[a-z][a-z0-9_]*")
 _SIGNS = re.compile(r"[,+]|^\s|\s$|^$")
-_EXPONENT = re.compile(r"([=:]-?[\d.]+[eE])\+(?=\d)")  # its plus joins no schemes
+_EXPONENT = re.compile(r"([=:]-?[\d.]+[eE])\+(?=\d)")  # a plus in an exponent joins no schemes
 
 SMALLEST, LARGEST = 1e-30, 1e30
 
@@ -52,7 +52,7 @@ def parse(text: str) -> tuple[Part, ...]:
     """Split a specification of schemes into its parts.
 
     Raises:
-        SpecError: The text does not follow the grammar; the message shows the part that does not.
+        SpecError: The text does not follow the grammar; the message shows the wrong part.
     """
     if not text.strip():
         raise SpecError("the scheme is empty: write a name such as exact or fewbit:3 (see 'actbench schemes')")
@@ -65,8 +65,8 @@ def parse_part(part: str, about: str, where: str = "") -> Part:
 
     Args:
         part: Such as ``fewbit:2,functions=gelu/silu``.
-        about: What a message begins with, such as ``scheme 'fewbit:3+randomized:0.2'``.
-        where: What follows an option in a message, where there may be several parts.
+        about: Beginning of a message, such as ``scheme 'fewbit:3+randomized:0.2'``.
+        where: Text after an option in a message, if there may be several parts.
 
     Raises:
         SpecError: The part does not follow the grammar.
@@ -97,12 +97,12 @@ def find(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
 
     Args:
         name: The name.
-        known: What there is, by name.
-        kind: What that is called: ``scheme``; ``actbench schemes`` lists it.
+        known: All there is, by name.
+        kind: The word for it, such as ``scheme``; ``actbench schemes`` lists them.
         text: The specification that the name stands in.
 
     Raises:
-        SpecError: There is no such name; the message has the closest ones.
+        SpecError: There is no such name; the message has the closest names.
     """
     if name in known:
         return known[name]
@@ -112,14 +112,14 @@ def find(name: str, known: Mapping[str, Found], kind: str, text: str) -> Found:
 
 
 def build(cls: type[Built], positional: str | None, part: Part, about: str, see: str = "") -> Built:
-    """Return what a part of a specification builds.
+    """Build an object of ``cls`` from one part of a specification.
 
     Args:
-        cls: The class of its name; an option fills the field of its key, a tuple with what ``/`` divides.
-        positional: The field that the value after the colon fills; None where there is none.
+        cls: The class of its name; each option fills the field of its key, and ``/`` divides the items of a tuple.
+        positional: The field that the value after the colon fills; None if there is none.
         part: The part.
-        about: What a message begins with.
-        see: What a message about a wrong value ends with, unless the value says itself where to look.
+        about: Beginning of a message.
+        see: End of a message about a wrong value, unless that message already names a command to run.
 
     Raises:
         SpecError: A key or value is wrong; the message names it and what is allowed.
@@ -141,16 +141,16 @@ def build(cls: type[Built], positional: str | None, part: Part, about: str, see:
         return cls.model_validate(given)
     except ValidationError as error:
         problems = "; ".join(map(_problem, error.errors()))
-        told = "'actbench " in problems  # where to look, by what raised it
+        told = "'actbench " in problems  # the validator already says where to look
         raise SpecError(f"{about}: {problems}{'' if told else see}") from None
 
 
 def check_sizes(built: BaseModel, about: str) -> None:
-    """Check that numbers can be computed with: in 32 bits none is taken for zero or infinity, and 64 count them.
+    """Check that float32 takes no float for zero or infinity, and that 64 bits hold each integer.
 
     Args:
-        built: What a specification builds.
-        about: What a message begins with.
+        built: An object built from a specification.
+        about: Beginning of a message.
 
     Raises:
         SpecError: A number that the specification gives is too large, or too small and not zero.
@@ -170,20 +170,20 @@ def _problem(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{place} is missing"
     message = error["msg"].removeprefix("Value error, ")
-    found = f"{place}={error['input']}: " if place else ""  # without a place it is about several fields together
+    found = f"{place}={error['input']}: " if place else ""  # without a place, it is about several fields together
     return f"{found}{message[0].lower()}{message[1:]}"
 
 
 def shortest(name: str, positional: str | None, built: BaseModel) -> str:
-    """Return the shortest specification that builds an object: what it says differs from the defaults.
+    """Return the shortest specification that builds an object: it leaves out defaults.
 
     Args:
-        name: What it is called.
-        positional: The field that stands after the colon; None where there is none.
-        built: The object; its fields are numbers, truth values, texts and tuples of texts.
+        name: The name in the specification.
+        positional: The field that stands after the colon; None if there is none.
+        built: The object; its fields are numbers, booleans, texts and tuples of texts.
 
     Raises:
-        SpecError: A text holds a sign of the grammar, as the name of a file may.
+        SpecError: A text, such as a file name, holds a character of the grammar.
     """
     options: dict[str, str] = {}
     for key, field_info in type(built).model_fields.items():
@@ -203,6 +203,6 @@ def _written(value: object) -> str:
         return "/".join(map(str, value))
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float):  # its shortest text that reads back as the same number, without a sign of the grammar
+    if isinstance(value, float):  # the shortest text that reads back as the same number, without a plus
         return str(value).removesuffix(".0").replace("e+", "e")
     return str(value)

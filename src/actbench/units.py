@@ -1,4 +1,4 @@
-"""Bytes and seconds, read from what a person types and written for a person to read; types of fields that hold counts.
+"""Reads and writes bytes and seconds as people do; types of fields that hold counts.
 
 Everything else in actbench holds bytes and seconds as plain numbers in base units.
 """
@@ -14,9 +14,9 @@ from pydantic import Field
 from actbench.errors import UsageError
 
 COUNT_LIMIT: Final = 2**63
-"""What is counted, in bytes too, and what seeds generators, stays below: torch counts in signed 64 bits."""
+"""Every count, number of bytes and seed is smaller: torch counts in signed 64 bits."""
 LONGEST_SECONDS: Final = 1e7
-"""Seconds that anything may be asked to take: 115 days."""
+"""Longest time that a user may ask for: 115 days."""
 
 NonNegativeInt = Annotated[int, Field(ge=0, lt=COUNT_LIMIT)]
 PositiveInt = Annotated[int, Field(gt=0, lt=COUNT_LIMIT)]
@@ -45,7 +45,7 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes such as ``16GiB``, ``512 MB``, ``1.5g`` or ``4096B``; a bare number may mean anything.
+    """Read a number of bytes such as ``16GiB``, ``512 MB``, ``1.5g`` or ``4096B``; the unit is required.
 
     Raises:
         UsageError: The text is not a positive number followed by a known unit.

@@ -1,4 +1,4 @@
-"""Turns what pydantic says about a mapping into lines that name the place, what was found and what is allowed."""
+"""Turns the errors of pydantic about a mapping into lines: the place, what was found, what is allowed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLAGS = {
 
 
 def flag(location: Location) -> str:
-    """Write a location as the flag that stands for it on the command line."""
+    """Write a location as its flag on the command line."""
     names = [step for step in location if isinstance(step, str)]
     return _FLAGS.get(names[-1], "--" + names[-1].replace("_", "-"))
 
@@ -43,9 +43,9 @@ def explain(
 
     Args:
         error: What pydantic found.
-        data: What was validated, as its author wrote it.
-        sections: The model of each section by its key; the outermost has the key ``""``.
-        place: How a location is written.
+        data: The validated data, as its author wrote them.
+        sections: The pydantic model of each section by its key; the outermost has the key ``""``.
+        place: Writes a location.
     """
     lines = []
     for detail in error.errors():
@@ -56,7 +56,7 @@ def explain(
 
 
 def _written(location: Location, data: Any) -> Location:
-    """Leave out the index that pydantic adds where the author wrote one value in place of a list."""
+    """Leave out the index that pydantic adds if the author wrote one value instead of a list."""
     kept: list[int | str] = []
     for step in location:
         if isinstance(step, int) and not isinstance(data, list | tuple):

@@ -44,7 +44,7 @@ def test_a_file_that_is_there_stays_unless_it_is_forced(cli: Any, tmp_path: Path
     ended = cli("calibrate", "--device", "cpu", "-o", file)
 
     assert ended.status == 2
-    assert f"{file} is there already: --force replaces it" in ended.err
+    assert f"{file} exists already: --force replaces it" in ended.err
     assert file.read_text() == "gib = 1\n"
 
 

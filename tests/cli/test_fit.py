@@ -111,7 +111,7 @@ def test_what_is_slower_than_asked_is_no_answer(cli, log, tmp_path) -> None:
 
     assert ended.status == 1
     told = " ".join(ended.err.split())
-    assert "nothing fits that is not slower than --max-slowdown 1.2; checkpoint fits and takes 1.3 times" in told
+    assert "nothing fits within --max-slowdown 1.2; checkpoint fits and takes 1.3 times" in told
 
 
 def test_impossible_says_what_is_least_and_what_would_have_to_give(cli, log, fake, tmp_path) -> None:

@@ -83,7 +83,7 @@ def test_training_runs_have_a_table_and_curves(cli: Any, tmp_path: Path, make_re
 
     mixed = written(tmp_path / "mixed" / "box.jsonl", make_record())
     cli.refused("report", runs, mixed, naming="results of several kinds have no columns in common")
-    cli.refused("report", runs, "--columns", "peak", naming="--columns chooses of measured cases")
+    cli.refused("report", runs, "--columns", "peak", naming="--columns is for measured cases")
     shutil.copy(next(runs.glob("*.runs.jsonl")), mixed.parent)
     assert "Accuracy" not in cli("report", mixed.parent).out
 

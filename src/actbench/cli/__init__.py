@@ -1,4 +1,4 @@
-"""The command line: one file for a group of verbs; each verb is a library call plus printing."""
+"""The command line: one file per group of verbs; each verb is a library call plus printing."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from actbench.results.plain import plain
 def main() -> None:
     """Run the command line.
 
-    Exit status: 0 all is well, 1 some case failed or a limit was crossed, 2 wrong usage, 130 interrupted.
+    Exit status: 0 success, 1 some case failed or broke a limit, 2 wrong usage, 130 interrupted.
     """
-    os.environ.setdefault("PYTHONSAFEPATH", "1")  # what starts Python here imports nothing from the current folder
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # child processes import nothing from the current folder
     _give_compilers_a_cache()
-    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao, which transformers imports, has it warn
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torchao warns, which transformers imports
     with tolerant() as out, explained_exits():
         try:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
             out.flush()
-            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # then nobody reads on
+            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # else nobody reads on
                 print(f"actbench: standard output cannot be written: {out.error.strerror}", file=sys.stderr)
                 sys.exit(2)
 
 
 def _give_compilers_a_cache() -> None:
-    """Let torch keep what it compiles in the user's cache, where that can be written.
+    """Let torch store compiled code in the user's cache, if that can be written.
 
-    By default torch makes a folder among temporary files as it is imported.
+    By default torch makes a temporary folder when it is imported.
     """
     folder = platformdirs.user_cache_path("actbench") / "inductor"
     if not folder.is_absolute():
@@ -72,7 +72,7 @@ def _run(*, debug: bool) -> None:
 
 @contextmanager
 def _debugging() -> Iterator[None]:
-    """Print what is told for debugging: the tracebacks of cases and runs that fail."""
+    """Print debug messages: the tracebacks of failed cases and runs."""
     log, handler = logging.getLogger("actbench"), logging.StreamHandler()
     level = log.level
     log.addHandler(handler)

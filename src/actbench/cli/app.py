@@ -1,4 +1,4 @@
-"""The typer application and how options are made; the only file that imports typer."""
+"""The typer application, and functions that make options; the only file that imports typer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actbench.cli.panels import panel_of
 from actbench.errors import encodable, shortened
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
-# What click, or the copy of it that newer versions of typer carry, calls a usage error.
+# The usage error of click, or of the copy of click inside newer versions of typer.
 _WrongUsage: Any = typer.BadParameter.__base__
 
 
@@ -28,7 +28,7 @@ def _shortened() -> Iterator[None]:
 
 
 class _Verbs(typer.core.TyperGroup):
-    """The verbs; messages about their flags are shortened."""
+    """The verbs; it shortens messages about their flags."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the flags before the verb."""
@@ -36,7 +36,7 @@ class _Verbs(typer.core.TyperGroup):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the flags of the verb that was asked for, and run it."""
+        """Read the flags of the verb, and run it."""
         with _shortened():
             return super().invoke(ctx)
 
@@ -64,7 +64,7 @@ echo = typer.echo
 
 
 def named(text: str) -> str:
-    """Return a name, which must be neither empty nor unprintable."""
+    """Return a name; refuse one that is empty or not UTF-8."""
     if not text.strip():
         raise typer.BadParameter("it is empty; leave it out, or name something")
     if encodable(text) != text:
@@ -73,14 +73,14 @@ def named(text: str) -> str:
 
 
 def one_of(text: str, allowed: Sequence[str]) -> str:
-    """Return a name that is among these."""
+    """Return a name; refuse one that is not allowed."""
     if text not in allowed:
         raise typer.BadParameter(f"{encodable(text)!r} is not one of {', '.join(allowed)}")
     return text
 
 
 def path_named(text: str | Path) -> Path:
-    """Return the path of a text, which must not be empty: that would be the current folder."""
+    """Return a text as a path; refuse an empty one, which would be the current folder."""
     return Path(named(str(text)))
 
 
@@ -96,12 +96,12 @@ def option(names: str, text: str, **details: Any) -> Any:
 
 
 def count_option(names: str, text: str, *, least: int = 1, metavar: str = "N", **details: Any) -> Any:
-    """Return an option that is a whole number from ``least`` on, as large as any that a file may hold."""
+    """Return an option for a whole number from ``least`` to the largest that a file may hold."""
     return option(names, text, metavar=metavar, parser=lambda given: _number(given, int, least, LARGEST), **details)
 
 
 def seconds_option(names: str, text: str, *, least: float = 0) -> Any:
-    """Return an option that is a number of seconds from ``least`` on."""
+    """Return an option for a number of seconds, at least ``least``."""
     read = lambda given: _number(given, float, least, LONGEST_SECONDS)  # noqa: E731  (typer shows the name of a def)
     return option(names, text, metavar="SECONDS", parser=read)
 
@@ -120,7 +120,7 @@ _KINDS = {int: "a whole number", float: "a number"}
 
 
 def _checked(path: Path | None) -> Path | None:
-    """Refuse a file that cannot be written, before any work is done."""
+    """Refuse a file that cannot be written, before any work begins."""
     if path not in (None, STDOUT):
         from actbench.results.render.exports import check
 
@@ -129,7 +129,7 @@ def _checked(path: Path | None) -> Path | None:
 
 
 def file_option(name: str, text: str) -> Any:
-    """Return an option that names a file to write, or standard output."""
+    """Return an option for a file to write, or standard output."""
     return option(name, f"{text} - is standard output.", metavar="FILE", parser=path_named, callback=_checked)
 
 
@@ -148,7 +148,7 @@ def _global_options(
     ] = False,
     debug: Annotated[
         bool,
-        typer.Option("--debug", help="Show the traceback of an error, that of a failed case too."),
+        typer.Option("--debug", help="Show the traceback of an error, and of failed cases."),
     ] = False,
 ) -> None:
-    """Options of every verb; ``--debug`` is acted on by the entry point, before any verb runs."""
+    """Options of every verb; the entry point reads ``--debug`` before any verb runs."""

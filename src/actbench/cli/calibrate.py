@@ -35,11 +35,11 @@ def calibrate(
     ] = 100.0,
     exports: ExportFlags,
 ) -> None:
-    """Measure what this machine reaches, and write a device profile that estimates step times for it.
+    """Measure the speed of this machine, and write a device profile that estimates step times for it.
 
-    Products of matrices, convolutions, attention, elementwise operators, reductions, copies and the operators of every
-    scheme are timed one by one, at several sizes and in float32 and bfloat16. --device-profile of the other verbs takes
-    the file. Let nothing else run meanwhile. The first time, kernels are compiled, which takes a minute more.
+    Matrix products, convolutions, attention, elementwise operators, reductions, copies and the operators of every
+    scheme are timed one by one, at several sizes, in float32 and bfloat16. Give the file to --device-profile of other
+    verbs. Let nothing else run meanwhile. The first run also compiles kernels, which takes a minute more.
 
     Examples:
 
@@ -61,7 +61,7 @@ def calibrate(
         )
     files.check(path)
     if path.exists() and not force:
-        raise StoreError(f"{path} is there already: --force replaces it, --output names another file")
+        raise StoreError(f"{path} exists already: --force replaces it, --output names another file")
     from actbench.measuring.calibration import calibrate as measure
     from actbench.measuring.calibration.profile import toml
 
@@ -70,4 +70,4 @@ def calibrate(
     files.export({path: toml(found.profile)})
     export(exports, [table], lambda: found.report.model_dump_json(indent=2) + "\n")
     show(table, beside=exports)
-    remark(f"device profile: {path}; take it by --device-profile {path}")
+    remark(f"device profile: {path}; use it with --device-profile {path}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from actbench.experiments.cluster.cluster import Cluster
 
 
-_LEAST = 0.0001  # that Ray counts in
+_LEAST = 0.0001  # smallest amount that Ray counts
 _OTHERS = {
     "CPU": "a simulated case asks for one core, one of --meter cpu for all of a node; --cores-per-run is for training",
     "GPU": "--gpus-per-case says how many GPUs a case asks for",
@@ -39,17 +39,17 @@ class ClusterFlags:
         str | None,
         option(
             "--resources",
-            "With --cluster: what else each case asks for, by Ray's names: a100=1,memory=8e9 (bytes).",
+            "With --cluster: other resources of each case, by Ray's names: a100=1,memory=8e9 (bytes).",
             metavar="NAME=AMOUNT",
         ),
     ] = None
 
     @property
     def chosen(self) -> Cluster | None:
-        """The cluster that was asked for.
+        """The requested cluster, or None.
 
         Raises:
-            UsageError: A flag of a cluster stands without one, or resources are no amounts.
+            UsageError: A flag for clusters is given without --cluster, or resources are no amounts.
         """
         if self.cluster is not None:
             return self._on(self.cluster)

@@ -1,4 +1,4 @@
-"""How wide what people read is: as the terminal, or as a pipe is said to be."""
+"""The width of printed text: the terminal's, or a fixed width for a pipe."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PIPE_WIDTH = 120
 
 
 def console(file: TextIO | None = None) -> Console:
-    """Return a console on a stream, or else standard output; what is no terminal has COLUMNS characters, or 120."""
+    """Return a console on a stream, by default standard output; COLUMNS sets its width, a pipe's default is 120."""
     from rich.console import Console
 
     found = Console(file=file, highlight=False)
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and 0 < int(columns) < LARGEST:
-        found.width, found.height = int(columns), found.height  # rich takes a dumb terminal's from both or none
+        found.width, found.height = int(columns), found.height  # for a dumb terminal rich uses both sizes or neither
     elif not found.is_terminal:
         found.width = PIPE_WIDTH
     return found

@@ -26,18 +26,18 @@ def convert(
     batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
     timeout: Annotated[
         float,
-        seconds_option("--timeout", "Seconds that converting, with downloads, may take.", least=1),
+        seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1),
     ] = 1800.0,
     memory_limit: Annotated[
-        str | None, option("--memory-limit", "Memory that converting may take (default: all that is free).")
+        str | None, option("--memory-limit", "Memory that the conversion may use (default: all that is free).")
     ] = None,
     exports: ExportFlags,
 ) -> None:
-    """Convert a model: show each place that changes with the bytes it keeps before and after, and write the folder.
+    """Convert a model: show each place that changes with the bytes it saves before and after, and write the folder.
 
-    The folder holds what save_pretrained writes, so a plain from_pretrained still loads the unconverted model, and
-    actbench.json, with which actbench.load_converted brings the converted one back. All of it happens in a process of
-    its own.
+    The folder holds the files of save_pretrained, so a plain from_pretrained still loads the unconverted model, and
+    actbench.json, with which actbench.load_converted loads the converted one. The conversion runs in a separate
+    process.
 
     Examples:
 

@@ -23,7 +23,7 @@ Verdict = Literal["ok", "optional", "missing"]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at; ``missing`` means that actbench cannot do its main job without it."""
+    """One finding; ``missing`` means that actbench cannot do its main job without it."""
 
     name: str
     verdict: Verdict
@@ -32,7 +32,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Look at Python, the libraries, the devices, memory and disk."""
+    """Check Python, the libraries, the devices, memory and disk."""
     libraries = map(_library, ("torch", "torchvision", "transformers", "safetensors", "pandas"))
     return [_python(), *libraries, _cuda(), _cupy(), _numba(), _charts(), _processor(), _memory(), _disk()]
 
@@ -116,7 +116,7 @@ def _disk() -> Check:
 def doctor() -> None:
     """Show what this machine has, what is missing, and the command that installs it.
 
-    Exit status is 1 when something is missing that actbench cannot do without.
+    Exit status is 1 if something is missing that actbench needs.
 
     Example: actbench doctor
     """

@@ -48,7 +48,7 @@ def encodings(
     seed: Annotated[int, count_option("--seed", "Seed of the numbers and of stochastic rounding.", least=0)] = 0,
     exports: ExportFlags,
 ) -> None:
-    """Compare number formats: bits per element that are really stored, and what is kept of several distributions.
+    """Compare number formats: really stored bits per element, and signal to noise for several distributions.
 
     --export-json has the bits for each distribution; the table shows those of the first.
 
@@ -69,7 +69,7 @@ def encodings(
 
 
 def _distributions(given: Sequence[str] | None) -> dict[str, Distribution]:
-    """Return the distributions that were asked for, in that order."""
+    """Return the requested distributions, in their order."""
     from actbench.codecs.encodings import DISTRIBUTIONS
     from actbench.errors import UsageError
 
@@ -119,12 +119,12 @@ def tables(
     function: Annotated[str, argument("FUNCTION", "gelu, silu, tanh …, or file.py:function for one of your own.")],
     bits: Annotated[int, option("--bits", "Bits of a code.", min=1, max=8)] = 3,
     weight: Annotated[
-        Literal["uniform", "normal"], option("--weight", "How much an error at x counts: uniform, or a normal density.")
+        Literal["uniform", "normal"], option("--weight", "Weight of an error at x: uniform, or a normal density.")
     ] = "uniform",
     scale: Annotated[float, option("--scale", "Standard deviation of --weight normal.", min=1e-30, max=1e30)] = 1.0,
     domain: Annotated[
         tuple[float, float] | None,
-        option("--domain", "Where the error is taken (default -100 100, or ten standard deviations)."),
+        option("--domain", "Range of x for the error (default -100 100, or ten standard deviations)."),
     ] = None,
     alpha: Annotated[float | None, option("--alpha", "alpha of elu and celu.")] = None,
     beta: Annotated[float | None, option("--beta", "beta of softplus.")] = None,
@@ -148,7 +148,7 @@ def tables(
     from actbench.results.render import exports
 
     if weight == "uniform" and scale != 1.0:
-        raise UsageError("--scale is that of a normal density: add --weight normal")
+        raise UsageError("--scale needs a normal density: add --weight normal")
     given = {"alpha": alpha, "beta": beta, "threshold": threshold}
     target = _target(function, {name: value for name, value in given.items() if value is not None})
     found = table(target, bits, weight, scale, domain)

@@ -1,4 +1,4 @@
-"""The verb fit: how a model fits on a card, what that costs, and the code to paste."""
+"""The verb fit: how a model fits on a card, what it costs, and the code to paste."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _optimizer(text: str) -> str:
 
 @dataclass(frozen=True)
 class FitFlags(StepFlags):
-    """What is to fit where."""
+    """Flags: what must fit, and on which card."""
 
     device_profile: Annotated[
         str | None,
@@ -48,8 +48,8 @@ class FitFlags(StepFlags):
         list[str] | None,
         option(
             "--optimizer",
-            "As for measure; it stays, but for other implementations of the same. Repeat to name others that may take "
-            "the place of the first.",
+            "As for measure; fit changes it only for another implementation of the same. Repeat to name others that "
+            "may replace the first.",
             metavar="NAME",
             parser=_optimizer,
             show_default=False,
@@ -67,24 +67,24 @@ def fit(
         list[str] | None,
         option(
             "--scheme -s",
-            "Choose among these schemes alone, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
+            "Choose only from these schemes, such as checkpoint, adam8bit or gact:L2. Repeat for more.",
             metavar="SPEC",
             show_default=False,
         ),
     ] = None,
     max_slowdown: Annotated[
         float,
-        option("--max-slowdown", "Times the exact step's estimated time that a stack may take, 1 or more.", min=1.0),
+        option("--max-slowdown", "Most that a stack may take, in multiples of the exact step's estimate.", min=1.0),
     ] = 2.0,
     exact: Annotated[
-        bool, option("--exact", "Only what trains as the exact step does, to rounding: gradients, updates, precision.")
+        bool, option("--exact", "Only stacks with the exact step's gradients, updates and precision, to rounding.")
     ] = False,
     measure: Annotated[
         bool,
-        option("--measure", "Measure the first three on this machine's device, and say how far the estimates are off."),
+        option("--measure", "Measure the first three on this machine's device, and show the errors of the estimates."),
     ] = False,
     show_code: Annotated[
-        int, count_option("--code", "Print the lines of code of so many stacks.", least=0, metavar="N")
+        int, count_option("--code", "Print the code of the first N stacks.", least=0, metavar="N")
     ] = 1,
     jobs: Annotated[
         int | None,
@@ -102,15 +102,15 @@ def fit(
     output: OutputOption = Path("results/fit"),
     exports: ExportFlags,
 ) -> None:
-    """Find how a training step fits on a card: which schemes, together, what they cost, and the code to paste.
+    """Find how a training step fits on a card: which schemes together, what they cost, and the code to paste.
 
-    Stacks of schemes are simulated for the card, those first that can lower what fills its memory. What fits is listed
-    with the fastest first: its estimated time beside the exact step's, what becomes of the gradient, and what else
-    changes. What trains adapters in place of the model's parameters has a table of its own. The same command goes on
-    where it was stopped. On a machine that has the card, --measure runs the first three and shows how far the estimates
-    were off.
+    Stacks of schemes are simulated for the card, first those that can lower what fills its memory. The table lists
+    stacks that fit, the fastest first: the estimated time beside the exact step's, how the gradient changes, and what
+    else changes. Stacks that train adapters instead of the model's parameters have their own table. Run the same
+    command again to continue a stopped fit. On a machine with the card, --measure runs the first three stacks and
+    shows the errors of the estimates.
 
-    Exit status: 0 something fits and is not slower than --max-slowdown, 1 nothing does, 2 wrong usage.
+    Exit status: 0 something fits within --max-slowdown, 1 nothing does, 2 wrong usage.
 
     Examples:
 
@@ -176,11 +176,11 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
 
 
 def _alone(among: list[str] | None) -> list[str] | None:
-    """Return the schemes to choose among in canonical form, each once.
+    """Return the schemes to choose from in canonical form, each once.
 
     Raises:
         SpecError: There is no such scheme.
-        UsageError: One is a stack of several.
+        UsageError: A specification is a stack of several schemes.
     """
     from actbench.schemes import build
     from actbench.schemes.composed import Composed
@@ -225,14 +225,14 @@ def _remarks(found: Fit) -> None:
 
 
 def _impossible(found: Fit) -> str:
-    """Return what is least needed, and what would have to give."""
+    """Return the message for a fit without a result: the least need, and what to change."""
     fitted = found.found
     limit = fitted.exact.measured.memory_limit_bytes or 0
     fits = [each for each in fitted.tried if each.measured.fits]
     if fits:
         fastest = fits[0]
         return (
-            f"nothing fits that is not slower than --max-slowdown {fitted.max_slowdown:g}; "
+            f"nothing fits within --max-slowdown {fitted.max_slowdown:g}; "
             f"{fastest.record.case.scheme} fits and takes {fastest.slowdown:.3g} times the exact step's time"
         )
     least = min(fitted.tried, key=lambda each: each.need_bytes)
@@ -247,7 +247,7 @@ def _impossible(found: Fit) -> str:
 
 
 def _smaller(least: Tried, limit: int) -> str:
-    """Return what must be smaller: the model, where it fills the memory by itself, or else the batch."""
+    """Return what to make smaller: the model, if it fills the memory by itself, or else the batch."""
     parts = least.measured.peak_parts
     of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
     if of_model <= limit:

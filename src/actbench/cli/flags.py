@@ -1,4 +1,4 @@
-"""The flags that several verbs share, and the recipe fields that they mean."""
+"""The flags that several verbs share, and the recipe fields that they set."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TrustRecipeOption = Annotated[
     bool, option("--trust-recipe", "Run the code that a recipe file names: file.py:function, or that of hub models.")
 ]
 RequireFitOption = Annotated[
-    bool, option("--require-fit", "Leave with status 1 where a step needs more memory than it may use.")
+    bool, option("--require-fit", "Exit with status 1 if a step needs more memory than it may use.")
 ]
 OutputOption = Annotated[
     Path | None,
@@ -64,7 +64,7 @@ OutputOption = Annotated[
 
 @dataclass(frozen=True)
 class SchemeFlags:
-    """Which schemes are applied."""
+    """Flags: which schemes are applied."""
 
     scheme: SchemeOption = None
     gelu_bits: Annotated[
@@ -80,10 +80,10 @@ class SchemeFlags:
 
     @property
     def schemes(self) -> list[str]:
-        """The schemes; the short forms compose into one, or are added to the one that is given.
+        """The schemes; the short forms compose into one scheme, or are added to the given one.
 
         Raises:
-            UsageError: A short form stands beside several schemes, or there are two short forms of one scheme.
+            UsageError: A short form is given with several schemes, or there are two short forms of one scheme.
         """
         given = self.scheme or []
         if self.gelu_bits is not None and self.activation_bits is not None:
@@ -99,14 +99,14 @@ class SchemeFlags:
 
     @property
     def scheme_flags(self) -> str:
-        """The flags that :attr:`schemes` come from, as they are typed."""
+        """The flags behind :attr:`schemes`, as a user types them."""
         names = (field.name for field in fields(SchemeFlags) if getattr(self, field.name))
         return " and ".join("--" + name.replace("_", "-") for name in names)
 
 
 @dataclass(frozen=True)
 class StepFlags:
-    """What is trained."""
+    """Flags: what is trained."""
 
     task: Annotated[
         Task | None,
@@ -133,7 +133,7 @@ class StepFlags:
         option(
             "--dtype",
             "Type of the weights and inputs: float32 (fp32), bfloat16 (bf16) or float16 (fp16). Without it "
-            "file.py:function, a folder or a hub model keeps the types that it comes with; any other model is float32.",
+            "file.py:function, a folder or a hub model keeps its own types; any other model is float32.",
             metavar="TYPE",
             parser=_float_type,
         ),
@@ -151,7 +151,7 @@ class StepFlags:
         WeightsChoice | None,
         option(
             "--weights",
-            "auto takes the cache or the hub and, when neither answers within seconds, random weights with a warning; "
+            "auto takes the cache or the hub and, if neither answers within seconds, random weights with a warning; "
             "random never asks the network.",
         ),
     ] = None
@@ -161,19 +161,19 @@ class StepFlags:
     seed: Annotated[int | None, count_option("--seed", "Seed of weights, data and sketches.", least=0)] = None
 
     def given(self, names: Collection[str]) -> dict[str, Any]:
-        """Return the flags among these names that were given."""
+        """Return the given flags, as far as ``names`` has them."""
         flags = {field.name: getattr(self, field.name) for field in fields(self) if field.name in names}
         return {name: value for name, value in flags.items() if value is not None and value is not False}
 
 
 @dataclass(frozen=True)
 class ModelFlags(StepFlags, SchemeFlags):
-    """Which schemes are applied to what."""
+    """Flags: which schemes are applied to what."""
 
 
 @dataclass(frozen=True)
 class CaseFlags(ModelFlags):
-    """Which schemes are applied to what, and how that is measured."""
+    """Flags: which schemes are applied to what, and how they are measured."""
 
     batch_size: Annotated[
         str | None,
@@ -189,7 +189,7 @@ class CaseFlags(ModelFlags):
     ] = False
     memory_limit: Annotated[
         str | None,
-        option("--memory-limit", "Memory a step may use, such as 16GiB; stands for a smaller card.", metavar="SIZE"),
+        option("--memory-limit", "Memory a step may use, such as 16GiB, as on a smaller card.", metavar="SIZE"),
     ] = None
     meter: Annotated[
         list[str] | None,
@@ -204,8 +204,8 @@ class CaseFlags(ModelFlags):
         str | None,
         option(
             "--device-profile",
-            "Device that the simulated meter stands for (default cuda-16gib): a name of those that actbench devices "
-            "lists, or a .toml file that describes one.",
+            "Device that the simulated meter simulates (default cuda-16gib): a name from actbench devices, or a .toml "
+            "file that describes one.",
             metavar="NAME|FILE",
         ),
     ] = None
@@ -214,28 +214,28 @@ class CaseFlags(ModelFlags):
         option(
             "--optimizer",
             "adamw, adamw-fused (the default of transformers' Trainer), adam, adafactor, muon, sgd, sgd-momentum or "
-            "sgd-nesterov; docs/optimizers.md has their bytes. Without it the one that file.py:function returns, or "
-            "else adamw.",
+            "sgd-nesterov; docs/optimizers.md has their bytes. Default: the one that file.py:function returns, or else "
+            "adamw.",
             metavar="NAME",
             show_default=False,
         ),
     ] = None
-    steps: Annotated[int | None, count_option("--steps", "Timed steps of a case, at least.")] = None
+    steps: Annotated[int | None, count_option("--steps", "At least so many timed steps of a case.")] = None
     seconds: Annotated[
         float | None,
-        seconds_option("--seconds", "Seconds of timed steps of a case, at least."),
+        seconds_option("--seconds", "At least so many seconds of timed steps of a case."),
     ] = None
 
     @property
     def workload(self) -> dict[str, Any]:
-        """The given flags by field of a recipe's ``[workload]``."""
+        """The given flags, by field of a recipe's ``[workload]``."""
         from actbench.experiments.recipes.sections import WorkloadGrid
 
         return self.given(WorkloadGrid.model_fields)
 
     @property
     def measure(self) -> dict[str, Any]:
-        """The given flags by field of a recipe's ``[measure]``."""
+        """The given flags, by field of a recipe's ``[measure]``."""
         meters = None if self.meter is None else [name.strip() for text in self.meter for name in text.split(",")]
         flags = {
             "meters": meters,
@@ -247,12 +247,12 @@ class CaseFlags(ModelFlags):
             "min_seconds": self.seconds,
         }
         if self.device_profile is None and {"simulated", "cpu"} == set(meters or ()):
-            flags["device_profile"] = "cpu"  # an estimate of what is measured beside it
+            flags["device_profile"] = "cpu"  # so the simulation estimates the measured CPU
         return {name: value for name, value in flags.items() if value is not None}
 
 
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
-    """Show each field of a parameter that is a dataclass of flags as a flag; the verb takes everything by name."""
+    """Show each field of a dataclass of flags as a flag; the verb takes all parameters by name."""
     hints = get_type_hints(verb, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
     parameters = [
@@ -284,15 +284,15 @@ def _flags(parameter: inspect.Parameter) -> list[inspect.Parameter]:
 
 
 def _place(annotation: Any) -> tuple[int, int]:
-    """Return where a parameter stands in the help page: arguments first, then flags as their panels have them."""
+    """Return the position of a parameter in the help page: arguments first, then flags in the order of their panels."""
     (details,) = getattr(annotation, "__metadata__", (None,))
-    name = getattr(details, "default", None)  # where typer puts the first name until it reads the signature
+    name = getattr(details, "default", None)  # typer puts the first name here until it reads the signature
     return place_of(name) if isinstance(name, str) else (-1, 0)
 
 
 @contextmanager
 def schemes_from(place: str) -> Iterator[None]:
-    """Name the place, a flag or a recipe, where a scheme that is refused in the block was written."""
+    """Add the place of a refused scheme, a flag or a recipe, to the error."""
     try:
         yield
     except SpecError as error:

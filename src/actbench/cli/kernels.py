@@ -9,7 +9,7 @@ from actbench.cli.printing import command_line, export, finish, progress_shown
 
 DeviceOption = Annotated[
     Literal["cpu", "cuda"] | None,
-    option("--device", "What computes. Default: cuda with a GPU, otherwise cpu.", show_default=False),
+    option("--device", "cpu or cuda. Default: cuda with a GPU, otherwise cpu.", show_default=False),
 ]
 OpOption = Annotated[
     list[str] | None,
@@ -29,7 +29,7 @@ BitsOption = Annotated[
 SpentOption = Annotated[float, seconds_option("--seconds", "Seconds of interleaved runs of each row.")]
 CompileOption = Annotated[
     bool | None,
-    option("--compile/--no-compile", "Also torch.compile of the exact layers (default: on CUDA).", show_default=False),
+    option("--compile/--no-compile", "Also exact layers under torch.compile (default: on CUDA).", show_default=False),
 ]
 
 
@@ -48,11 +48,11 @@ def kernels(
     output: OutputOption = None,
     exports: ExportFlags,
 ) -> None:
-    """Measure the operators: time, bytes a second, and both beside a copy and beside the exact operator.
+    """Measure the operators: time and bytes a second, compared with a copy and with the exact operator.
 
     With --output each row is stored as soon as it is measured, in OUTPUT/kernels/MACHINE.kernels.jsonl, with the tables
-    beside it; the same command goes on where it was stopped. Rows that are there stay as they are, whatever --seconds
-    says: --force measures them again. Exit status as for sweep.
+    beside it. Run the same command again to continue where it stopped. Stored rows stay, whatever --seconds says;
+    --force measures them again. Exit status as for sweep.
 
     Examples:
 

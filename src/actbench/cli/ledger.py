@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LedgerFlags:
-    """What is listed in place of measuring."""
+    """Flags: what is listed instead of measured."""
 
     ledger: Annotated[
         bool,
-        option("--ledger", "In place of measuring, list every tensor that is saved for backward, on fake tensors."),
+        option("--ledger", "Measure nothing; list every tensor that is saved for backward, on fake tensors."),
     ] = False
     top: Annotated[
         int | None,
         count_option("--top", "With --ledger: the largest rows of each table (default: 20)."),
     ] = None
     everything: Annotated[
-        bool, option("--all", "With --ledger: all rows in the order of the run, those of 0 B, too.")
+        bool, option("--all", "With --ledger: all rows in the order of the run, also those of 0 B.")
     ] = False
 
 
 def list_saved(recipe: Recipe, exports: ExportFlags, flags: LedgerFlags, *, exact: bool, timeout: float) -> None:
-    """List what each case of a recipe saves, and write what was asked for.
+    """List the saved tensors of each case of a recipe, and write the requested files.
 
-    Markdown and HTML have the tables as they are shown, CSV has all rows in one table, and JSON the ledgers with their
-    cases. ``exact`` tells whether the exact model is listed; all cases share one process and ``timeout``.
+    Markdown and HTML have the tables as shown, CSV has all rows in one table, and JSON has the ledgers with their
+    cases. ``exact`` tells whether the exact model is listed. All cases share one process and ``timeout``.
 
     Raises:
         ActbenchError: A case cannot be built, its model needs values or ends its process, or they take too long.

@@ -1,4 +1,4 @@
-"""What there is to choose from: schemes, models, recipes and devices; and one scheme, explained from its class."""
+"""Lists of schemes, models, recipes and devices; and one scheme, explained from its class."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def schemes(
 def models(
     pattern: Annotated[str | None, argument("PATTERN", "Show only models whose name contains this.")] = None,
 ) -> None:
-    """List the models that work by name with no network: presets, graph networks and torchvision's classifiers.
+    """List the models that work by name without a network: presets, graph networks and torchvision's classifiers.
 
-    Any other Hugging Face model works by its hub name or folder, and a model of your own as file.py:function.
+    Any other Hugging Face model works by its hub name or folder, and your own model as file.py:function.
 
     Examples: actbench models · actbench models resnet
     """
@@ -61,7 +61,7 @@ def models(
 
 @app.command()
 def recipes(
-    name: Annotated[str | None, argument("NAME", "Print one recipe, to read or to start one's own from.")] = None,
+    name: Annotated[str | None, argument("NAME", "Print one recipe, to read it or to begin your own.")] = None,
 ) -> None:
     """List the recipes that ship with actbench, or print one.
 
@@ -84,11 +84,11 @@ def recipes(
 def devices(
     pattern: Annotated[str | None, argument("PATTERN", "Show only devices whose name contains this.")] = None,
 ) -> None:
-    """List the device profiles that --device-profile takes: what a step is simulated for, with no device at all.
+    """List the device profiles for --device-profile: a step is simulated for such a device, without having one.
 
-    Memory is what torch reports for such a card, in its messages when memory runs out: less than is printed on the box.
-    The driver's own share also comes out of it. `--memory-limit 8GiB` sets another limit. Of those marked est. the
-    time of a step is estimated, too.
+    Memory is the number in torch's out-of-memory messages for such a card: less than is printed on the box. The driver
+    also takes its share from it. `--memory-limit 8GiB` sets another limit. For devices marked est. the time of a step
+    is estimated too.
 
     Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
     """
@@ -125,7 +125,7 @@ _BOUNDS = {
 
 
 def print_scheme(scheme: type[Scheme], to: Console) -> None:
-    """Print what a scheme does and keeps, its keys with the values they take, and its authors' figures."""
+    """Print what a scheme does and saves, its keys with allowed values, and its authors' figures."""
     from rich.table import Table
 
     text = _explained(scheme)
@@ -143,7 +143,7 @@ def print_scheme(scheme: type[Scheme], to: Console) -> None:
 
 
 def _explained(scheme: type[Scheme]) -> dict[str, str]:
-    """Return the parts of the docstring by title, under no title what comes before the first."""
+    """Return the sections of the docstring by title; the text before the first has an empty title."""
     parts = {"": ""}
     title = ""
     for line in _documentation(scheme).partition("\nAttributes:\n")[0].splitlines():
@@ -159,7 +159,7 @@ def _changes(scheme: type[Scheme]) -> str:
 
 
 def _claims(scheme: type[Scheme]) -> dict[str, str]:
-    lossy = scheme.model_construct().lossy_forward  # as it is by default, also where a value is needed
+    lossy = scheme.model_construct().lossy_forward  # the default, even if the scheme needs a value
     forward = "not bit for bit that of the exact model" if lossy else "exact, bit for bit"
     needed = any(field.is_required() for field in scheme.model_fields.values())
     usual = None if needed else scheme()
@@ -190,7 +190,7 @@ def _keys(scheme: type[Scheme]) -> Any:
 
 
 def _meanings(scheme: type[Scheme]) -> dict[str, str]:
-    """Return what the docstring says of each key."""
+    """Return the docstring's text about each key."""
     found: dict[str, str] = {}
     key = ""
     for line in _documentation(scheme).partition("\nAttributes:\n")[2].splitlines():

@@ -1,4 +1,4 @@
-"""The flags of what a verb writes: tables, records, and which columns."""
+"""The flags for what a verb writes: tables, records, and columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TableFlags:
 
     @property
     def take_stdout(self) -> bool:
-        """Whether an export goes to standard output, so that what people read goes to standard error."""
+        """Whether an export goes to standard output; text for readers then goes to standard error."""
         return STDOUT in (getattr(self, field.name) for field in fields(self))
 
 
@@ -45,21 +45,21 @@ class ExportFlags(TableFlags):
 
 @dataclass(frozen=True)
 class ResultFlags(ExportFlags):
-    """What of the results is shown, and files to write it to."""
+    """Flags: which results are shown, and the files to write them to."""
 
     columns: Annotated[
         str | None,
         option(
             "--columns",
-            "Show these columns, here and in Markdown, CSV and HTML: peak,saved,speed. What tells rows apart stands in "
-            f"front; name model, batch, scheme or meter to choose of that, too. There are {', '.join(CHOICES)}.",
+            "Show these columns, here and in Markdown, CSV and HTML: peak,saved,speed. Columns that distinguish rows "
+            f"come first; name model, batch, scheme or meter to select those too. There are {', '.join(CHOICES)}.",
             metavar="NAMES",
         ),
     ] = None
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The names of the columns that were asked for.
+        """The names of the selected columns.
 
         Raises:
             UsageError: There is no such column.

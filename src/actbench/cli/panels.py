@@ -1,4 +1,4 @@
-"""The panels that ``--help`` groups the flags of a verb in, the common ones first."""
+"""The panels of flags in ``--help``, the common ones first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PANELS = {
         "--export-timeline --export-snapshot"
     ),
 }
-"""By title of a panel the names of its flags, in the order that they are shown in."""
+"""The names of flags by the title of their panel, in the order of the help page."""
 
 _PLACES = {
     name: (panel, place) for panel, text in enumerate(PANELS.values()) for place, name in enumerate(text.split())
@@ -29,10 +29,10 @@ _PLACES = {
 
 
 def panel_of(name: str) -> str | None:
-    """Return the title of the panel of a flag; None for one that only a short list of flags holds."""
+    """Return the title of a flag's panel, or None; flags without a panel are in verbs with few flags."""
     return list(PANELS)[_PLACES[name][0]] if name in _PLACES else None
 
 
 def place_of(name: str) -> tuple[int, int]:
-    """Return where a flag stands in a help page; arguments stand before, and flags without a panel after all others."""
+    """Return the position of a flag in a help page; flags without a panel come last."""
     return _PLACES.get(name, (len(PANELS), 0))

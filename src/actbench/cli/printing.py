@@ -1,4 +1,4 @@
-"""What commands write: results on standard output, progress and remarks on standard error."""
+"""The output of commands: results on standard output, progress and remarks on standard error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Tolerant:
-    """A stream that remembers its first error of writing and drops what is written after it."""
+    """A stream that remembers its first write error and drops all later text."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,7 +48,7 @@ class Tolerant:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what is buffered, or drop it."""
+        """Write the buffer, or drop it."""
         if self.error is None:
             try:
                 self._stream.flush()
@@ -59,7 +59,7 @@ class Tolerant:
         return getattr(self._stream, name)
 
     def _give_up(self, error: OSError) -> None:
-        """Discard what is buffered, which Python would try to write again at its end."""
+        """Discard the buffer, which Python would try to write again at exit."""
         self.error = error
         nowhere = os.open(os.devnull, os.O_WRONLY)
         with suppress(io.UnsupportedOperation, ValueError):  # a stream without a file
@@ -69,10 +69,10 @@ class Tolerant:
 
 @contextmanager
 def tolerant() -> Iterator[Tolerant]:
-    """Replace standard output and error by tolerant streams, and give that of the output."""
+    """Replace standard output and error by tolerant streams, and yield the one for output."""
     streams = sys.stdout, sys.stderr
     with ExitStack() as opened:
-        # A stream that whoever started the command closed is None.
+        # A stream is None if the parent process closed it.
         written = [one or opened.enter_context(open(os.devnull, "w")) for one in streams]
         for one in written:
             opened.enter_context(_replacing(one))
@@ -106,10 +106,10 @@ FAILED = 2
 
 @contextmanager
 def explained_exits() -> Iterator[None]:
-    """Make ``os._exit`` name its caller and leave with status 2 while a command runs.
+    """While a command runs, make ``os._exit`` name its caller and exit with status 2.
 
-    A model's file, a loss or a callback may call it, and the command would end with status 0 and no word. Forked
-    processes end by it as ever.
+    A model's file, a loss or a callback may call it, and the command would end silently with status 0. Forked
+    processes keep the original ``os._exit``.
     """
     own, process = os._exit, os.getpid()
 
@@ -119,13 +119,13 @@ def explained_exits() -> Iterator[None]:
         caller = sys._getframe(1)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # it may be closed
+            with suppress(Exception):  # the stream may be closed
                 stream.flush()
         with suppress(Exception):
             print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
         own(FAILED)
 
-    setattr(os, "_exit", leave)  # noqa: B010  (type checkers know that it is no ordinary function)
+    setattr(os, "_exit", leave)  # noqa: B010  (type checkers refuse a plain assignment)
     try:
         yield
     finally:
@@ -138,14 +138,14 @@ def command_line() -> str:
 
 
 def remark(text: str) -> None:
-    """Print something that is no result."""
+    """Print a text that is no result on standard error."""
     print(plain(shortened(text)), file=sys.stderr)
 
 
 def call_task(
     tasks: Tasks, function: str, text: str, *, doing: str, timeout_seconds: float, memory_bytes: int | None = None
 ) -> str:
-    """Call a function in a process of its own, return what it returns, and remark what it printed."""
+    """Call a function in a separate process, return its result, and remark what it printed."""
     try:
         return tasks.call(function, text, doing=doing, timeout_seconds=timeout_seconds, memory_bytes=memory_bytes)
     finally:
@@ -154,12 +154,12 @@ def call_task(
 
 
 def readers(flags: TableFlags) -> TextIO:
-    """Return where what people read is printed: standard output, unless an export takes it."""
+    """Return the stream for readers: standard output, or standard error if an export takes standard output."""
     return sys.stderr if flags.take_stdout else sys.stdout
 
 
 def show(*tables: Table, beside: TableFlags) -> None:
-    """Print tables, beside exports."""
+    """Print tables; ``beside`` are the exports, one of which may take standard output."""
     from actbench.results.render import screen
 
     for table in tables:
@@ -168,9 +168,9 @@ def show(*tables: Table, beside: TableFlags) -> None:
 
 @contextmanager
 def progress_shown(interrupted: str, *, silent: bool = False, as_bar: bool = False) -> Iterator[Progress]:
-    """Show progress inside the block, and leave with status 130 and a remark where the user interrupts it.
+    """Show progress inside the block; if the user interrupts it, exit with status 130 and a remark.
 
-    With ``silent`` nothing is shown: another process does. ``as_bar`` is that of
+    With ``silent`` nothing is shown, as another process shows it. For ``as_bar`` see
     :func:`actbench.experiments.runner.progress.shown`.
     """
     from actbench.experiments.runner.progress import Progress, shown
@@ -193,15 +193,15 @@ def export(
     title: str | None = None,
     beside: Callable[[], Beside] | None = None,
 ) -> None:
-    """Write what was asked for, all of it or nothing.
+    """Write all requested files, or none.
 
     Args:
-        flags: Which files.
-        tables: What Markdown and HTML have, below each other.
-        json: What JSON has; needed where ``flags`` may ask for it.
-        csv: What CSV has, where that is not the first table.
-        title: That of the HTML page, where that is not the first table's.
-        beside: What the HTML page has beside its tables.
+        flags: The requested files.
+        tables: The tables for Markdown and HTML, below each other.
+        json: The text of JSON; needed if ``flags`` may request it.
+        csv: The table for CSV; None for the first table.
+        title: The title of the HTML page; None for the first table's.
+        beside: What the HTML page shows beside its tables.
     """
     from actbench.results.render import formats
 
@@ -219,18 +219,18 @@ def export(
 
 
 def html_page(tables: Sequence[Table], title: str, beside: Callable[[], Beside] | None) -> Text:
-    """Return an HTML page, and remark what to install where it could have charts."""
+    """Return an HTML page, and remark what to install if charts are missing."""
     from actbench.results.render import page
     from actbench.results.render.page import library
 
     found = beside() if beside else None
     if found is not None and found.has_charts and not library.is_installed():
-        remark(f"the HTML page has tables without charts: what draws them is missing; {library.EXTRA} installs it")
+        remark(f"the HTML page has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
     return page.html_lines(tables, title, found)
 
 
 def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
-    """Write the texts whose files were asked for, all or nothing; what goes to standard output comes last."""
+    """Write the texts of all requested files, or none; text for standard output comes last."""
     from actbench.results.render import exports
 
     texts = {path: text for path, text in asked if path is not None}
@@ -253,15 +253,15 @@ def finish(
     beside: TableFlags,
     require_fit: bool = False,
 ) -> None:
-    """Print the tables of a result, say where it is kept, and leave with status 1 if any case failed.
+    """Print the tables of a result, say where it is stored, and exit with status 1 if any case failed.
 
-    Why a case failed, or is over its limit, stands in the notes of the table.
+    The notes of the table say why a case failed, or is over its limit.
 
     Args:
         comparison: The result.
         shown: Its tables.
         verb: What was done to its cases.
-        beside: Which exports there are.
+        beside: The exports.
         require_fit: Whether a case that does not fit counts as failed.
     """
     from actbench.results.measured import Measurement

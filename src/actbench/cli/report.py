@@ -23,7 +23,7 @@ ResultsArgument = Annotated[
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Look for no cycles among many rows, which have none: it takes a quarter of the time."""
+    """Switch off the garbage collector: many rows have no cycles, and looking for them takes a quarter of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -44,9 +44,9 @@ def report(
 ) -> None:
     """Print results files as one table, and export it.
 
-    Of several records of one case the last counts. Rows of different machines are told apart by a column. Training runs
-    (.runs.jsonl), fits (.fit.jsonl) and operators (.kernels.jsonl) have tables of their own: name such files, or a
-    folder that holds no others.
+    The last of several records of one case counts. A column distinguishes rows of different machines. Training runs
+    (.runs.jsonl), fits (.fit.jsonl) and operators (.kernels.jsonl) have their own tables: name such files, or a folder
+    with only such files.
 
     A terminal shows the first 500 rows and says how many there are. A pipe gets every row, in 120 columns or COLUMNS,
     and so does every export.
@@ -79,7 +79,7 @@ def report(
         remark(notice)
     shown = tables.report_tables(records, title, columns)
     if exports.export_json is None and exports.export_html is None:
-        records = []  # of many rows they take most of the memory
+        records = []  # with many rows they take most of the memory
     show(*shown, beside=exports)
     export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
 
@@ -90,7 +90,7 @@ def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: Resul
     from actbench.results.render.formats import json_lines
 
     if exports.columns:
-        raise UsageError(f"--columns chooses of measured cases, and {files[0]} holds others: leave it out")
+        raise UsageError(f"--columns is for measured cases, and {files[0]} holds other records: leave it out")
     records, notices = read(kind, files)
     for notice in notices:
         remark(notice)
@@ -112,7 +112,7 @@ def compare(
         list[str] | None,
         option(
             "--fail-on",
-            "Leave with status 1 when it gets worse than this: peak:5%, throughput:10%, largest_batch:0%, peak:>8GiB.",
+            "Exit with status 1 if a case gets worse than this: peak:5%, throughput:10%, largest_batch:0%, peak:>8GiB.",
             metavar="LIMIT",
         ),
     ] = None,

@@ -35,13 +35,11 @@ TimeByOption = Annotated[
     Literal["operator"] | None,
     option(
         "--time-by",
-        "operator: list where the estimated time of a step goes, the ten dearest operators, exact beside schemes.",
+        "operator: list the ten operators that take most of a step's estimated time, exact beside schemes.",
         show_default=False,
     ),
 ]
-CumulativeOption = Annotated[
-    bool, option("--cumulative", "Add the schemes one after the other, and show what each one changes.")
-]
+CumulativeOption = Annotated[bool, option("--cumulative", "Add the schemes one by one, and show what each changes.")]
 RecipeOrModel = Annotated[
     str | None,
     argument("[RECIPE|MODEL]", "A recipe's name or .toml file, or a model; without it, the recipe quickstart.", named),
@@ -74,10 +72,10 @@ def sweep(
 ) -> None:
     """Measure a grid of models, batch sizes and schemes, and print the comparison.
 
-    Each case runs in a process of its own, and its row is stored as soon as it ends, in
-    OUTPUT/RECIPE/MACHINE.jsonl, with the tables beside it. Run the same command again and it goes on where it was
-    stopped. A case that takes too long, crashes or runs out of a device's memory is a row with the reason; one that
-    is measured and only needs more memory than it may use is a row with all its numbers and by how much it is over.
+    Each case runs in its own process, and its row is stored as soon as it ends, in OUTPUT/RECIPE/MACHINE.jsonl, with
+    the tables beside it. Run the same command again to continue where it stopped. A case that takes too long, crashes
+    or runs out of a device's memory is a row with the reason. A measured case that needs more memory than it may use
+    is a row with all its numbers and the excess.
 
     Exit status: 0 all cases measured, 1 some case failed (with --require-fit: or is over its limit), 2 wrong usage.
 
@@ -128,8 +126,8 @@ def measure(
     """Measure one model with a scheme beside the exact model.
 
     Nothing is stored unless --output names a folder or a .jsonl file. Exit status as for sweep. With --ledger nothing
-    is measured: what the schemes (or else the exact model) save for backward is listed, by module, operator, reason and
-    tensor, in --timeout.
+    is measured: it lists what the schemes (or else the exact model) save for backward, by module, operator, reason and
+    tensor, within --timeout.
 
     Examples:
 
@@ -151,11 +149,11 @@ def measure(
     """
     recipe = _recipe_of(model, flags, cumulative)
     if not ledger.ledger and (ledger.top is not None or ledger.everything):
-        raise UsageError("--top and --all say what --ledger lists: give --ledger, too, or leave them out")
+        raise UsageError("--top and --all say what --ledger lists: give --ledger too, or leave them out")
     if ledger.ledger and (output is not None or flags.max_batch or exports.columns or require_fit or time_by):
         raise UsageError(
             "--ledger measures nothing: leave out --output, --max-batch, --columns, --time-by and --require-fit; "
-            "--export-csv and the like do"
+            "--export-csv and the other exports work"
         )
     if ledger.ledger and timeline.given:
         raise UsageError(
@@ -227,10 +225,10 @@ def _compare(
 
 
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
-    """Return where the time of each case goes.
+    """Return tables of the operators that take most time, for each case.
 
     Raises:
-        UsageError: Nothing was simulated for a device of which the rates are known.
+        UsageError: Nothing was simulated for a device with known rates.
     """
     from actbench.results.tables.operators import operator_tables
 
@@ -245,7 +243,7 @@ def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
 
 @contextmanager
 def _recipe_hint(target: str | None) -> Iterator[None]:
-    """Name the recipe that a target which is no model may be meant for."""
+    """If a target is no model, add the recipe that may be meant to the error."""
     from actbench.experiments.recipes import closest
 
     try:
@@ -258,7 +256,7 @@ def _recipe_hint(target: str | None) -> Iterator[None]:
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    """Return the recipe that a target names, with the flags applied."""
+    """Return the recipe of a target, with the flags applied."""
     from actbench.experiments import recipes
     from actbench.experiments.recipes import runs
 
@@ -270,7 +268,7 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
 
 
 def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
-    """Return the recipe of one model; the search for the largest batch starts where most fit."""
+    """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
     from actbench.experiments.recipes import Recipe
     from actbench.results.machine import find_gpu
 

@@ -32,7 +32,7 @@ EXPORTS = (*PICTURES, ".html", ".json")
 
 @dataclass(frozen=True)
 class TimelineFlags:
-    """Whether it is shown where the memory is over the step, and files that show it."""
+    """Flags: whether to show the memory over the step, and files for it."""
 
     timeline: Annotated[
         bool,
@@ -55,8 +55,8 @@ class TimelineFlags:
         Path | None,
         option(
             "--export-snapshot",
-            "Run the step once more and write what PyTorch's memory visualiser (pytorch.org/memory_viz) reads, such as "
-            "FILE.pickle; of several cases each gets a file of its own, FILE-SCHEME.pickle.",
+            "Run the step once more and write a file for PyTorch's memory visualiser (pytorch.org/memory_viz), such as "
+            "FILE.pickle; each of several cases gets its own file, FILE-SCHEME.pickle.",
             metavar="FILE",
             parser=path_named,
         ),
@@ -64,7 +64,7 @@ class TimelineFlags:
 
     @property
     def wanted(self) -> bool:
-        """Whether timelines are to be recorded."""
+        """Whether to record timelines."""
         return self.timeline or self.export_timeline is not None
 
     @property
@@ -73,10 +73,10 @@ class TimelineFlags:
         return self.wanted or self.export_snapshot is not None
 
     def check(self) -> None:
-        """Check what can be known before anything runs.
+        """Check the files before anything runs.
 
         Raises:
-            UsageError: A file has another suffix, needs what is not installed, or is standard output.
+            UsageError: A file has another suffix, needs a library that is missing, or is standard output.
             StoreError: A file cannot be written.
         """
         from actbench.results.render import exports
@@ -95,14 +95,14 @@ class TimelineFlags:
 
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
-    """Return who holds the peak of each case."""
+    """Return a table of the holders at the peak of each case."""
     from actbench.results.tables.timeline import holders_table, with_timelines
 
     return [holders_table(record, timeline) for record, timeline in with_timelines(records)]
 
 
 def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> None:
-    """Print who holds the peak of each case, and its memory over the step as a line."""
+    """Print the holders at the peak of each case, and its memory over the step as a line."""
     from actbench.results.tables.timeline import holders_table, with_timelines
 
     for record, timeline in with_timelines(records):
@@ -114,7 +114,7 @@ def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> N
 
 
 def line_of(timeline: Timeline, printed: Console) -> list[str]:
-    """Return the line of a timeline, in plain letters for pipes and terminals without blocks."""
+    """Return a timeline as a line of text, in ASCII for pipes and terminals without block characters."""
     from actbench.results.render.sparkline import sparkline
 
     has_blocks = printed.is_terminal and not printed.is_dumb_terminal and not printed.options.ascii_only
@@ -122,7 +122,7 @@ def line_of(timeline: Timeline, printed: Console) -> list[str]:
 
 
 def export_timelines(records: Sequence[MeasuredRecord], flags: TimelineFlags) -> None:
-    """Write the timelines, if that was asked for, of the cases that were measured."""
+    """Write the timelines of measured cases, if requested."""
     from actbench.results.tables.timeline import with_timelines
 
     if flags.export_timeline is None:
@@ -159,7 +159,7 @@ def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text
 
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
-    """Run each measured case once more, in a process of its own, and write its snapshot, if that was asked for.
+    """Run each measured case once more, in its own process, and write its snapshot, if requested.
 
     Raises:
         ActbenchError: A case fails this time.
@@ -185,7 +185,7 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
 
 
 def files_of(file: Path, records: Sequence[MeasuredRecord]) -> list[Path]:
-    """Return the file of each case: that which was named where there is one case."""
+    """Return the file of each case: the named file if there is one case, else one file for each scheme."""
     if len(records) == 1:
         return [file]
     files: list[Path] = []

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from actbench.results.runs import TrainingRun
     from actbench.training.processgroup import ProcessGroup
 
-_MOST_SECONDS_TO_TELL = 10.0  # for the first of several processes to start and say what is wrong
+_MOST_SECONDS_TO_TELL = 10.0  # time for the first of several processes to start and report the error
 
 RecipeArgument = Annotated[
     str, argument("[RECIPE]", "A training recipe's name or .toml file; without it, the recipe digits.", named)
 ]
 SeedsOption = Annotated[
-    str | None, option("--seeds", "One run of each scheme for each seed: 0-4, or 0,1,2.", metavar="RANGE")
+    str | None, option("--seeds", "Train each scheme once for each seed: 0-4, or 0,1,2.", metavar="RANGE")
 ]
 StepsOption = Annotated[int | None, count_option("--steps", "Steps of a run, in place of the recipe's epochs.")]
-DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GPU where there is one.")]
+DeviceOption = Annotated[str | None, option("--device", "cpu, cuda or auto: a GPU if there is one.")]
 CurvesOption = Annotated[
     list[Path] | None,
     option("--export-curves", "Draw the curves into FILE.png or FILE.svg.", metavar="FILE", parser=path_named),
@@ -56,11 +56,11 @@ def train(
     exports: ExportFlags,
     export_curves: CurvesOption = None,
 ) -> None:
-    """Train a model with each scheme, and compare how well the trained models do.
+    """Train a model with each scheme, and compare the quality of the trained models.
 
-    Runs of one seed begin with the same weights and see the same data in the same order. Each is stored as soon as it
-    ends, in OUTPUT/RECIPE/MACHINE.runs.jsonl, with the table beside it. Run the same command again and it goes on
-    where it was stopped, in the middle of a run too: the curve is bit for bit that of a run that was not stopped.
+    Runs of one seed begin with the same weights and see the same data in the same order. Each run is stored as soon as
+    it ends, in OUTPUT/RECIPE/MACHINE.runs.jsonl, with the table beside it. Run the same command again to continue where
+    it stopped, even in the middle of a run: the curve is bit for bit the one of an uninterrupted run.
 
     Exit status: 0 all runs trained, 1 some run failed, 2 wrong usage.
 
@@ -82,7 +82,7 @@ def train(
 
     def chosen() -> runs.TrainingRecipe:
         read = TrainingRecipe.load_to_run(recipe, trusted=trust_recipe)
-        _check_pictures(export_curves or [])  # before an hour of training
+        _check_pictures(export_curves or [])  # before a long training
         return read.with_flags({"seeds": seeds, "steps": steps, "device": device}, scheme or ())
 
     def compared(recipe: runs.TrainingRecipe, group: ProcessGroup) -> ExperimentResult[TrainingRun]:
@@ -142,7 +142,7 @@ def _run_together(
             raise
         time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None
-    early = chosen() if place.size == 1 else None  # before torch is imported, which takes seconds
+    early = chosen() if place.size == 1 else None  # first, as importing torch takes seconds
     from actbench.training.processgroup import StoppedError, joined
 
     try:
@@ -167,7 +167,7 @@ def _check_pictures(curves: list[Path]) -> None:
 
 
 def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFlags, curves: list[Path]) -> None:
-    """Print and export curves and table, say where they are kept, and leave with status 1 if any run failed."""
+    """Print and export curves and table, say where they are stored, and exit with status 1 if any run failed."""
     from actbench.results.render import charts, exports
     from actbench.results.render.charts import curves_of
     from actbench.results.render.formats import json_lines

@@ -1,4 +1,4 @@
-"""Converting a model, for one's own training loop or into a folder."""
+"""Converting a model, for the user's own training loop or into a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a conversion changed in a model, and taking it back."""
+"""What a conversion changed in a model, and how to undo it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from actbench.errors import ConversionError
 
 
 class _Absent:
-    """Stands for no entry at all; as a class it is copied and pickled as itself."""
+    """Stands for a missing entry; it is a class, so that copies and pickles of it are the same object."""
 
 
 @dataclass(eq=False)
 class _Change:
     """An attribute of a module, or an entry of a dict among its attributes (``table``), before and after.
 
-    The module is known weakly, as it holds on to this: a model is freed as soon as it is let go.
+    The reference to the module is weak, because the module refers to this change: an unused model is freed at once.
     """
 
     module: Callable[[], nn.Module | None]
@@ -40,7 +40,7 @@ class _Change:
         return self.entries.get(self.key, _Absent) is self.after
 
     def is_covered(self, inside: set[nn.Module]) -> bool:
-        """Return whether something was put around it since, as far as one can see: in the modules of the model now."""
+        """Return whether somebody has since wrapped the new value: a module still in the model, or a forward."""
         if self.is_in_place():
             return False
         forward = self.key == "forward" and self.key in self.entries
@@ -68,7 +68,7 @@ class Changes:
     """What a with-block of :func:`noting` changed in the modules of a model; a copy of the model has its own.
 
     Attributes:
-        lost: Names of the parameters that the model no longer holds: it cannot be what it was.
+        lost: Names of the parameters that the model has lost: the conversion cannot be undone.
     """
 
     def __init__(self) -> None:
@@ -79,16 +79,16 @@ class Changes:
         self._frozen: list[tuple[nn.Parameter, bool]] = []
 
     def undo(self) -> nn.Module:
-        """Put back what was there before, for good; restored layers get the train/eval flag of their stand-ins.
+        """Undo the changes for good; restored layers get the train/eval flag of the layers that replaced them.
 
-        What others changed since stays, unless it stands around what is taken off.
+        What others have changed since stays, unless it wraps something of the conversion.
 
         Returns:
-            The model as it was.
+            The unconverted model.
 
         Raises:
-            ConversionError: Another forward or module was put around one of the conversion since; all else is undone
-                then. Or the model is gone.
+            ConversionError: Another forward or module has since wrapped one of the conversion; everything else is then
+                undone. Or the model is gone.
         """
         model = self.converted
         inside = set(model.modules())
@@ -103,7 +103,7 @@ class Changes:
             what = "module" if isinstance(covered[0].after, nn.Module) else "forward"
             raise ConversionError(
                 f"the scheme cannot be taken off {type(covered[0].module()).__name__}: another {what} was put around "
-                "its own since; take that one off first, and undo (of a callback or a controller: close) again"
+                "its own since; take that one off first, then undo (a callback or controller: close) again"
             )
         if self._replaced is None:
             return model
@@ -111,7 +111,7 @@ class Changes:
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Put back what was there before, for the length of the with-block."""
+        """Undo the changes for the length of the with-block."""
         tables = {id(change.entries): change.entries for change in self._changes}.values()
         found = [(table, dict(table)) for table in tables]
         for change in self._changes:
@@ -119,7 +119,7 @@ class Changes:
         try:
             yield
         finally:
-            for table, now in found:  # as a whole, so that hooks keep their order
+            for table, now in found:  # the whole dict at once, so that hooks keep their order
                 table.clear()
                 table.update(now)
 
@@ -128,15 +128,15 @@ class Changes:
         """The converted model.
 
         Raises:
-            ConversionError: It is gone.
+            ConversionError: The model is gone.
         """
         model = self._model()
         if model is None:
-            raise ConversionError("the converted model is gone, and with it what could be undone; keep the model")
+            raise ConversionError("the converted model is gone, so nothing can be undone; keep the model")
         return model
 
     def became(self, model: nn.Module) -> None:
-        """Say what the model has become, which may be another object."""
+        """Note the converted model, which may be another object."""
         if model is not self.converted:
             self._replaced, self._model = self.converted, _weakly(model)
 
@@ -149,7 +149,7 @@ class Changes:
 
 @contextmanager
 def noting(model: nn.Module) -> Iterator[Changes]:
-    """Note what a with-block changes in the modules of a model, and take it back if the block raises."""
+    """Note what a with-block changes in the modules of a model, and undo it if the block raises."""
     before = _Snapshot(model)
     changes = Changes()
     changes._model = _weakly(model)
@@ -162,7 +162,7 @@ def noting(model: nn.Module) -> Iterator[Changes]:
 
 
 class _Snapshot:
-    """The attributes of a model's modules, the dicts among these, and which parameters are trained."""
+    """The attributes of a model's modules, the dicts among the attributes, and which parameters are trained."""
 
     def __init__(self, model: nn.Module) -> None:
         self._tables = [
@@ -183,7 +183,7 @@ class _Snapshot:
         held = set(changes.converted.parameters())
         changes.lost = tuple(name for name, parameter, _ in self._parameters if parameter not in held)
         if changes.lost:
-            return  # and nothing holds on to them
+            return  # nothing refers to the modules any more
         changes._frozen = [(found, trained) for _, found, trained in self._parameters if found.requires_grad != trained]
         changes._changes = [
             _Change(_weakly(module), name, key, then.get(key, _Absent), table.get(key, _Absent))

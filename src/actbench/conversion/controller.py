@@ -15,10 +15,10 @@ from actbench.schemes import Scheme
 
 
 class Controller:
-    """Packs what a model saves for backward in one's own training loop, until it is closed.
+    """Packs what a model saves for backward in the user's own training loop, until it is closed.
 
-    The model is converted when the controller is made. When the controller is closed or its with-block is left, by an
-    exception too, no forward, hook or mark of the scheme is on the model; what one did to the model meanwhile stays. ::
+    The model is converted when the controller is made. Closing the controller, or leaving its with-block, even by an
+    exception, removes every forward, hook and mark of the scheme. Other changes of the model stay. ::
 
         with actbench.Controller(model, "gact:L2") as controller:
             for batch in batches:
@@ -28,36 +28,36 @@ class Controller:
                 controller.iterate(lambda: loss_of(model, batch[:8]))
 
     Without :meth:`iterate` bits are allocated in the forward pass, as in a converted model: by the loss that the model
-    returns, or a random combination of what it returns.
+    returns, or by a random combination of its results.
 
     Args:
-        model: The model, not converted; but for ``lora``, parameters, flags and ``state_dict`` keys stay throughout.
-        scheme: What :func:`actbench.convert` takes, but for one that stores parameters in fewer bits.
+        model: The unconverted model; its parameters, flags and ``state_dict`` keys stay the same, except with ``lora``.
+        scheme: As for :func:`actbench.convert`, but not one that stores parameters in fewer bits.
 
     Raises:
         SpecError: The specification is wrong.
-        ConversionError: The scheme cannot be applied, or not be taken off again, or the model is converted or under a
-            controller already.
+        ConversionError: The scheme cannot be applied, or could not be removed, or the model is already converted or
+            under a controller.
     """
 
     def __init__(self, model: nn.Module, scheme: str | Scheme = "gact:L2") -> None:
         self._model: nn.Module | None = model
         self._conversion = converted_in_place(model, scheme)
         bound = [forward for module in model.modules() for forward in ReboundForward.all_of(module)]
-        hooked = [forward for forward in bound if isinstance(forward, HookedForward)]  # several, of parts of a model
+        hooked = [forward for forward in bound if isinstance(forward, HookedForward)]  # one for each part of a model
         self._probings = [(each, each.probing.restarted()) for each in hooked if each.probing is not None]
         self._entered = False
 
     def iterate(self, loss_of: Callable[[], Tensor]) -> None:
-        """Count a training step, and allocate bits by one's own loss where it is time.
+        """Count a training step, and at times allocate bits by the user's own loss.
 
-        That is at the first call and every ``adapt_interval`` calls; from the first on the forward pass allocates no
-        bits. A level of fixed bits has none to allocate. Gradients, running statistics and random numbers stay as they
-        are.
+        This happens at the first call and then every ``adapt_interval`` calls. After the first call the forward pass
+        allocates no bits. A level of fixed bits allocates none. Gradients, running statistics and the states of random
+        generators do not change.
 
         Args:
             loss_of: Runs the model, not a ``DistributedDataParallel`` around it, on a few samples and returns the loss,
-                a scalar with its graph; no backward pass and no optimizer step. Called once where it is time, else not.
+                a scalar with its graph; no backward pass, no optimizer step. Called once when bits are allocated.
 
         Raises:
             UsageError: The controller is closed, or ``loss_of`` returns something else.
@@ -73,8 +73,8 @@ class Controller:
         """Take the scheme off the model; on a closed controller this does nothing.
 
         Raises:
-            ConversionError: Another forward or module was put around one of the scheme's since. All the others are off
-                then; take that one off, and close again.
+            ConversionError: Another forward or module has since wrapped one of the scheme's. The rest of the scheme is
+                then off; remove the wrapper, and close again.
         """
         self._conversion.undo()
         self._model = None

@@ -1,6 +1,6 @@
 """Folders of converted models: weights as transformers or safetensors write them, and ``actbench.json``.
 
-Weights are read from safetensors only, nothing is unpickled, and no code that a folder names or holds is run.
+Weights are read from safetensors only, nothing is unpickled, and no code in a folder, or named by it, is run.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ def save_converted(
     weights_origin: str = "unknown",
     force: bool = False,
 ) -> Path:
-    """Write a converted model into a folder, as a whole or not at all.
+    """Write a converted model into a folder, completely or not at all.
 
     A Hugging Face model is written by its own ``save_pretrained``, so the plain ``from_pretrained`` loads the
-    unconverted model from the folder; any other one as ``model.safetensors``. ``actbench.json`` says the rest.
+    unconverted model from the folder. Any other model is written as ``model.safetensors``. ``actbench.json`` has the
+    rest.
 
     Args:
         model: A model that :func:`actbench.convert` returned, real and not fake.
         folder: The folder to make.
-        built_from: The model specification, such as ``resnet50``, or the whole case, from which the unconverted model
-            was built; needed to build a torchvision model, or one of actbench's own, again.
-        weights_origin: Where its weights came from, for the record.
+        built_from: The model specification, such as ``resnet50``, or the whole case, of the unconverted model; needed
+            to build a torchvision model, or one of actbench's own, again.
+        weights_origin: Where the weights came from, for the record.
         force: Replace a folder that holds a converted model.
 
     Returns:
         The folder.
 
     Raises:
-        ConversionError: The model was not converted, or by a scheme that changes its parameters.
+        ConversionError: The model was not converted, or its scheme changes its parameters.
         StoreError: The folder is taken or cannot be written, or the disk is too full.
     """
     conversion = conversion_of(model)
@@ -77,13 +78,13 @@ def save_converted(
 
 
 def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_remote_code: bool = False) -> nn.Module:
-    """Bring a converted model back from its folder, in evaluation mode, as ``from_pretrained`` gives it.
+    """Load a converted model from its folder, in evaluation mode, as ``from_pretrained`` does.
 
     Args:
-        folder: What :func:`save_converted` or ``actbench convert`` wrote; its content need not be trusted.
-        model: The unconverted model, where actbench cannot build it: one of your own, which is filled, or what
-            ``from_pretrained(folder)`` of its class gave.
-        trust_remote_code: Whether Python code in a Hugging Face folder, or a file that the scheme names, may be run.
+        folder: A folder of :func:`save_converted` or ``actbench convert``; its content need not be trusted.
+        model: The unconverted model, if actbench cannot build it: your own model, whose tensors are then filled, or
+            the result of ``from_pretrained(folder)`` of its class.
+        trust_remote_code: Whether Python code in a Hugging Face folder, or a file that the scheme names, may run.
 
     Raises:
         ModelError: A file is missing, broken, truncated, a pickle, of a later version, or does not fit the model.
@@ -96,8 +97,8 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
     refuse_other_parameters(scheme)
     if scheme.runs_files and not trust_remote_code:
         raise ModelError(
-            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(scheme.runs_files)}; read it, and allow it with "
-            "trust_remote_code=True"
+            f"{folder}: the scheme {saved.scheme!r} runs {', '.join(scheme.runs_files)}; read that file, and allow it "
+            "with trust_remote_code=True"
         )
     files = weight_files(folder)
     if not files:
@@ -122,10 +123,10 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
 
 
 def refuse_other_parameters(scheme: Scheme) -> None:
-    """Raise a ConversionError for a scheme whose models have other parameters than the plain one.
+    """Refuse a scheme whose models have other parameters than the plain model.
 
     Raises:
-        ConversionError: It is such a scheme.
+        ConversionError: The scheme changes parameters.
     """
     if "parameters" in scheme.changes:
         raise ConversionError(
@@ -165,7 +166,7 @@ def _described(
 
 
 def _dtype(model: nn.Module) -> str | None:
-    """Return the type of a model's parameters, or None where there are several."""
+    """Return the dtype of a model's parameters, or None if there are several."""
     found = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()} or {"float32"}
     if len(found) > 1:
         return None
@@ -187,7 +188,7 @@ def _kind(model: nn.Module, case: Case | None) -> str:
 
 def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
     if saved.kind == "huggingface":
-        from actbench.workloads.huggingface import quiet  # imports transformers, which such a model has done too
+        from actbench.workloads.huggingface import quiet  # imports transformers, as the model already did
 
         with quiet():
             model.save_pretrained(stage)  # type: ignore[operator]
@@ -196,7 +197,7 @@ def _write_weights(model: nn.Module, stage: Path, saved: SavedModel) -> None:
 
 
 def _workload(folder: Path, case: Case, saved: SavedModel) -> Workload:
-    """Find the model of a folder; the error for a class that is not built here says how to load it."""
+    """Find the model of a folder; for a class that actbench cannot build, the error says how to load it."""
     try:
         return workloads.from_folder(folder, case)
     except ModelError as error:
@@ -217,7 +218,7 @@ def _built(case: Case, saved: SavedModel, workload: Workload) -> nn.Module:
 
 
 def _spec_of(folder: Path, saved: SavedModel) -> str:
-    """Return the specification of a torchvision model or of actbench's own; nothing else is built."""
+    """Return the specification of a torchvision model or of actbench's own; a folder can build nothing else."""
     spec = saved.model or ""
     name = spec.removeprefix("torchvision:")
     if saved.kind == "torchvision" and re.fullmatch(r"\w+", name):
@@ -225,13 +226,13 @@ def _spec_of(folder: Path, saved: SavedModel) -> str:
     if saved.kind == "actbench" and names.is_own(spec):
         return spec
     raise ModelError(
-        f"{folder}: {spec or 'the model'} is not built from what a folder says; build the unconverted model "
-        "yourself and give it: load_converted(folder, model=...)"
+        f"{folder}: {spec or 'the model'} is not built from a folder; build the unconverted model yourself and give "
+        "it: load_converted(folder, model=...)"
     )
 
 
 def _take(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Give parameters and buffers the values and types of tensors, by name."""
+    """Give parameters and buffers the dtypes of the tensors with their names, and their values if the dtype differs."""
     for name, own in model.state_dict(keep_vars=True).items():
         saved = tensors.get(name)
         if saved is not None and saved.shape == own.shape and saved.dtype != own.dtype:
@@ -239,7 +240,7 @@ def _take(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Copy tensors into a model, which must have all of them and no others; tied ones stand under one name."""
+    """Copy tensors into a model, which must have all of them and no others; tied tensors have one name."""
     state = model.state_dict(keep_vars=True)
     filled = {id(tensor) for name, tensor in state.items() if name in tensors}
     missing = [name for name, tensor in state.items() if id(tensor) not in filled]

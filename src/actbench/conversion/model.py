@@ -1,4 +1,4 @@
-"""Converting a model for one's own training loop, and the mark that a converted model carries."""
+"""Converting a model for the user's own training loop, and the mark that a converted model carries."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EXAMPLE = "example"
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was done to a model: the mark that :func:`convert` leaves on it.
+    """The mark that :func:`convert` leaves on a model: what it changed.
 
     Attributes:
-        scheme: Its specification.
-        version: Of actbench.
-        sites: What was changed.
-        unreached: What a reader might expect to be changed and was not.
+        scheme: Specification of the scheme.
+        version: Version of actbench.
+        sites: What changed.
+        unreached: What a reader may expect to be changed, and is not.
     """
 
     scheme: str
@@ -44,12 +44,12 @@ class Conversion:
     _changes: Changes = field(repr=False, compare=False)
 
     def undo(self) -> nn.Module:
-        """Take everything that :func:`convert` did off the model again, in place; a second time nothing is left to do.
+        """Undo everything that :func:`convert` did to the model, in place; a second call does nothing.
 
-        Modules, forwards, hooks and what is trained are as they were, so that the forward pass and the gradients are
-        those of the plain model, with the weights that training has made of its parameters. Adapters go, and so does
-        what a scheme has learned. What others changed since stays. A graph of before can still be differentiated. Of a
-        deep copy of the model, ``conversion_of(copy)`` undoes the copy. ::
+        Modules, forwards, hooks and ``requires_grad`` are as before. The forward pass and the gradients are those of
+        the plain model, with the trained weights. Adapters and the learned state of a scheme are removed. Changes that
+        others made since stay. A graph made before can still run backward. For a deep copy of the model,
+        ``conversion_of(copy)`` undoes the copy. ::
 
             model = actbench.conversion_of(model).undo()
 
@@ -57,8 +57,8 @@ class Conversion:
             The plain model: the same object that was converted.
 
         Raises:
-            ConversionError: The scheme gave up values of parameters, as ``qlora`` does; nothing is undone then. Or
-                somebody put a forward or a module around one of the scheme's since; all else is undone then.
+            ConversionError: The scheme lost values of parameters, as ``qlora`` does; then nothing is undone. Or
+                another forward or module has since wrapped one of the scheme's; then everything else is undone.
         """
         self.refuse_lost()
         model = self._changes.undo()
@@ -67,12 +67,12 @@ class Conversion:
         return model
 
     def refuse_lost(self) -> None:
-        """Raise a ConversionError if the model cannot be what it was."""
+        """Raise a ConversionError if the conversion cannot be undone."""
         lost = self._changes.lost
         if lost:
             raise ConversionError(
-                f"{self.scheme!r} cannot be undone: it stores {lost[0]} ({len(lost)} in all) in fewer bits, and what "
-                "it was before is gone; build the model again, or take these values with actbench.base_state_dict"
+                f"{self.scheme!r} cannot be undone: it stores {lost[0]} ({len(lost)} in all) in fewer bits, and the "
+                "values before are gone; build the model again, or take these values with actbench.base_state_dict"
             )
 
 
@@ -83,31 +83,31 @@ def convert(
     example_batch: Any = None,
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
 ) -> nn.Module:
-    """Make a model keep less for backward, for use in one's own training loop or with a trainer.
+    """Make a model save less for backward, in the user's own training loop or with a trainer.
 
-    The model is changed in place and keeps its Parameter objects and state_dict keys (but for a scheme of parameters),
-    hooks, flags and devices. When anything is refused, it is left as it was. A UserWarning says what the scheme works
-    on outside of the model: the state of the optimizer under ``smaq``, until :func:`actbench.optim.packed` wraps it. ::
+    The model is changed in place. It keeps its Parameter objects and state_dict keys (unless the scheme changes
+    parameters), hooks, flags and devices. After an error it is unchanged. A UserWarning names what the scheme cannot
+    change through the model: under ``smaq``, the optimizer state, which :func:`actbench.optim.packed` packs. ::
 
         model = actbench.convert(model, "fewbit:3+randomized:0.2")
 
     Args:
         model: The model, not converted before.
         scheme: A specification such as ``fewbit:3``, or a scheme.
-        example_batch: What the model is called with: keyword arguments as a mapping, positional ones as a tuple, or
-            one tensor. With it, one training forward on fake tensors (no memory, no random numbers, no values) tells
-            what each site keeps before and after, and which sites never run; without it, both stay unknown.
-        loss: From the model and ``example_batch`` to a scalar; by default the model's own loss, or the sum of what
-            it returns.
+        example_batch: Arguments of the model: keyword arguments as a mapping, positional ones as a tuple, or one
+            tensor. With it, one training forward on fake tensors (no memory, no random numbers, no values) finds
+            what each site saves before and after, and which sites never run; without it, both stay unknown.
+        loss: From the model and ``example_batch`` to a scalar; by default the model's own loss, or the sum of its
+            results.
 
     Returns:
         The converted model: ``model`` itself, unless the scheme replaces the whole of it.
 
     Raises:
-        TypeError: There is no model, or no scheme.
+        TypeError: ``model`` is no module, or ``scheme`` no scheme.
         SpecError: The specification is wrong.
         ConversionError: The model was converted before, nothing in it can be converted, or the scheme changes more
-            than a model can carry.
+            than a model.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"convert takes a torch.nn.Module and changes it, found {model!r:.60}")
@@ -149,17 +149,17 @@ def _converted(
 
 
 def conversion_of(model: nn.Module) -> Conversion | None:
-    """Return the mark that :func:`convert` left on a model or on a module inside it; None for an unconverted one."""
+    """Return the mark of :func:`convert` on a model or a module inside it; None for an unconverted model."""
     marks = (vars(module).get(_MARK) for module in model.modules())
     return next((found for found in marks if found is not None), None)
 
 
 def converted_in_place(model: nn.Module, scheme: str | Scheme) -> Conversion:
-    """Convert a model that somebody holds on to until the scheme is taken off it again, and return its mark.
+    """Convert a model that other code refers to, so that the scheme can be taken off again; return its mark.
 
     Raises:
         SpecError: The specification is wrong.
-        ConversionError: The model cannot be converted, or not in place, or not be what it was again.
+        ConversionError: The model cannot be converted, or not in place, or the conversion could not be undone.
     """
     with noting(model):
         converted = convert(model, scheme)
@@ -167,15 +167,15 @@ def converted_in_place(model: nn.Module, scheme: str | Scheme) -> Conversion:
         assert conversion is not None
         if converted is not model:
             raise ConversionError(
-                f"scheme {conversion.scheme!r} replaces the whole of this {type(model).__name__}, which others hold on "
-                "to; put it inside of another module, such as nn.Sequential"
+                f"scheme {conversion.scheme!r} replaces the whole of this {type(model).__name__}, which the training "
+                "loop still uses; put it inside of another module, such as nn.Sequential"
             )
         conversion.refuse_lost()
     return conversion
 
 
 def refuse_unchanged(setup: TrainingSetup, scheme: Scheme) -> None:
-    """Raise a ConversionError if a scheme has changed nothing of a model."""
+    """Raise a ConversionError if a scheme changed nothing in a model."""
     if setup.sites:
         return
     if scheme.spec == "exact":
@@ -197,12 +197,12 @@ def mark(setup: TrainingSetup, scheme: Scheme, changes: Changes) -> nn.Module:
 
 
 def remark(model: nn.Module, sites: tuple[Site, ...], unreached: tuple[Unreached, ...]) -> None:
-    """Let the mark of a converted model say what was found out of it before."""
+    """Replace sites and unreached parts in the mark of a converted model."""
     vars(model)[_MARK] = replace(vars(model)[_MARK], sites=sites, unreached=unreached)
 
 
 def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
-    """Raise a ConversionError if a model, or a model inside it, was converted before."""
+    """Raise a ConversionError if a model, or a module inside it, was converted before."""
     found = conversion_of(model)
     if found is not None:
         raise ConversionError(
@@ -212,7 +212,7 @@ def refuse_converted(model: nn.Module, scheme: Scheme) -> None:
 
 
 def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
-    """Apply a scheme to a setup of which only the model will be kept.
+    """Apply a scheme to a setup, of which the caller keeps only the model.
 
     Raises:
         ConversionError: The scheme changes the optimizer, the loss, autocast, or what a step does with its batch.
@@ -266,9 +266,9 @@ def _call(model: nn.Module, example: Any) -> Any:
 
 
 def shaped_like(example: Any) -> Any:
-    """Return an example batch with empty CPU tensors of the same layout, fake where a fake tensor mode is active."""
+    """Return an example batch of empty CPU tensors with the same layout; fake if a fake tensor mode is active."""
     if isinstance(example, Mapping):
-        example = dict(example)  # a tokenizer's mapping is no dict
+        example = dict(example)  # the mapping of a tokenizer is no dict
     return tree_map(
         lambda leaf: (
             torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, requires_grad=leaf.requires_grad)

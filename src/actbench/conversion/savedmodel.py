@@ -1,4 +1,4 @@
-"""``actbench.json``, which describes a folder of a converted model, and writing a folder as a whole."""
+"""``actbench.json``, which describes a converted model in its folder, and writing a folder completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from actbench.units import format_bytes
 
 @contextmanager
 def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
-    """Give a new folder to write into, which becomes ``folder`` when the block ends without an exception.
+    """Give a new folder to write into; it becomes ``folder`` when the block ends without an exception.
 
     The new folder is a hidden sibling, so that the last step is a rename within one file system. After an exception it
-    is removed and ``folder`` is as it was. Missing parents are made.
+    is removed and ``folder`` is unchanged. Missing parents are made.
 
     Raises:
-        StoreError: ``folder`` is taken, and not replaceable, or it or its parents cannot be written.
+        StoreError: ``folder`` is taken and not replaceable, or the folder or its parents cannot be written.
     """
     folder = folder.resolve()
     stage = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
@@ -40,7 +40,7 @@ def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
         with _writing(folder):
             _put_in_place(stage, folder)
     finally:
-        shutil.rmtree(stage, ignore_errors=True)  # gone already when all went well
+        shutil.rmtree(stage, ignore_errors=True)  # already gone after success
 
 
 def refuse_taken(folder: Path, *, replaceable: bool) -> None:
@@ -57,7 +57,7 @@ def refuse_taken(folder: Path, *, replaceable: bool) -> None:
 
 
 def refuse_full_disk(folder: Path, needed_bytes: int) -> None:
-    """Raise a StoreError if the disk of a folder has less free than is needed."""
+    """Raise a StoreError if the disk of a folder has less than ``needed_bytes`` free."""
     existing = folder.resolve()
     while not existing.exists():
         existing = existing.parent
@@ -95,19 +95,18 @@ def _writing(folder: Path) -> Iterator[None]:
 
 FILE_NAME = "actbench.json"
 SCHEMA_VERSION = 1
-_LARGEST_BYTES = 16 * 1024**2  # a site is about 200 bytes, and models have thousands of them, not more
+_LARGEST_BYTES = 16 * 1024**2  # a site takes about 200 bytes, and a model has thousands at most
 
 
 class SavedModel(WorkloadSettings):
     """How to build a model again and what to apply to it.
 
     Attributes:
-        kind: What writes and reads the weights: ``save_pretrained`` and ``from_pretrained`` of transformers, a
-            torchvision model by its name, a network of actbench's own by its specification, or a module that the reader
-            has to bring.
+        kind: How the model is built again: by ``from_pretrained`` of transformers, by the name of a torchvision model,
+            by the specification of one of actbench's own, or not at all: the reader gives the module.
         architecture: Name of the model's class.
-        model: The model specification it was built from, where there was one.
-        dtype: The type of its parameters; None for several types, which are those of the tensors in the folder.
+        model: The model specification it was built from, if there was one.
+        dtype: The dtype of its parameters; None for several, which the tensors in the folder tell.
         weights_origin: Where the weights came from before they were saved.
     """
 
@@ -139,10 +138,10 @@ def write(folder: Path, saved: SavedModel) -> None:
 
 
 def read(folder: Path) -> SavedModel:
-    """Read ``actbench.json`` of a folder that anyone may have written.
+    """Read ``actbench.json`` of a folder that is not trusted.
 
     Raises:
-        ModelError: It is missing, unreadable, no JSON, not of this shape, or of a later version of actbench.
+        ModelError: The file is missing, unreadable, no JSON, malformed, or of a later version of actbench.
     """
     path = folder / FILE_NAME
     if not os.path.isdir(folder):

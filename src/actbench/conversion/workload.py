@@ -1,4 +1,4 @@
-"""``actbench convert`` as one call, and as the task of a process."""
+"""``actbench convert`` as a function, and as the task of a process."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def convert_workload(case: Case, output: Path | None, *, force: bool = False) ->
 
 
 def convert(text: str) -> str:
-    """Do what a :class:`ConversionRequest` asks, and return the :class:`ConversionReport`, both as JSON."""
+    """Run a :class:`ConversionRequest` and return its :class:`ConversionReport`, both as JSON."""
     request = TypeAdapter(ConversionRequest).validate_json(text)
     case = request.case.model_copy(update={"scheme": schemes.build(request.case.scheme).spec})
     model = case.model.removeprefix("hf:").removeprefix("torchvision:")

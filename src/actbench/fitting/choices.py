@@ -1,4 +1,4 @@
-"""What can be chosen for a step, one by one, and stacks of it."""
+"""Single choices for a training step, and stacks of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN
 from actbench.schemes.base import Change, Scheme
 
 ADAPTS: Change = "parameters"
-"""What a scheme changes that trains other parameters than the exact step."""
+"""The change of schemes that train other parameters than the exact step does."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Choice:
     """One thing to change in a step: a scheme, or the optimizer.
 
     Attributes:
-        name: Its specification, or ``--optimizer NAME``.
-        scheme: The scheme; None where it is an optimizer.
-        optimizer: The optimizer; None where it is a scheme.
-        same_updates: Whether the optimizer makes the same of a gradient as the case's.
+        name: The specification of the scheme, or ``--optimizer NAME``.
+        scheme: The scheme; None for an optimizer.
+        optimizer: The optimizer; None for a scheme.
+        same_updates: Whether the optimizer's updates equal those of the case's optimizer.
     """
 
     name: str
@@ -36,36 +36,36 @@ class Choice:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """What of a step it touches."""
+        """What the choice changes in a step."""
         return ("optimizer",) if self.scheme is None else self.scheme.changes
 
     @property
     def kind(self) -> str:
-        """What another rung of the same is called alike: the scheme's name."""
+        """The name that all values of one scheme share: the scheme's, or the optimizer's."""
         return self.name if self.scheme is None else self.scheme.name
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients vanish with it unless the loss is scaled."""
+        """Whether it needs a scaled loss, or else gradients vanish."""
         return self.scheme is not None and self.scheme.scales_loss
 
     @property
     def takes_gradients(self) -> bool:
-        """Whether gradients are gone by the end of the backward pass with it."""
+        """Whether it uses up the gradients before the backward pass ends."""
         return self.scheme is not None and GRADIENTS_TAKEN in self.scheme.claims
 
     @property
     def quickens(self) -> bool:
-        """Whether a step may be faster with it, though nothing has to be saved."""
+        """Whether it may make a step faster, even if no memory must be saved."""
         return self.scheme is not None and self.scheme.quickens
 
     @property
     def training(self) -> Training:
-        """In what training differs with it alone, as far as the scheme says without a model."""
+        """How training with this choice alone differs, as far as the scheme says without a model."""
         return self.training_of(())
 
     def training_of(self, warnings: Sequence[str]) -> Training:
-        """Return in what training differs with it alone, where a simulation gave these warnings."""
+        """Return how training with this choice alone differs, given the warnings of a simulation."""
         precision = "precision" in self.changes
         exact_but_for_types = self.scheme is None or (precision and len(self.changes) == 1)
         return Training(
@@ -77,10 +77,10 @@ class Choice:
 
     def stands_with(self, other: Choice) -> bool:
         """Whether both can be in one stack, as far as the schemes say without a model."""
-        if self.scheme is None or other.scheme is None:  # one optimizer, and nothing that puts its own in its place
+        if self.scheme is None or other.scheme is None:  # a stack has one optimizer, and no scheme that replaces it
             return not ("optimizer" in self.changes and "optimizer" in other.changes)
         if any(one.scales_loss and two.takes_gradients for one, two in itertools.permutations((self, other))):
-            return False  # gradients of a scaled loss would be stepped before they can be unscaled
+            return False  # the optimizer would step with gradients of the scaled loss before they are unscaled
         try:
             schemes.build(f"{self.name}+{other.name}")
         except SpecError:
@@ -96,7 +96,7 @@ Stack = frozenset[Choice]
 
 
 def training_of(stack: Iterable[Choice], warnings: Sequence[str] = ()) -> Training:
-    """Return in what training differs with all of a stack, where simulations of its choices gave these warnings."""
+    """Return how training with a whole stack differs, given the warnings of simulations of its choices."""
     found = [choice.training_of(warnings) for choice in stack]
     return Training(
         trained="adapters" if any(each.trained == "adapters" for each in found) else "all",
@@ -115,16 +115,16 @@ def case_of(stack: Stack, exact: Case) -> Case:
 
 
 def name_of(stack: Stack) -> str:
-    """Return what people are told of a stack."""
+    """Return the name of a stack for messages."""
     return " + ".join(sorted(choice.name for choice in stack)) or "exact"
 
 
 @dataclass(frozen=True)
 class Choices:
-    """All that may be chosen for a case, and what of it stands together.
+    """All choices for a case, and which of them can be in one stack.
 
     Attributes:
-        all: The choices, rungs of one scheme next to each other.
+        all: The choices; values of one scheme are next to each other.
     """
 
     all: Sequence[Choice]
@@ -149,23 +149,23 @@ def choices_for(
     names: Sequence[str] | None = None,
     has_bfloat16: bool = True,
 ) -> Choices:
-    """Return what may be chosen for a case.
+    """Return the choices for a case.
 
     Args:
         exact: The case of the exact step.
-        optimizers: That may take the place of the case's, and whether the updates are the same.
-        only_exact: Whether training must stay the exact step's, to rounding.
-        names: Specifications to choose among, in place of what all schemes say is worth trying.
+        optimizers: Optimizers that may replace the case's, and whether their updates are the same.
+        only_exact: Whether training must equal the exact step's, to rounding.
+        names: Specifications to choose from; None for those that the schemes themselves propose.
         has_bfloat16: Whether the device computes in bfloat16.
     """
     if names is None:
         names = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
         found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
-        if has_bfloat16:  # it takes the bytes and seconds of float16, and no scaled loss
+        if has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
             found = [choice for choice in found if not choice.scales_loss]
     else:
         found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
-    if exact.dtype != "float32" or exact.autocast is not None:  # the user has chosen, and casting again does nothing
+    if exact.dtype != "float32" or exact.autocast is not None:  # the user chose a precision; another cast does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
     if exact.autocast == "float16":
         found = [choice for choice in found if not choice.takes_gradients]

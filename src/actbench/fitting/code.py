@@ -1,4 +1,4 @@
-"""The lines of code of a stack: a loop of one's own, the Hugging Face Trainer, and the specification."""
+"""The code for a stack: the user's own loop, the Hugging Face Trainer, and the command."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from actbench.workloads.optimizers import TRAINERS, code_of
 Returns = Literal["loss", "scores", "own"]
 
 RATE = "2e-5"
-"""As is usual in fine-tuning; users set their own."""
+"""Usual in fine-tuning; users set their own."""
 
 
 class Code(NamedTuple):
-    """What can be pasted.
+    """Code to paste.
 
     Attributes:
-        loop: Python that trains ``model`` on ``batches``; its first lines say what it takes for granted.
-        trainer: Python with the Hugging Face Trainer, which trains ``model`` on ``data``, or None.
-        why_no_trainer: Why there is no ``trainer``; empty where there is.
-        command: That measures the stack.
+        loop: Python that trains ``model`` on ``batches``; its first lines say what it assumes.
+        trainer: Python that trains ``model`` on ``data`` with the Hugging Face Trainer, or None.
+        why_no_trainer: Why there is no ``trainer``; empty if there is one.
+        command: The command that measures the stack.
     """
 
     loop: str
@@ -40,8 +40,8 @@ def code_for(case: Case, built: Built | None = None) -> Code:
     """Return the code of the case of a stack.
 
     Args:
-        case: With the stack's scheme and optimizer.
-        built: What model and task came to.
+        case: A case with the stack's scheme and optimizer.
+        built: The class of the model, and its task; None if unknown.
     """
     scheme = schemes.build(case.scheme)
     parts = scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
@@ -100,7 +100,7 @@ _LOSSES: dict[Returns, str] = {
 
 
 def _returns(built: Built | None) -> Returns:
-    """Return what a model gives: its loss where it is of transformers, scores where it is of torchvision."""
+    """Return what a model returns: its loss (transformers), scores (torchvision), or what only the user knows."""
     if built is None or built.task is None:
         return "own"
     is_own = built.task == "image-classification" and not built.model_class.endswith("ForImageClassification")
@@ -115,7 +115,7 @@ _WRITING: frozenset[Task] = frozenset(("causal-lm", "seq2seq-lm", "speech-seq2se
 
 
 def _prepared(case: Case, built: Built | None) -> list[str]:
-    """Return what is done to the model before a scheme sees it."""
+    """Return the lines that prepare the model for the scheme."""
     writes = built is not None and built.task in _WRITING
     lines = ["model.config.use_cache = False  # what generation would keep"] if writes else []
     return lines + ([f"model = model.to(torch.{case.dtype})"] if case.dtype not in (None, "float32") else [])
@@ -132,7 +132,7 @@ def _optimizer(case: Case, trained: str) -> str:
 
 
 def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[str | None, str]:
-    """Return the lines for Trainer, or why there are none."""
+    """Return the lines for Trainer, or the reason why there are none."""
     found = [part.in_trainer(case.batch_size) for part in parts]
     why_not = [each.why_not for each in found if each.why_not]
     if _returns(built) == "scores":
@@ -141,7 +141,7 @@ def _trainer(case: Case, parts: Sequence[Scheme], built: Built | None) -> tuple[
         return None, "; ".join(why_not)
     callback = "+".join(each.callback for each in found if each.callback)
     before = [each.before for each in found if each.before]
-    if any(each.convert for each in found):  # a model is converted once, and the callback converts it, too
+    if any(each.convert for each in found):  # the callback converts too, and a model is converted only once
         spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
         before, callback = [*before, f'model = actbench.convert(model, "{spec}")'], ""
     optimizer = _given_optimizer(case, found)
@@ -163,7 +163,7 @@ def _reads_floats(built: Built | None) -> bool:
 
 
 def _collator(dtype: str) -> list[str]:
-    """Return what makes batches of a model's type: Trainer leaves images and sound in float32."""
+    """Return the code of a collator that casts batches to the model's dtype: Trainer leaves them in float32."""
     cast = f"value.to(torch.{dtype}) if value.is_floating_point() else value"
     return [
         "def in_type(rows):",
@@ -172,7 +172,7 @@ def _collator(dtype: str) -> list[str]:
 
 
 def _given_optimizer(case: Case, found: Sequence[InTrainer]) -> str:
-    """Return the code of the optimizer that Trainer is given; empty for its own."""
+    """Return the code of the optimizer for Trainer; empty for Trainer's own."""
     wraps = [each.optimizer for each in found if each.optimizer]
     if not wraps and (case.optimizer or OPTIMIZER) in TRAINERS:
         return ""

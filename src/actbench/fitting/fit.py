@@ -1,4 +1,4 @@
-"""A whole fit as one call: check what is asked, search, keep what was simulated."""
+"""A whole fit as one call: check the request, search, store the simulations."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ BUDGET_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Fit:
-    """What came of a fit.
+    """The result of a fit.
 
     Attributes:
-        found: The stacks that were simulated, beside the exact step.
-        records: Their records, failures included.
-        simulated: How many were simulated now; the others stood in the results file.
-        untried: Stacks that the time did not suffice for.
+        found: The simulated stacks, beside the exact step.
+        records: Their records, with failures.
+        simulated: How many were simulated now; the others were in the results file.
+        untried: Stacks for which there was no time.
         refused: Choices that the model or the device refused, with the reason.
         path: The results file, if one is kept.
-        least_profile: The smallest device on which something fits that was tried; None where none is large enough, or
-            the one that was named is, without a limit.
+        least_profile: The smallest device that some tried stack fits on; None if none is large enough, or if something
+            fits on the named device without a limit.
         has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
@@ -57,12 +57,12 @@ class Fit:
 
     @property
     def is_possible(self) -> bool:
-        """Whether something fits and is not slower than asked."""
+        """Whether some stack fits and is fast enough."""
         return bool(self.choices)
 
     @property
     def choices(self) -> list[Tried]:
-        """What fits of the shortlist, or else of that with adapters, the fastest first."""
+        """The shortlist of what fits, fastest first; if nothing fits, the shortlist with adapters."""
         return next(
             (self.found.shortlist(adapters=each) for each in (False, True) if self.found.fitting(adapters=each)), []
         )
@@ -152,12 +152,12 @@ def _records(store: Store[FitRecord], cases: Iterable[Case]) -> tuple[FitRecord,
 
 
 def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
-    """Return what is asked with the optimizer and the device named."""
+    """Return the request with its optimizer, the case of the exact step with its limit, and the device profile."""
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
     if profile.rates is None:
         raise UsageError(
-            f"--device-profile {profile.name}: nothing is known of how fast it is, so that no time can be estimated; "
-            "name another card ('actbench devices')"
+            f"--device-profile {profile.name}: its speed is unknown, so that no time can be estimated; name another "
+            "card ('actbench devices')"
         )
     limit = case.memory_limit_bytes or profile.memory_bytes
     settings = {
@@ -201,6 +201,6 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
 
 
 def _least_profile(need: int) -> str | None:
-    """Return the smallest CUDA device that has so many bytes."""
+    """Return the smallest CUDA device with ``need`` bytes, or None."""
     large = [each for each in profiles.profiles() if each.is_cuda and each.memory_bytes >= need]
     return min(large, key=lambda each: each.memory_bytes).name if large else None

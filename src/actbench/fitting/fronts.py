@@ -1,4 +1,4 @@
-"""Which stacks of one group of choices are worth putting together with others: those that few others beat."""
+"""The stacks of one group of choices that are worth combining with other groups: few others beat them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from actbench.results.fits import GRADIENTS, Training
 
 TrainingOf = Callable[[Stack], Training]
 MOST_PARTS = 4
-"""Choices of one group in a stack, at most."""
+"""Most choices of one group in a stack."""
 
 _BEATEN_BY = 3
-"""A stack that so many others beat in everything is left out: predictions are not so good that one would do."""
+"""Leave out a stack if so many others beat it in everything; one is too few, as predictions are not exact."""
 
 
 def front(
     group: Sequence[Choice], choices: Choices, predictions: Predictions, exact: Needs, training: TrainingOf
 ) -> list[Stack]:
-    """Return the stacks of a group's choices that are beaten by few others, the empty one among them.
+    """Return the stacks of a group's choices that few others beat, with the empty stack.
 
-    Only those are made larger: what a choice does is predicted as the same in all.
+    Only these stacks grow further, since a choice is predicted to do the same in every stack.
     """
     places = {choice: place for place, choice in enumerate(group)}
     kept = grown = [frozenset[Choice]()]
@@ -57,13 +57,13 @@ def _costs(stack: Stack, predictions: Predictions, exact: Needs) -> tuple[float,
     needs = exact
     for choice in stack:
         needs = predictions.effect(choice).on(needs)
-    # With what the group does not touch equal in all stacks, these decide every peak, whatever the other groups do.
+    # All else is equal in these stacks, so these numbers decide every peak, whatever the other groups do.
     forward, backward, update = needs.phases
     return needs.seconds, forward, backward, update, needs.gradients, needs.activations
 
 
 def _beaten(rows: np.ndarray) -> list[int]:
-    """Return of each row by how many others it is beaten: no larger in anything and smaller in something."""
+    """Return how many others beat each row: they are no larger in anything and smaller in something."""
     counts = []
     for row in rows:
         no_worse = (rows <= row).all(axis=1)

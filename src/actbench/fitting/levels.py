@@ -1,4 +1,4 @@
-"""How far from the exact step's training a search may go, one step after the other."""
+"""How far a search may go from the training of the exact step, level by level."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actbench.results.fits import GRADIENTS, Gradient, Trained, Training
 
 @dataclass(frozen=True)
 class Level:
-    """How far training may be from the exact step's."""
+    """How far training may differ from the exact step's."""
 
     trained: Trained
     gradient: Gradient
@@ -18,12 +18,12 @@ class Level:
 
     @property
     def training(self) -> Training:
-        """The furthest."""
+        """The training that differs most and is still allowed."""
         other = "other" if self.others else "same"
         return Training(trained=self.trained, gradient=self.gradient, updates=other, precision=other)
 
     def allows(self, training: Training) -> bool:
-        """Whether training is as near as that, but for what is trained."""
+        """Whether training is as near to the exact step's as this level, apart from what is trained."""
         return training.model_copy(update={"trained": self.trained}).is_as_near(self.training)
 
 

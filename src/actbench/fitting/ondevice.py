@@ -1,4 +1,4 @@
-"""Measuring what a fit found on the device that it was found for."""
+"""Measuring the stacks of a fit on the device that they are for."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from actbench.results.records import Case, Data, MeterName, Record
 from actbench.results.store import Store
 
 MOST = 3
-"""Stacks that are measured, at most."""
+"""Most stacks to measure."""
 
 _VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mig"))
-"""Words that make another card of one, in the name that the driver gives it."""
+"""Words in a driver's name of a card that make it another card."""
 
 
 def meter_of(profile: DeviceProfile) -> MeterName:
-    """Return the meter that measures what a profile stands for.
+    """Return the meter for the device of a profile.
 
     Raises:
         MeasurementError: This machine has no such device, or another card.
@@ -46,7 +46,7 @@ def meter_of(profile: DeviceProfile) -> MeterName:
 
 
 def _check_card(profile: DeviceProfile) -> None:
-    """Check that a profile is of this machine's card: what is measured stands beside its estimates."""
+    """Check that a profile is of this machine's card, as measured figures stand beside its estimates."""
     name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
     is_own = profile.name.endswith(".toml")
     if capability != profile.compute_capability or not (is_own or _is_named(profile.name, name)):
@@ -59,9 +59,9 @@ def _check_card(profile: DeviceProfile) -> None:
 
 
 def _is_named(profile: str, card: str) -> bool:
-    """Return whether a shipped profile is called as a card: ``a100-40gb`` as ``NVIDIA A100-SXM4-40GB``.
+    """Return whether a shipped profile has the name of a card: ``a100-40gb`` fits ``NVIDIA A100-SXM4-40GB``.
 
-    A card that does not say how much memory it has is taken for either.
+    A card without its memory in its name fits profiles of any memory.
     """
     wanted, given = (set(re.findall("[a-z0-9]+", name.lower())) for name in (profile, card))
     sizes = {word for word in wanted | given if re.fullmatch("[0-9]+gb", word)}
@@ -76,13 +76,13 @@ def _described(name: str, capability: tuple[int, int] | None) -> str:
 
 @dataclass(frozen=True)
 class _AsFits:
-    """Takes records of measured cases into a file of fits."""
+    """Stores records of measured cases in a file of fits."""
 
     store: Store[FitRecord]
     simulated: dict[Case, FitRecord]
 
     def done(self, case: Data) -> bool:
-        """Whether the case needs no measuring."""
+        """Whether the case was measured already."""
         return self.store.done(case)
 
     def failed(self, case: Data) -> bool:
@@ -90,7 +90,7 @@ class _AsFits:
         return self.store.failed(case)
 
     def append(self, record: MeasuredRecord) -> None:
-        """Store a record, with what was asked for and what its stack does to training."""
+        """Store a record with the request of the fit and how its stack changes training."""
         beside = self.simulated[record.case]
         fields = {name: getattr(record, name) for name in Record.model_fields}
         self.store.append(FitRecord(**fields, asked=beside.asked, training=beside.training))
@@ -105,18 +105,18 @@ def measure(
     timeout_seconds: float | None,
     progress: Progress,
 ) -> tuple[Case, ...]:
-    """Measure what was simulated, as far as the store does not hold it, and return the cases that were measured.
+    """Measure simulated stacks that the store has no measurement of, and return the measured cases.
 
     Args:
         chosen: Simulated stacks.
-        meter: Of the device that they were simulated for.
+        meter: The meter of the device that they were simulated for.
         store: Where the records go, beside those of the simulations.
-        command: What the user can type to have the same.
-        timeout_seconds: That one case may take.
-        progress: Told what happens.
+        command: The command that repeats this.
+        timeout_seconds: Longest time of one case.
+        progress: Receives progress.
 
     Raises:
-        MeasurementError: The processes cannot be started at all.
+        MeasurementError: The processes cannot be started.
         StoreError: A record cannot be stored.
     """
     simulated = {record.case.model_copy(update={"meter": meter}): record for record in chosen}
@@ -127,7 +127,7 @@ def measure(
             recipe=chosen[0].recipe,
             command=command,
             timeout_seconds=timeout_seconds,
-            retry_failed=True,  # another program may have held the memory
+            retry_failed=True,  # another program may have used the memory
             progress=progress,
         )
     return tuple(simulated)

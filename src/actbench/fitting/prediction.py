@@ -1,4 +1,4 @@
-"""What a stack that was not simulated would need, from what its choices did to stacks that were."""
+"""Predicts what a stack needs from what its choices did in simulated stacks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Needs:
 
     Attributes:
         forward: Peak of the forward pass beyond weights, optimizer state and activations; may be below 0, as the next.
-        backward: That of the backward pass beyond weights, optimizer state and the more of activations and gradients.
-        update: That of the optimizer's step beyond weights, gradients and state.
-        lost: What the allocator loses between blocks.
-        passes_seconds: Of forward and backward pass.
-        update_seconds: Of the optimizer's step.
+        backward: Peak of the backward pass beyond weights, state and the larger of activations and gradients.
+        update: Peak of the optimizer's step beyond weights, gradients and state.
+        lost: Bytes that the allocator loses between blocks.
+        passes_seconds: Time of the forward and backward pass.
+        update_seconds: Time of the optimizer's step.
     """
 
     weights: float
@@ -37,7 +37,7 @@ class Needs:
 
     @classmethod
     def of(cls, measured: Measurement) -> Needs | None:
-        """Return the needs of a simulated step; None where it has no estimated time."""
+        """Return the needs of a simulated step; None if it has no estimated time."""
         peaks, time, seconds = measured.phase_peaks, measured.estimated, step_seconds_of(measured)
         if peaks is None or time is None or seconds is None:
             return None
@@ -58,12 +58,12 @@ class Needs:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """Time of the step."""
         return self.passes_seconds + self.update_seconds
 
     @property
     def phases(self) -> tuple[float, float, float]:
-        """Peaks of forward pass, backward pass and optimizer's step."""
+        """Peaks of the forward pass, the backward pass and the optimizer's step."""
         held = self.weights + self.state
         return (
             held + self.activations + self.forward,
@@ -73,19 +73,19 @@ class Needs:
 
     @property
     def bytes(self) -> float:
-        """Of the device's memory, with what is lost between blocks."""
+        """Bytes of the device's memory, with those lost between blocks."""
         return max(self.phases) + self.lost
 
 
 class Effect(NamedTuple):
-    """What a choice does: factors of what is held and of seconds, differences of the rest."""
+    """What a choice does: factors for weights, gradients, state, activations and seconds; differences for the rest."""
 
     factors: tuple[float, float, float, float, float, float]
     differences: tuple[float, float, float, float]
 
     @classmethod
     def between(cls, before: Needs, after: Needs) -> Effect:
-        """Return what leads from the needs without a choice to those with it."""
+        """Return the effect that turns the needs without a choice into those with it."""
         (*held, forward, backward, update, lost, passes, step) = zip(astuple(before), astuple(after), strict=True)
         return cls(
             tuple(with_it / without if without else 1.0 for without, with_it in (*held, passes, step)),  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class Effect(NamedTuple):
         )
 
     def on(self, needs: Needs) -> Needs:
-        """Return the needs of a step with the choice, from those without."""
+        """Return the needs with the choice, from those without."""
         weights, gradients, state, activations, passes, update_seconds = self.factors
         forward, backward, update, lost = self.differences
         return Needs(
@@ -111,7 +111,7 @@ class Effect(NamedTuple):
 
 
 class Predictions:
-    """Learns from each stack that is simulated, and predicts the others."""
+    """Learns from each simulated stack, and predicts the others."""
 
     def __init__(self) -> None:
         self.known: dict[Stack, Needs] = {}
@@ -134,11 +134,11 @@ class Predictions:
             self._effects.setdefault(choice, []).append((without, Effect.between(before, after)))
 
     def knows(self, choice: Choice) -> bool:
-        """Whether it has been seen what a choice does."""
+        """Whether some simulation showed the effect of a choice."""
         return choice in self._effects
 
     def effect(self, choice: Choice, within: Stack = frozenset()) -> Effect:
-        """Return what a choice does, as it was seen in the stack most like ``within``, of equal ones the largest."""
+        """Return the effect of a choice in the simulated stack most like ``within``; of equal ones, in the largest."""
 
         def likeness(seen: tuple[Stack, Effect]) -> tuple[int, int]:
             shared = len(seen[0] & within)
@@ -147,12 +147,12 @@ class Predictions:
         return max(self._effects[choice], key=likeness)[1]
 
     def of(self, stack: Stack) -> Needs | None:
-        """Return what a stack needs, as simulated or predicted; None where one of its choices was never seen."""
+        """Return the needs of a stack, simulated or predicted; None if a choice of it was never simulated."""
         found = self._anchored(stack)
         return None if found is None else found[1]
 
     def _anchored(self, stack: Stack) -> tuple[int, Needs] | None:
-        """Return the needs of a stack with the size of the simulated stack that they are predicted from."""
+        """Return the needs of a stack, after the size of the simulated stack that predicts them."""
         if stack in self.known:
             return len(stack), self.known[stack]
         if stack not in self._memo:

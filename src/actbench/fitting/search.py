@@ -1,4 +1,4 @@
-"""Which stacks are simulated: what the peak is made of decides what is tried, and predictions in which order."""
+"""Chooses the stacks to simulate: the parts of the peak decide what is tried, predictions decide the order."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from actbench.results.records import Case, FailureReason
 from actbench.schemes.base import Change
 
 Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
-"""Simulates the cases of stacks and gives each with its outcome; those that time does not suffice for are left out."""
+"""Simulates the cases of stacks and yields each with its outcome; leaves out those for which there is no time."""
 
 OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
 OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
-"""What makes more of a peak when batch or model grow."""
+"""Changes that lower the part of a peak that grows with the batch, or with the model."""
 
 _SPEEDS: frozenset[Change] = frozenset(("precision", "optimizer"))
-"""What may make a step faster than the exact one."""
+"""Changes that may make a step faster than the exact step."""
 
-_MARGIN = 0.03  # of the limit, that a prediction may be above it and be tried
-_NEIGHBOURS_MARGIN = 0.15  # the same where a stack differs in one choice from the fastest
-_NEIGHBOURS_SLACK = 0.04  # of the fastest one's time, by which such a stack may be predicted to be slower
-_GAIN = 0.002  # of a step's time; less is no reason to try
-_LEAST_SHARE = 0.03  # of a peak; saving less is no reason to try
+_MARGIN = 0.03  # share of the limit: a stack predicted to need this much more is still tried
+_NEIGHBOURS_MARGIN = 0.15  # the same for a stack that differs in one choice from the fastest
+_NEIGHBOURS_SLACK = 0.04  # share of the fastest stack's time: a neighbour may be predicted to be this much slower
+_GAIN = 0.002  # share of a step's time; a smaller gain is not worth a try
+_LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
-_FITTING_RUNGS = 2  # values of one scheme that fit alone; those that save more are not tried then
-_DESCENTS = 4  # stacks of the least predicted need that are tried where none is predicted to fit
+_FITTING_RUNGS = 2  # when so many values of one scheme fit alone, those that save more are not tried
+_DESCENTS = 4  # how many stacks are tried although none is predicted to fit, those of the least predicted need
 
 
 @dataclass
 class Search:
-    """One search; after :meth:`run` what was tried is in ``outcomes``, in order.
+    """One search; after :meth:`run`, ``outcomes`` has what was tried, in order.
 
     Attributes:
         exact: The case of the exact step.
         limit: Bytes that a step may use.
-        untried: What time did not suffice for.
+        untried: Stacks for which there was no time.
     """
 
     exact: Case
@@ -58,7 +58,7 @@ class Search:
     simulate: Simulate = field(default=lambda stacks: (), repr=False)
 
     def run(self, simulate: Simulate, levels: Sequence[Level] = LEVELS) -> None:
-        """Simulate the exact step, then what may be better, from the nearest training to the furthest."""
+        """Simulate the exact step, then stacks that may be better, from the nearest training to the furthest."""
         self.simulate = simulate
         self._try([frozenset()])
         if frozenset() not in self.predictions.known:
@@ -76,7 +76,7 @@ class Search:
         return self.predictions.known[frozenset()]
 
     def fits(self, stack: Stack) -> bool:
-        """Whether a stack was simulated and needs no more than it may use."""
+        """Whether a stack was simulated and fits."""
         outcome = self.outcomes.get(stack)
         return isinstance(outcome, Measurement) and outcome.fits
 
@@ -85,7 +85,7 @@ class Search:
         return self.predictions.known[stack].seconds
 
     def training(self, stack: Stack) -> Training:
-        """Return in what training differs with a stack, from what was simulated of its choices."""
+        """Return how training with a stack differs, by the simulations of its choices."""
         if stack not in self._trainings:
             outcomes = [self.outcomes.get(frozenset({choice})) for choice in stack]
             warnings = [text for outcome in outcomes for text in getattr(outcome, "warnings", ())]
@@ -93,7 +93,7 @@ class Search:
         return self._trainings[stack]
 
     def fastest(self, training: Training) -> Stack | None:
-        """Return the fastest stack that fits, of those whose training is as near as one."""
+        """Return the fastest stack that fits and whose training is as near to the exact step's as ``training``."""
         near = (stack for stack in self.outcomes if self.fits(stack) and self.training(stack).is_as_near(training))
         return min(near, key=self.seconds, default=None)
 
@@ -119,7 +119,7 @@ class Search:
             self.predictions.learn(stack, needs)
 
     def _learn(self, level: Level) -> None:
-        """See what each choice does alone that is new at a level and may matter there."""
+        """Simulate alone each choice that is new at a level and may matter there."""
         new = [
             choice
             for choice in self.choices.all
@@ -142,7 +142,7 @@ class Search:
         return is_refused or sum(map(self.fits, alone)) >= _FITTING_RUNGS
 
     def _what_matters(self, level: Level) -> set[Change]:
-        """Return what must be changed for a stack to fit, or to be faster than the fastest that does."""
+        """Return the changes that a stack needs to fit, or to be faster than the fastest stack that fits."""
         start = self._start(level)
         if start is None or self.fits(start):
             return set(_SPEEDS)
@@ -154,7 +154,7 @@ class Search:
         return set(_SPEEDS).union(*groups)
 
     def _start(self, level: Level) -> Stack | None:
-        """Return what stacks of a level begin with: the empty one, or the fastest adapters alone; None without any."""
+        """Return the stack that a level begins with: empty, or the fastest adapters alone, or None without adapters."""
         if level.trained == "all":
             return frozenset()
         alone = (stack for stack in self.predictions.known if len(stack) == 1)
@@ -162,7 +162,7 @@ class Search:
         return min(filter(lambda stack: level.allows(self.training(stack)), near), key=self.seconds, default=None)
 
     def _fills_the_peak(self, base: Needs) -> frozenset[Change]:
-        """Return what lowers that part of the peaks above the limit that is large enough."""
+        """Return the changes that lower a large enough part of the peaks above the limit."""
         found = frozenset[Change]()
         forward, backward, _ = (peak + base.lost > self.limit for peak in base.phases)
         least = _LEAST_SHARE * base.bytes
@@ -173,7 +173,7 @@ class Search:
         return found
 
     def _improve(self, level: Level) -> None:
-        """Simulate stacks that are predicted to fit and to be faster, until there is none."""
+        """Simulate stacks that are predicted to fit and to be faster, until none is left."""
         stacks = self._candidates(level)
         descents = 0
         while True:
@@ -216,7 +216,7 @@ class Search:
     def _promising(
         self, stacks: Iterable[Stack], margin: float, bound: float | None = None, slack: float = 0.0
     ) -> list[Stack]:
-        """Return those that are predicted to fit and to be faster than what is as near and fits, the fastest first."""
+        """Return stacks predicted to fit, and to be faster than any that fits with training as near; fastest first."""
         bounds: dict[Training, float] = {}
         found: list[tuple[float, str, Stack]] = []
         for stack in stacks:
@@ -238,7 +238,7 @@ class Search:
         return allowed if fastest is None else min(allowed, (1 - _GAIN) * self.seconds(fastest))
 
     def _least(self, stacks: Iterable[Stack]) -> list[Stack]:
-        """Return the stack of the least predicted need that was not simulated."""
+        """Return the untried stack with the least predicted need, if it needs less than every simulated one."""
         predicted = [
             (needs.bytes, needs.seconds, index, stack)
             for index, stack in enumerate(stacks)
@@ -249,13 +249,13 @@ class Search:
         return [least[-1]] if least is not None and least[0] < known else []
 
     def _quicken(self, level: Level) -> None:
-        """Where something fits, see what schemes do alone that may make it faster, though nothing has to be saved."""
+        """If something fits, simulate alone each scheme that may make a step faster, though memory suffices."""
         if self.fastest(level.training) is not None:
             new = [choice for choice in self.choices.all if choice.quickens and level.allows(choice.training)]
             self._try([frozenset({choice}) for choice in new])
 
     def _complete(self, level: Level) -> None:
-        """Try what differs in one choice from the fastest of a level: without one, with another in its place."""
+        """Try the neighbours of a level's fastest stack, which differ in one choice: removed, replaced or added."""
         while True:
             fastest = self.fastest(level.training)
             if fastest is None:
@@ -282,7 +282,7 @@ class Search:
 
 
 def _group(choice: Choice) -> str:
-    """Return with which others a choice is weighed against each other."""
+    """Return the group of a choice; stacks within one group are compared with each other."""
     changes = set(choice.changes)
     if ADAPTS in changes:
         return "parameters"

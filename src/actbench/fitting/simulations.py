@@ -85,8 +85,8 @@ class Simulations:
 
     Attributes:
         simulated: How many were simulated.
-        found: How many stood in the file.
-        over: Whether the time was over before all cases that were asked for had begun.
+        found: How many were in the file.
+        over: Whether time ran out before all cases had begun.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Simulations:
         self.over = False
 
     def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
-        """Yield each case with its outcome; cases that do not begin before the time is over are left out."""
+        """Yield each case with its outcome; leave out cases that cannot begin before time runs out."""
         todo = []
         for case in stacks:
             record = self._store.find(case) if self._store.done(case) else None

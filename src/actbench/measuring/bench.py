@@ -1,4 +1,4 @@
-"""Measuring one case, where workload, scheme and meter meet."""
+"""Measures one case: workload, scheme and meter meet here."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from actbench.workloads.overrides import without_dropout
 
 Found = TypeVar("Found")
 
-schemes.names()  # imports all of them before processes are forked that need one each
+schemes.names()  # imports all schemes before processes are forked, each of which needs one
 
 
 class Session:
-    """One case being measured, in this process; with ``timeline`` its memory over the step, too.
+    """One case measured in this process; ``timeline`` adds its memory over the step.
 
     Raises:
-        ActbenchError: The case cannot be built here; :func:`failure_of` says what that means for its record.
+        ActbenchError: The case cannot be built here; :func:`failure_of` makes the record's failure.
     """
 
     def __init__(self, case: Case, *, timeline: bool = False) -> None:
@@ -75,10 +75,10 @@ class Session:
             self._inspect(before, after)
 
     def memory(self) -> Measurement:
-        """Read everything but time: bytes, sites, gradient quality and, where asked, the largest batch.
+        """Read everything but time: bytes, sites, gradient quality and, if requested, the largest batch.
 
         Raises:
-            OutOfMemoryError: The step cannot be run: an allocation failed.
+            OutOfMemoryError: The step cannot run: an allocation failed.
         """
         with waiting():
             return self._memory()
@@ -108,16 +108,16 @@ class Session:
         )
 
     def snapshot(self) -> bytes:
-        """Run the step, and return what torch's memory visualiser shows of it.
+        """Run the step, and return its snapshot for torch's memory visualiser.
 
         Raises:
-            OutOfMemoryError: The step cannot be run: an allocation failed.
+            OutOfMemoryError: The step cannot run: an allocation failed.
         """
         with waiting():
             return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
 
     def time(self, steps: int) -> tuple[float, ...] | None:
-        """Run a round of timed steps, the first after a warm-up; return their seconds, or None without a clock."""
+        """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
         if self._step is None:
@@ -130,7 +130,7 @@ class Session:
 
     @property
     def _wants_gradient_quality(self) -> bool:
-        """Whether gradients can be compared: not those of other parameters than the exact model's."""
+        """Whether to compare gradients; impossible if the scheme trains other parameters than the exact model."""
         compared = self.case.scheme != "exact" and self._others is not None
         return self.case.gradient_quality and self.meter.materialize and compared
 
@@ -140,14 +140,14 @@ class Session:
             return TrainStep(self.setup, batch)
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
-        """Return what the modules of a setup save, or None, with a warning, for a real model that needs values."""
+        """Return what the modules of a setup save; None, with a warning, for a real model that needs values."""
         try:
             with self.meter.operators():
                 return inspection.trace(setup, self._batch)
         except UntraceableError as error:
             if not self.meter.materialize:
                 raise
-            self._warnings = (f"what each site keeps is unknown: {error}",)
+            self._warnings = (f"the bytes that each site saves are unknown: {error}",)
             return None
 
     def _inspect(self, before: inspection.Trace, after: inspection.Trace) -> None:
@@ -156,17 +156,17 @@ class Session:
         except IdleError as idle:
             if not self.case.find_largest_batch:
                 raise
-            self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # it may do something at the largest
+            self._warnings = (f"at a batch of {self.case.batch_size}, {idle}",)  # the scheme may act at the largest
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
-        """Return the gradient of the last of some passes over the case's batch."""
+        """Return the gradient of the last of ``passes`` passes over the case's batch."""
         with self.meter.active(), nullcontext() if self.scheme.draws_alike else without_dropout(setup.module):
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
 
     def _judged_gradient(self) -> Gradients:
-        """Return the gradient of a step in the steady state: bits are allocated, weights are what a step leaves."""
+        """Return the gradient of a step in the steady state: with allocated bits, and weights as after a step."""
         torch.manual_seed(self.case.seed)
         with self.meter.active(), self.scheme.as_after_a_step(self.setup):
             return self._gradient(self.setup, passes=2 if self.scheme.adapts else 1)
@@ -176,7 +176,7 @@ class Session:
             return self.scheme.diagnostics(self.setup, self._batch(), self.case.seed)
 
     def _gradient_quality(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return fields of the measurement about the gradient, and warnings."""
+        """Return the measurement's fields about the gradient, and warnings."""
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
@@ -209,7 +209,7 @@ class Session:
 
 
 def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
-    """Return what a function computes, or None where memory runs out."""
+    """Return the result of a function, or None if memory runs out."""
     try:
         return compute()
     except Exception as error:
@@ -220,14 +220,14 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
 
 @processes.left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
-    """Measure a case in this process: bytes first, then time in a pass of its own.
+    """Measure a case in this process: first bytes, then time in a separate pass.
 
-    With ``timeline`` the measurement says where the memory is over the step
+    With ``timeline`` the measurement has the memory over the step
     (:class:`actbench.results.timeline.Timeline`).
 
     Raises:
         ActbenchError: The case cannot be measured; see :func:`failure_of`.
-        UsageError: The case asks for the largest batch on a real device, which takes processes of its own.
+        UsageError: The case asks for the largest batch on a real device, which needs separate processes.
     """
     if case.find_largest_batch and case.meter != "simulated":
         raise UsageError("measure cannot search for the largest batch on a device: use 'actbench sweep --max-batch'")
@@ -244,9 +244,9 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
 
 @processes.left_after()
 def snapshot(case: Case) -> bytes:
-    """Return what torch's memory visualiser (pytorch.org/memory_viz) shows of a step of a case, as a pickle.
+    """Return a snapshot of a step of a case for torch's memory visualiser (pytorch.org/memory_viz), as a pickle.
 
-    It is not read by actbench, which unpickles nothing.
+    actbench itself unpickles nothing.
 
     Raises:
         ActbenchError: The case cannot be run; see :func:`failure_of`.
@@ -258,10 +258,10 @@ def snapshot(case: Case) -> bytes:
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
-    Nothing is computed and no weights are loaded; timing and memory limit of the case are ignored.
+    Nothing is computed and no weights are loaded. Timing and memory limit of the case have no effect.
 
     Raises:
-        ActbenchError: The case cannot be built here; :func:`failure_of` says what that means.
+        ActbenchError: The case cannot be built here; see :func:`failure_of`.
     """
     scheme, meter, workload = schemes.build(case.scheme), meters.open_meter(case), workloads.load(case)
     with boundary(f"model {case.model!r} cannot be built"):
@@ -277,7 +277,7 @@ def itemize(case: Case) -> Ledger:
 
 
 def itemize_all(text: str) -> str:
-    """Do :func:`itemize` as a task of a process: from a list of cases to their ledgers, in JSON."""
+    """Call :func:`itemize` as a task of a process: from a list of cases to their ledgers, both as JSON."""
     ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
     return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()
 
@@ -291,7 +291,7 @@ _REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return the record of an error, with the part of the step in which memory ran out where it is known."""
+    """Return the failure for an error, with the part of the step in which memory ran out, if known."""
     reasons = [reason for kind, reason in _REASONS if isinstance(error, kind)]
     reason: FailureReason = "out-of-memory" if is_out_of_memory(error) else (*reasons, "crash")[0]
     message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"

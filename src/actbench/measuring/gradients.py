@@ -1,4 +1,4 @@
-"""The gradient of one step, and how far it is from another."""
+"""The gradient of one step, and its distance from another."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Gradients = Mapping[Tensor, Tensor]
 
 
 def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
-    """Run forward and backward once and take the gradients of all parameters off them.
+    """Run forward and backward once, and return and remove the gradients of all parameters.
 
-    The default generators are seeded first, so that two setups on one batch draw the same dropout masks.
+    The default generators are seeded first, so that two setups draw the same dropout masks for one batch.
     """
     torch.manual_seed(seed)
     step = TrainStep(setup, batch)
@@ -24,7 +24,7 @@ def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:
     try:
         step.backward(step.forward())
         return step.gradients()
-    finally:  # a step that ran out of memory has left gradients behind, which the next one would add to
+    finally:  # a step that ran out of memory leaves gradients, to which the next step would add
         step.optimizer.zero_grad(set_to_none=True)
         setup.module.zero_grad(set_to_none=True)
 
@@ -33,7 +33,7 @@ def relative_error_and_cosine(found: Gradients, exact: Gradients) -> tuple[float
     """Compare two gradients over all parameters as one long vector.
 
     Returns:
-        ``|found - exact| / |exact|`` and the cosine between the two; NaN where the exact gradient is zero.
+        ``|found - exact| / |exact|`` and the cosine between the two; NaN if the exact gradient is zero.
     """
     error = dot = found_square = exact_square = 0.0
     for parameter, reference in exact.items():

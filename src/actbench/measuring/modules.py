@@ -1,4 +1,4 @@
-"""Which module of a model runs, in its forward pass and in the backward pass of what it has made."""
+"""Follows which module of a model runs, in the forward pass and in the backward pass of the nodes that it made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 from actbench.results.ledger import OUTSIDE
 
 Around = Callable[[str], Callable[[], object]]
-"""Called with the path of a module that begins to run; returns what is called when it ends."""
+"""Called with the path of a module that begins to run; returns a function to call when the module ends."""
 
 
 def _nothing(path: str) -> Callable[[], None]:
@@ -24,7 +24,7 @@ def _nothing(path: str) -> Callable[[], None]:
 
 
 class RunningModules:
-    """Follows which module runs, by hooks on all of them.
+    """Follows which module runs, by hooks on all modules.
 
     Attributes:
         calls: How often each module ran so far, by path.
@@ -35,13 +35,13 @@ class RunningModules:
         self._module = module
         self._around = around
         self._active: list[tuple[str, Callable[[], object]]] = []
-        # autograd counts nodes in each thread; what is recomputed in the backward pass on a GPU runs in one of its own
+        # autograd counts nodes per thread; recomputation in the backward pass on a GPU runs in another thread
         self._turns: defaultdict[int, list[tuple[int, str]]] = defaultdict(lambda: [(0, OUTSIDE)])
         self._thread = threading.get_ident()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the modules inside the block, whose thread runs forward passes; the hooks are removed at the end."""
+        """Follow modules inside the block, whose thread runs forward passes; remove the hooks at the end."""
         self._thread = threading.get_ident()
         with ExitStack() as handles:
             for path, child in self._module.named_modules():
@@ -53,11 +53,11 @@ class RunningModules:
 
     @property
     def running(self) -> str:
-        """The path of the module whose forward pass runs, :data:`~actbench.results.ledger.OUTSIDE` for none."""
+        """The path of the module whose forward pass runs; :data:`~actbench.results.ledger.OUTSIDE` if none runs."""
         return self._active[-1][0] if self._active else OUTSIDE
 
     def made_node(self, sequence_number: int) -> str:
-        """Return the path of the module in which a forward pass made a node of autograd's graph, in its thread."""
+        """Return the path of the module whose forward pass made a node of autograd's graph, in its thread."""
         turns = self._turns[self._thread]
         return turns[bisect_right(turns, sequence_number, key=lambda turn: turn[0]) - 1][1]
 

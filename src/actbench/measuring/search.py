@@ -1,4 +1,4 @@
-"""The largest batch that fits, found in few trials and proved: it fits at b and does not at b + 1."""
+"""Finds the largest batch in few trials, and proves it: the step fits at b and not at b + 1."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from actbench.results.measured import LargestBatch
 
 LARGEST_TRIED = 2**20
-"""Batches above this are never tried: a step that still fits there is limited by something else than memory."""
+"""Larger batches are never tried: if a step still fits here, memory is not its limit."""
 
 _PATIENCE = 2
-"""Lines in a row that may fail to halve the interval before a step that is sure to shrink it."""
+"""How many lines in a row may fail to halve the interval before another kind of step, which surely shrinks it."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Whether the step at one batch size fits, and the peak that it needs, where that is known."""
+    """Whether the step at one batch size fits, and its peak, if known."""
 
     fits: bool
     peak_bytes: int | None = None
@@ -25,7 +25,7 @@ class Trial:
 def predict(first: tuple[int, int], second: tuple[int, int], memory_limit_bytes: int) -> int | None:
     """Return the largest batch within the limit on the line through two ``(batch, peak_bytes)``; None if it falls.
 
-    A training step's peak is close to ``weights + batch * per_sample``, so two readings place the answer.
+    A training step's peak is close to ``weights + batch * per_sample``, so two readings predict the answer.
     """
     (batch, peak), (other_batch, other_peak) = first, second
     run, rise = other_batch - batch, other_peak - peak
@@ -42,18 +42,18 @@ def largest(
     known: Mapping[int, Trial] | None = None,
     largest_tried: int = LARGEST_TRIED,
 ) -> LargestBatch:
-    """Find the largest batch that fits, and prove it by a trial there and one at the next batch up.
+    """Find the largest batch that fits, and prove it by trials of this batch and the next larger one.
 
-    The first trial is the prediction, or 1 where nothing is known. Known peaks are continued as a line; without them,
-    or when the line misleads, steps that double and then halve close in on the edge. Were ``fits`` not monotone (real
-    allocators are noisy), the result still fits and its successor still does not.
+    The first trial is the prediction, or 1 if nothing is known. A line through known peaks gives the next trial.
+    Without peaks, or if the line misleads, steps that double and then halve find the edge. Even if ``fits`` is not
+    monotone (real allocators are noisy), the result fits and the next larger batch does not.
 
     Args:
-        fits: Tries a batch; called at most once for each.
+        fits: Tries a batch; called at most once for each batch.
         memory_limit_bytes: The memory that a step may use.
-        predicted: Where the edge is believed to be.
-        known: Trials made before, which are not repeated and not counted.
-        largest_tried: Where to stop; a result there has ``next_outcome="not-tried"``.
+        predicted: The predicted result.
+        known: Earlier trials, which are not repeated and not counted.
+        largest_tried: The largest batch to try; a result there has ``next_outcome="not-tried"``.
     """
     search = _Search(fits, memory_limit_bytes, dict(known or {}), largest_tried)
     if predicted is not None or not known:
@@ -64,7 +64,7 @@ def largest(
 
 
 class _Search:
-    """The interval that holds the edge, from the largest batch known to fit to the smallest known not to."""
+    """The interval from the largest batch known to fit to the smallest known not to fit."""
 
     def __init__(
         self, fits: Callable[[int], Trial], limit_bytes: int, trials: dict[int, Trial], largest_tried: int
@@ -81,7 +81,7 @@ class _Search:
         self.failing = min(above, default=max(largest_tried, self.fitting) + 1)
 
     def begin_at(self, batch: int) -> None:
-        """Try a batch inside the interval."""
+        """Try a batch, if it is inside the interval."""
         if self.fitting < batch < self.failing:
             self._try(batch)
 
@@ -98,7 +98,7 @@ class _Search:
         self._lines = 0 if halved else self._lines + 1
 
     def result(self, predicted: int | None) -> LargestBatch:
-        """Return what was found once the interval has closed."""
+        """Return the result, once the interval has closed."""
         at, above = self._trials.get(self.fitting), self._trials.get(self.failing)
         over_limit = above is not None and (above.peak_bytes or 0) > self._limit_bytes
         return LargestBatch(
@@ -120,18 +120,18 @@ class _Search:
         self._upwards = trial.fits
 
     def _stride_ahead(self) -> int:
-        """Return a batch away from the last trial, by a stride that doubles each time but never passes the middle."""
+        """Return the next batch, away from the last trial by a stride that doubles but never passes the middle."""
         stride = min(self._stride, (self.failing - self.fitting) // 2)
         self._stride *= 2
         return self.fitting + stride if self._upwards else self.failing - stride
 
     def _line(self) -> int | None:
-        """Return where the line through the peaks nearest to the limit meets it, if there are any two."""
+        """Return the batch where the line through the two peaks nearest to the limit meets it, or None."""
         trials = ((batch, trial.fits, trial.peak_bytes) for batch, trial in self._trials.items())
-        # An allocator that refused a step may report how far it came: that is not the peak the step would need.
+        # An allocator that refused a step may report the bytes so far, which are not the peak that the step needs.
         peaks = [(b, peak) for b, fits, peak in trials if peak is not None and fits == (peak <= self._limit_bytes)]
         nearest = sorted(peaks, key=lambda point: abs(self._limit_bytes - point[1]))[:2]
         if len(nearest) < 2:
-            # One peak, with whatever is not per sample counted as if it were: a bound on the near side of the edge.
+            # With one peak, count all of it as per sample: the prediction is then a bound on the near side of the edge.
             return predict((0, 0), nearest[0], self._limit_bytes) if nearest else None
         return predict(nearest[0], nearest[1], self._limit_bytes)

@@ -1,4 +1,4 @@
-"""What runs in a process of its own for ``measure --timeline`` and ``--export-snapshot``."""
+"""The tasks of separate processes for ``measure --timeline`` and ``--export-snapshot``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from actbench.measuring.bench import failure_of as failure_of
 from actbench.results.records import Case, Data
 
 Session = partial(bench.Session, timeline=True)
-"""A case whose measurement has a timeline, too."""
+"""A case whose measurement also has a timeline."""
 Trial = bench.Session
-"""A case that is tried for the largest batch, of which nobody would see the timeline."""
+"""A trial for the largest batch, without a timeline, which nobody would see."""
 
 
 class SnapshotRequest(Data):
-    """A case, and the file that its snapshot is written to."""
+    """A case, and the file for its snapshot."""
 
     case: Case
     path: Path
 
 
 def write_snapshot(text: str) -> str:
-    """Do :func:`actbench.measuring.bench.snapshot` as a task: a request in JSON, and no answer."""
+    """Call :func:`actbench.measuring.bench.snapshot` as a task: from a request in JSON to an empty answer."""
     asked = SnapshotRequest.model_validate_json(text)
     asked.path.write_bytes(bench.snapshot(asked.case))
     return ""

@@ -20,11 +20,11 @@ PARTS = {
 """What people call those fields of :class:`PeakParts` that are not there whatever is done in the step."""
 
 FindSchemes = Callable[[Sequence[str]], Sequence[str]]
-"""From what schemes may change to the names of those that change any of it; records are read without the schemes."""
+"""From kinds of changes to the names of schemes that make one of them; reading records does not import the schemes."""
 
 
 class _Remedy(NamedTuple):
-    """A setting to change, and what schemes may change that help."""
+    """A setting to change, and the kinds of changes by which a scheme helps."""
 
     setting: str
     changes: tuple[str, ...]
@@ -36,12 +36,12 @@ _MODEL = ("weights_bytes", "gradients_bytes", "optimizer_bytes")
 
 
 def advice(phase: Phase | None, *, mostly_model: bool, find: FindSchemes | None = None) -> str:
-    """Return what to take, as a part of a sentence.
+    """Return what the user can do, as a part of a sentence.
 
     Args:
-        phase: Part of the step in which the peak is or memory ran out; None where that is not known.
-        mostly_model: Whether weights, gradients and optimizer state, which no batch changes, are most of it.
-        find: Names the schemes that help; without it 'actbench schemes' is pointed at.
+        phase: Part of the step with the peak, or in which memory ran out; None if unknown.
+        mostly_model: Whether weights, gradients and optimizer state, which no batch size changes, fill most of it.
+        find: Names the schemes that help; without it the text refers to 'actbench schemes'.
     """
     if phase is None:
         return "take a smaller --batch-size or another --scheme"
@@ -51,7 +51,7 @@ def advice(phase: Phase | None, *, mostly_model: bool, find: FindSchemes | None 
 
 
 def about_peak(measured: Measurement) -> str | None:
-    """Return where the peak is, what fills it and what to do; None for older records, which do not say."""
+    """Return where the peak is, what fills it and what to do; None for older records, which lack these facts."""
     if measured.peak_phase is None:
         return None
     where = f"the peak is in the {PHASES[measured.peak_phase]}"
@@ -63,7 +63,7 @@ def about_peak(measured: Measurement) -> str | None:
 
 
 def _most(parts: PeakParts) -> tuple[str, int, bool]:
-    """Return what fills most of a peak, its bytes, and whether it is there whatever the batch."""
+    """Return what fills most of a peak, its bytes, and whether these do not depend on the batch."""
     found = parts.model_dump()
     of_model = sum(found[part] for part in _MODEL)
     if 2 * of_model > sum(found.values()):
@@ -73,7 +73,7 @@ def _most(parts: PeakParts) -> tuple[str, int, bool]:
 
 
 def over_limit_bytes(record: MeasuredRecord) -> int | None:
-    """Return by how much a case is over its limit; in older records, that is a failure with a peak."""
+    """Return the bytes by which a case is over its limit, or None; older records have a failure with a peak."""
     outcome, limit = record.outcome, record.case.memory_limit_bytes
     if isinstance(outcome, Measurement):
         return outcome.over_limit_bytes
@@ -83,7 +83,7 @@ def over_limit_bytes(record: MeasuredRecord) -> int | None:
 
 
 def about_limit(record: MeasuredRecord) -> str | None:
-    """Return by how much a measured case is over its limit, and what to do; None where it fits or failed."""
+    """Return by how much a measured case is over its limit, and what to do; None if it fits or failed."""
     measured = record.outcome
     if isinstance(measured, Failure) or measured.over_limit_bytes is None or measured.memory_limit_bytes is None:
         return None
@@ -94,11 +94,11 @@ def about_limit(record: MeasuredRecord) -> str | None:
     return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
 
 
-_MOST_ALONE = 3  # rows over their limit that are told of one by one
+_MOST_ALONE = 3  # rows over their limit with a sentence each; more share sentences
 
 
 def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
-    """Return what :func:`about_limit` says of each record; of many in one sentence for what is to be done alike."""
+    """Return what :func:`about_limit` says of each record; of many records, one sentence for each equal advice."""
     told = {record: text for record in records if (text := about_limit(record))}
     if len(told) <= _MOST_ALONE:
         return list(told.values())
@@ -109,7 +109,7 @@ def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
 
 
 def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
-    """Return the limit, where the peak is and what to do, without what differs from row to row."""
+    """Return the limit, where the peak is and what to do, without figures that differ from row to row."""
     measured = record.outcome
     assert isinstance(measured, Measurement)
     limit = format_bytes(measured.memory_limit_bytes or 0)
@@ -122,12 +122,12 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
 
 
 def names_of(records: Sequence[MeasuredRecord]) -> str:
-    """Return the names of cases, of several their schemes where they differ in nothing else."""
+    """Return the names of cases, or only their schemes if nothing else differs."""
     cases = [record.case for record in records]
     differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
     return ", ".join(case.scheme if differ_in_schemes else case.name for case in cases)
 
 
 def needed_bytes(measured: Measurement) -> int:
-    """Return what a step needs of a device: its peak, or what its allocator reserves, where that is known and more."""
+    """Return the bytes of the device that a step needs: its peak, or the reserved bytes if known and larger."""
     return max(measured.peak_bytes, measured.reserved_bytes or 0)

@@ -1,4 +1,4 @@
-"""What is written down of a machine's calibration, and its table."""
+"""The report of a machine's calibration, and its table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, format
 
 
 class KindFound(Data):
-    """What the operators of one kind reached in one type.
+    """The speed of the operators of one kind in one dtype.
 
     Attributes:
-        operators: How many different ones were measured.
-        flops_per_second: The best of them, of those with floating-point operations.
-        bytes_per_second: The median of the others, each at its largest size.
-        share: Of the peak rate, or of the bandwidth.
-        least_seconds: The median of the seconds on the smallest tensors.
+        operators: How many different operators were measured.
+        flops_per_second: The best rate, for operators counted by floating-point operations.
+        bytes_per_second: The median rate of other operators, each at its largest size.
+        share: This rate as a share of the peak rate, or of the bandwidth.
+        least_seconds: The median time on the smallest tensors.
     """
 
     kind: str
@@ -29,7 +29,7 @@ class KindFound(Data):
 
 
 class HostFound(Data):
-    """Seconds of the host for an operator, by part of the step and kind."""
+    """Seconds that the host needs for one operator, by part of the step and kind."""
 
     forward: NonNegativeFloat
     backward: NonNegativeFloat
@@ -40,17 +40,17 @@ class HostFound(Data):
 
 
 class CalibrationReport(Data):
-    """What a calibration found, as ``--export-json`` writes it.
+    """The result of a calibration, as ``--export-json`` writes it.
 
     Attributes:
-        device: What was measured.
-        threads: Of the processor.
-        flops_per_second: Of the best product of matrices, by precision.
+        device: Name of the measured device.
+        threads: Threads of the processor.
+        flops_per_second: Rate of the best matrix product, by precision.
         bandwidth: Bytes a second that a copy reads and writes.
         link: Bytes a second between device and host memory, in one direction.
-        launch_seconds: Of an operator on a tensor of next to nothing.
-        timed: Runs of operators that were timed.
-        seconds: That all of it took.
+        launch_seconds: Time of an operator on a tiny tensor.
+        timed: Number of timed runs of operators.
+        seconds: Duration of the calibration.
         notes: What was not measured, and why.
     """
 
@@ -76,7 +76,7 @@ _TERA, _GIGA = 1e12, 1e9
 
 
 def calibration_table(report: CalibrationReport) -> Table:
-    """Return one row for each kind of operator and type."""
+    """Return one row for each kind of operator and dtype."""
     return fill(f"What {report.device} reaches", COLUMNS, report.kinds, _notes(report))
 
 

@@ -1,4 +1,4 @@
-"""Two results files side by side: what became better or worse, and whether that breaks a limit of ``--fail-on``."""
+"""Two results files side by side: what got better or worse, and whether it breaks a limit of ``--fail-on``."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ QUANTITIES: dict[str, Column[Entry]] = {
         "largest_batch": "largest_batch",
     }.items()
 }
-"""The columns that can be compared and limited, by the name that ``--fail-on`` has for them."""
+"""The columns that can be compared and limited, by their names in ``--fail-on``."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound on one quantity of :data:`QUANTITIES`, as ``text`` was written.
+    """A bound on one quantity of :data:`QUANTITIES`; ``text`` is what the user wrote.
 
-    ``amount`` is the share by which the quantity may get worse (kind ``worse``), or a value in base units that it may
-    not pass (``>`` and ``<``).
+    ``amount`` is the share by which the quantity may get worse (kind ``worse``), or a bound in base units for its value
+    (kinds ``>`` and ``<``).
     """
 
     text: str
@@ -43,7 +43,7 @@ class Limit:
     amount: float
 
     def broken_by(self, before: float | None, after: float) -> bool | None:
-        """Whether a change breaks the limit; None when there is no earlier value to compare with."""
+        """Whether a change breaks the limit; None without an earlier value to compare with."""
         if self.kind != "worse":
             return after > self.amount if self.kind == ">" else after < self.amount
         if before is None:
@@ -89,21 +89,21 @@ def _number(bound: str, text: str) -> float:
 
 
 _DETAILS = {"peak": 1, "activations": 3, "throughput": 2, "largest_batch": 2}
-"""Of the columns with the two values of a quantity; changes are shown where there is room for any of these."""
+"""Detail of the columns with the two values of a quantity; the column of its change has one less."""
 
 _NOT_HERE = "not in this file"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One case in two files; None where a file lacks it."""
+    """The entries of one case in two files; None if a file lacks it."""
 
     before: Entry | None
     after: Entry | None
 
     @property
     def either(self) -> Entry:
-        """The entry of the second file, or of the first where the second has none."""
+        """The entry of the second file, or else of the first."""
         entry = self.after or self.before
         assert entry is not None
         return entry
@@ -111,14 +111,14 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table with a row for each of the cases of either file, and a sentence for each limit that a case breaks."""
+    """A table with a row for each case of either file, and a sentence for each limit that a case breaks."""
 
     table: Table
     violations: tuple[str, ...]
     records: tuple[MeasuredRecord, ...] = ()
 
     def as_json(self) -> str:
-        """Return the rows, with the values of CSV by its keys, and the sentences about limits that are broken."""
+        """Return the rows, with values under the keys of CSV, and the sentences about broken limits."""
         rows = tuple(
             ComparedCase(case=record.case, machine=record.machine.name, values=dict(row))
             for record, row in zip(self.records, self.table.rows, strict=True)
@@ -128,7 +128,7 @@ class Comparison:
 
 
 class ComparedCase(Data):
-    """A row of a comparison as JSON: ``values`` are in base units, null where a file has none."""
+    """A row of a comparison as JSON: ``values`` are in base units, or null if a file has none."""
 
     case: Case
     machine: str
@@ -147,10 +147,10 @@ class WrittenComparison(Data):
 def compare(
     before: Sequence[MeasuredRecord], after: Sequence[MeasuredRecord], limits: Sequence[Limit] = ()
 ) -> Comparison:
-    """Compare two sets of records case by case; of several machines, each is compared with itself.
+    """Compare two sets of records case by case; each of several machines is compared with itself.
 
-    A case that was measured before and fails now breaks every limit, and so does a limit that no case could be held to:
-    a check of nothing must not pass.
+    A case that was measured before and fails now breaks every limit. A limit that no case could be checked against is
+    broken too: a check of nothing must not pass.
     """
     several = any(len({record.machine.name for record in records}) > 1 for records in (before, after))
     pairs = _pairs(before, after, several)
@@ -188,7 +188,7 @@ def _side(column: Column[Entry], side: str, letter: str, detail: int = 0) -> Col
 
 
 def _three(column: Column[Entry], detail: int) -> tuple[Column[Pair], ...]:
-    """Return the columns of a quantity in the first file, in the second, and of its change."""
+    """Return three columns of a quantity: in the first file, in the second, and its change."""
     return (
         _side(column, "before", "A", detail),
         _side(column, "after", "B", detail),

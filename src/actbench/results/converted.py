@@ -1,4 +1,4 @@
-"""A conversion: what passes between the command and the process that converts, and the tables of what changed."""
+"""A conversion: the messages between the command and the process that converts, and the tables of what changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actbench.units import format_bytes
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """What to convert; without ``output`` the folder is named after model and scheme."""
+    """What to convert; by default the folder is named after model and scheme."""
 
     case: Case
     output: Path | None
@@ -25,14 +25,14 @@ class ConversionRequest:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion changed and what it is worth.
+    """What a conversion changed and what it saves.
 
     Attributes:
-        sites: What changed, with the bytes each keeps for backward before and after.
-        bytes_before: What the exact model keeps for backward in one step of the case's batch.
-        bytes_after: What the converted model keeps.
+        sites: What changed, with the bytes that each site saves for backward before and after.
+        bytes_before: Bytes that the exact model saves for backward in one step of the case's batch.
+        bytes_after: Bytes that the converted model saves.
         folder: Where the model was written, or None for a dry run.
-        built: What model and task came to; None where a function of the user's own does not say.
+        built: The class of the model, and its task; None if a function of the user's own does not say.
     """
 
     case: Case
@@ -64,10 +64,10 @@ UNREACHED: tuple[Column[Unreached], ...] = (
 
 
 def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_bytes: int | None = None) -> Table:
-    """Return what was converted, with the bytes it keeps for backward before and after, and totals.
+    """Return the converted sites, with the bytes each saves for backward before and after, and totals.
 
-    Sites that never ran are shown and not counted. ``saved_bytes`` is what the whole model keeps less: where the sites
-    lose more, a note says that other layers keep the rest.
+    Sites that never ran are shown and not counted. ``saved_bytes`` is the saving of the whole model: if the sites save
+    more than that, a note says that other layers keep the rest.
     """
     ran = [site for site in sites if site.calls != 0]
     notes = []
@@ -86,7 +86,7 @@ def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_byt
 
 
 def unreached_table(unreached: Sequence[Unreached]) -> Table:
-    """Return the places that a reader might expect to be converted, with the reasons why they are not."""
+    """Return the places that a reader may expect to be converted, with the reasons why they are not."""
     return fill("Not converted", UNREACHED, unreached)
 
 

@@ -1,4 +1,4 @@
-"""What is written down of ``actbench fit``: a record for each stack of schemes that was tried."""
+"""The records of ``actbench fit``: one for each stack of schemes that was tried."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from actbench.results.measured import Measurement
 from actbench.results.records import Case, Data, Failure, Migrations, Optimizer, Record
 
 Gradient = Literal["exact", "unbiased", "approximate"]
-"""What a gradient is against the exact step's: the same to rounding, right on average, or neither."""
+"""How a gradient compares with the exact step's: equal to rounding, right on average, or neither."""
 
 GRADIENTS: Final[tuple[Gradient, ...]] = get_args(Gradient)
 
 Trained = Literal["all", "adapters"]
-"""What is trained: all parameters that the model trains, or other and fewer ones."""
+"""The trained parameters: all that the model trains, or other and fewer ones."""
 
 
 class Training(Data):
-    """In what the training with a stack of schemes differs from that of the exact step.
+    """How training with a stack of schemes differs from training with the exact step.
 
     Attributes:
         trained: Whether it trains the model's own parameters.
-        gradient: What the gradient is, as the schemes declare; precision has a field of its own.
-        updates: Whether the optimizer makes the same of a gradient.
-        precision: Whether is computed in the case's own types.
+        gradient: What the schemes declare about the gradient; ``precision`` is a separate field.
+        updates: Whether the optimizer makes the same update from a gradient.
+        precision: Whether it computes in the case's own dtypes.
     """
 
     trained: Trained = "all"
@@ -35,11 +35,11 @@ class Training(Data):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it is the exact step's, to rounding."""
+        """Whether training equals the exact step's, to rounding."""
         return self == Training()
 
     def is_as_near(self, other: Training) -> bool:
-        """Whether it is in nothing further from the exact step than another, and trains the same."""
+        """Whether it trains the same parameters as ``other``, and is nowhere further from the exact step."""
         return self.trained == other.trained and all(
             mine <= theirs for mine, theirs in zip(self._distance, other._distance, strict=True)
         )
@@ -50,13 +50,13 @@ class Training(Data):
 
 
 class Asked(Data):
-    """What a fit was asked for, beside the case of the exact step.
+    """The request of a fit, beside the case of the exact step.
 
     Attributes:
-        max_slowdown: A stack may take so many times the exact step's estimated time.
-        exact: Whether only the exact step's training counts.
-        optimizer: That of the exact step.
-        others: Optimizers that may take its place, and make other updates.
+        max_slowdown: Largest allowed ratio of a stack's estimated time to the exact step's.
+        exact: Whether training must equal the exact step's.
+        optimizer: The optimizer of the exact step.
+        others: Optimizers that may replace it, with other updates.
     """
 
     max_slowdown: Annotated[float, Field(ge=1)] = 2.0
@@ -75,5 +75,5 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
 
 
 def step_seconds_of(measured: Measurement) -> float | None:
-    """Return the estimated seconds of a step; None where the device that it was simulated for has no rates."""
+    """Return the estimated seconds of a step; None if the simulated device has no known rates."""
     return None if measured.estimated is None else measured.estimated.step_seconds

@@ -1,4 +1,4 @@
-"""What is written down of measured operators: a record for each, and their table."""
+"""The records of measured operators, and their table."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TITLE = "Operators"
 
 
 class KernelCase(Data):
-    """One operator at one type, number of bits and size.
+    """One operator at one dtype, number of bits and size.
 
     Attributes:
         operator: Such as ``stepwise_encode``, or ``layer:gelu`` for forward and backward.
-        bits: Of a code; None for an operator without a choice.
-        threads: Of the processor.
-        compiled: Whether the exact operator was asked for under ``torch.compile``, too.
+        bits: Bits of a code; None for an operator without a choice.
+        threads: Threads of the processor.
+        compiled: Whether the exact operator is also measured under ``torch.compile``.
     """
 
     operator: str
@@ -54,26 +54,26 @@ class KernelCase(Data):
 
     @property
     def size(self) -> str:
-        """Rows and columns as they are typed."""
+        """Rows and columns as a user types them."""
         return f"{self.rows}x{self.columns}"
 
     @property
     def name(self) -> str:
-        """How people are shown it."""
+        """Name for messages."""
         return f"{self.operator} {self.dtype}{'' if self.bits is None else f' {self.bits} bits'} {self.size}"
 
 
 class KernelTimes(Data):
-    """What was measured; seconds are those of each run.
+    """The measurements of an operator; seconds are those of each run.
 
     Attributes:
-        bits: Of a code; None where nothing is coded.
-        moved_bytes: What the operator reads and writes, by count.
-        floor_bytes: What it would, if each tensor were read or written once.
-        copied_bytes: What the copy reads and writes.
-        copy_seconds: Of ``copy_`` between two existing tensors of this type and size, interleaved.
-        exact: What the operator stands in for, such as ``nn.GELU``.
-        compiled_seconds: Of the exact operator under ``torch.compile``.
+        bits: Bits of a code; None if nothing is coded.
+        moved_bytes: Bytes that the operator reads and writes, by count.
+        floor_bytes: Bytes if each tensor were read or written once.
+        copied_bytes: Bytes that the copy reads and writes.
+        copy_seconds: Seconds of ``copy_`` between two existing tensors of this dtype and size, interleaved.
+        exact: The operator that it replaces, such as ``nn.GELU``.
+        compiled_seconds: Seconds of the exact operator under ``torch.compile``.
         note: What could not be measured.
     """
 
@@ -91,12 +91,12 @@ class KernelTimes(Data):
 
     @property
     def bytes_per_second(self) -> float:
-        """Moved bytes by the median run."""
+        """Moved bytes over the time of the median run."""
         return self.moved_bytes / statistics.median(self.seconds)
 
     @property
     def copy_share(self) -> float:
-        """Bytes a second as a share of the copy's."""
+        """Bytes a second, as a share of the copy's."""
         return self.bytes_per_second * statistics.median(self.copy_seconds) / self.copied_bytes
 
 
@@ -107,7 +107,7 @@ class KernelRecord(Record[KernelCase, Annotated[KernelTimes | Failure, Field(dis
 
 
 class _Report(Data):
-    """A whole run, as files of before December 2026 hold it."""
+    """A whole run, in the format before December 2026."""
 
     schema_version: SchemaVersion = SCHEMA_VERSION
     device: str
@@ -124,7 +124,7 @@ def read_report(path: Path) -> list[KernelRecord]:
     """Return the records of a file that ``actbench kernels`` wrote as one report, before December 2026.
 
     Raises:
-        StoreError: It cannot be read, or is no such file.
+        StoreError: The file cannot be read, or is no such report.
     """
     try:
         report = _Report.model_validate_json(path.read_bytes())
@@ -182,7 +182,7 @@ def _where(record: KernelRecord) -> str:
 
 
 def _of(value: Callable[[KernelTimes], Any]) -> Callable[[KernelRecord], Any]:
-    """Return what reads a value of what was measured; it is None where that failed."""
+    """Return a function from a record to a value of its measurement, or None if the operator failed."""
     return lambda record: value(record.outcome) if isinstance(record.outcome, KernelTimes) else None
 
 
@@ -218,4 +218,4 @@ COLUMNS: tuple[Column[KernelRecord], ...] = (
     Column("compiled_seconds", "Compiled", "seconds", value_of(_time(_COMPILED)), detail=2),
     Column("over_compiled", "Over compiled", "ratio", value_of(_over(_COMPILED)), "lower", detail=2),
 )
-"""What a row shows. ``seconds`` is the median, and the ratios are those of medians."""
+"""The columns. ``seconds`` is the median, and ratios are ratios of medians."""

@@ -1,4 +1,4 @@
-"""The kinds of experiments: what their results files are called, hold, and are shown as."""
+"""The kinds of experiments: the names of their results files, their records and their tables."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Kind(Generic[RecordT]):
 
     Attributes:
         record: Class of its records.
-        suffix: Of its files.
-        tables: From records and a title to tables: the first stands as CSV beside a results file, all as Markdown.
-        title: Of the tables of all its files; None where each recipe has its own.
-        beside: From records to what an HTML page has beside their tables.
-        older: By suffix of a file that is no results file of today: what reads its records.
+        suffix: Suffix of its files.
+        tables: From records and a title to tables: beside a results file, the first is written as CSV, all as Markdown.
+        title: Title of the tables of all its files; None if each recipe has its own.
+        beside: From records to what an HTML page shows beside their tables.
+        older: Readers of older files that are no results files, by suffix.
     """
 
     record: type[RecordT]
@@ -61,7 +61,7 @@ class Kind(Generic[RecordT]):
     older: Mapping[str, Callable[[Path], list[RecordT]]] = field(default_factory=dict)
 
     def texts(self, records: Sequence[RecordT], title: str) -> dict[str, str]:
-        """Return what stands beside a results file, by file suffix."""
+        """Return the texts of the files beside a results file, by suffix."""
         tables = self.tables(records, title)
         rendered = "\n".join(map(render.markdown, tables)), render.csv_text(tables[0])
         return dict(zip(BESIDE, rendered, strict=True))
@@ -72,13 +72,13 @@ class Kind(Generic[RecordT]):
 
     @contextmanager
     def opened(self, recipe: str, output: Path | None, *, of_any_machine: bool = False) -> Iterator[Store[RecordT]]:
-        """Hold the results file of a recipe on this machine.
+        """Open and lock the results file of a recipe on this machine.
 
-        ``output`` is a folder, in which ``RECIPE/MACHINE`` with this kind's suffix is the file; a ``.jsonl`` file; or
-        None for a temporary one. With ``of_any_machine`` what other machines measured counts, too.
+        ``output`` is a folder for ``RECIPE/MACHINE`` with this kind's suffix; a ``.jsonl`` file; or None for a
+        temporary one. With ``of_any_machine``, records of other machines count too.
 
         Raises:
-            UsageError: ``output`` is named like another kind of file.
+            UsageError: ``output`` has the name of another kind of file.
             StoreError: The file is in use or broken, or it or a table beside it cannot be written.
         """
         if output is not None and output.suffix in (".md", ".csv", ".json", ".html") and not output.is_dir():
@@ -101,13 +101,13 @@ TRAINED: Final = Kind(
 FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables, FIT_TITLE)
 TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, TITLE, older={".json": read_report})
 OTHERS: Final[tuple[Kind[Any], ...]] = (TRAINED, FITTED, TIMED)
-"""Kinds of which files may stand beside those of sweeps."""
+"""Kinds whose files may be in one folder with those of sweeps."""
 
 
 def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
-    """Return the kind of the results files among paths and in folders among them, and the files.
+    """Return the results files among paths and in folders among them, after their kind.
 
-    Of a folder that holds files of sweeps, those count.
+    If a folder holds files of sweeps, only these count.
 
     Raises:
         StoreError: A folder holds no results file, or there are files of several kinds.
@@ -125,7 +125,7 @@ def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
 
 
 def _kinds_at(path: Path) -> dict[Kind[Any], list[Path]]:
-    """Return the files that a path stands for by their kinds."""
+    """Return the files of a path, by kind."""
     if not os.path.isdir(path):
         return {_kind_of(path): [path]}
     if measured := files_below(path):
@@ -135,7 +135,7 @@ def _kinds_at(path: Path) -> dict[Kind[Any], list[Path]]:
 
 
 def _kind_of(path: Path) -> Kind[Any]:
-    """Return the kind that the name of a file says, or else its first record; that of sweeps where neither does."""
+    """Return the kind of a file by its name, or else by its first record, or else that of sweeps."""
     for kind in OTHERS:
         if path.name.endswith((kind.suffix, *kind.older)):
             return kind
@@ -149,7 +149,7 @@ def _kind_of(path: Path) -> Kind[Any]:
 
 
 def read(kind: Kind[RecordT], files: Sequence[Path]) -> tuple[list[RecordT], list[str]]:
-    """Return the records of files of one kind, of which the later ones count, and what a user must know of them."""
+    """Return the records of files of one kind (later ones replace earlier ones), and notices for the user."""
     older = [file for file in files if file.suffix in kind.older]
     records, notices = read_kind([file for file in files if file not in older], kind.record)
     return [record for file in older for record in kind.older[file.suffix](file)] + records, notices

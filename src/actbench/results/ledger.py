@@ -1,4 +1,4 @@
-"""Every tensor that a training step saves for backward: the shape of ``measure --ledger`` in JSON, in bytes."""
+"""Every tensor that a training step saves for backward: the JSON format of ``measure --ledger``, in bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from actbench.results.tables.table import Table, fill
 from actbench.units import NonNegativeInt, format_bytes
 
 OUTSIDE = "<outside>"
-"""The module of what the loss function keeps after the model has returned."""
+"""The module of tensors that the loss function saves after the model has returned."""
 
 
 def display_path(module: str) -> str:
-    """Return how people are shown the path of a module."""
+    """Return the path of a module as users see it."""
     return {"": "(the model)", OUTSIDE: "(outside)"}.get(module, module)
 
 
@@ -25,15 +25,15 @@ class SavedTensor(Data):
 
     Attributes:
         module: Path of the module that ran the operator; empty for the model itself, :data:`OUTSIDE` for none.
-        operator: The node of autograd's graph, such as ``ConvolutionBackward0``; outside of the graph the operator that
+        operator: The node of autograd's graph, such as ``ConvolutionBackward0``; outside the graph, the operator that
             made the tensor.
-        argument: What the node calls it; several, where a scheme packs one tensor in several parts.
-        shape: Before a scheme packed the tensor; likewise ``dtype``.
-        bits: Bits of an element, by the bytes of all parts.
-        kept_bytes: Bytes of its storages that no earlier entry holds; 0 where all are counted already or not here.
+        argument: Name of the argument in the node; several if a scheme packs one tensor in several parts.
+        shape: Shape before a scheme packed the tensor; likewise ``dtype``.
+        bits: Bits per element, from the bytes of all parts.
+        kept_bytes: Bytes of its storages that no earlier entry holds; 0 if all are counted already, or elsewhere.
         packed: Whether a scheme saves something else in its place.
-        shared_with: Module, operator and argument of the other entries that hold one of its storages.
-        reason: Why it is not counted, or why a scheme left it alone.
+        shared_with: Module, operator and argument of other entries that hold one of its storages.
+        reason: Why it is not counted, or why a scheme did not pack it.
     """
 
     module: str
@@ -51,7 +51,7 @@ class SavedTensor(Data):
 class Ledger(Data):
     """Every saved tensor of a step, in the order in which the model runs.
 
-    ``recomputed`` counts the tensors that a recomputed part of the model would have saved and does not.
+    ``recomputed`` counts the tensors that a recomputed part of the model does not save.
     """
 
     entries: tuple[SavedTensor, ...]
@@ -65,7 +65,7 @@ class Ledger(Data):
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """A saved tensor with the case that it belongs to."""
+    """A saved tensor with its case."""
 
     case: Case
     saved: SavedTensor
@@ -73,7 +73,7 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class _Sum:
-    """What saved tensors with one name have in common: how many, their bytes, and the share of all."""
+    """The saved tensors with one name: their number, their bytes, and their share of all."""
 
     name: str
     tensors: int
@@ -100,14 +100,14 @@ TENSORS: tuple[Column[SavedTensor], ...] = (
     Column("reason", "Reason", "text", lambda saved: saved.reason),
 )
 TOP = 20
-"""Rows of each table that a user sees who does not say how many."""
+"""Rows of each table by default."""
 
 
 def total_tables(ledger: Ledger, top: int | None = TOP) -> tuple[Table, ...]:
     """Return the totals by module, by operator and by reason, the largest first and the sum of all last.
 
-    Modules whose paths differ in numbers only, the blocks of a network, are one row. Of more than ``top`` rows the rest
-    is one, too.
+    Modules whose paths differ only in numbers, such as the blocks of a network, are one row. Rows after the first
+    ``top`` become one row.
     """
     return (
         _totals(ledger, "Kept by module", "Module", lambda saved: of_blocks(display_path(saved.module)), top),
@@ -122,10 +122,10 @@ def ledger_table(
     """Return one row for each saved tensor in the order of the run, with a summary below.
 
     Args:
-        ledger: What is saved.
+        ledger: The saved tensors.
         title: Heading of the table.
-        top: Show as many, the largest first.
-        everything: Show those of 0 bytes, too.
+        top: Show only so many, the largest first; None for all.
+        everything: Also show tensors of 0 bytes.
     """
     rows = [entry for entry in ledger.entries if everything or entry.kept_bytes]
     if top is not None:
@@ -153,7 +153,7 @@ def _totals(ledger: Ledger, title: str, heading: str, of: Callable[[SavedTensor]
 
 
 def of_blocks(path: str) -> str:
-    """Return the path that the same module of all blocks has: ``encoder.layer.*.output``; numbers at the end stay."""
+    """Return one path for the same module of all blocks: ``encoder.layer.*.output``; a number at the end stays."""
     *blocks, last = path.split(".")
     return ".".join([*("*" if part.isdecimal() else part for part in blocks), last])
 

@@ -1,7 +1,7 @@
-"""Where cases are measured and with what versions, found out without importing torch or starting CUDA.
+"""The machine and the versions that measure, found without importing torch or starting CUDA.
 
-A container often allows less memory and fewer cores than the machine has, which Linux control groups tell (versions 1
-and 2).
+A container often allows less memory and fewer cores than the machine has; Linux control groups (versions 1 and 2) tell
+the limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VMSTAT = Path("/proc/vmstat")
 
 
 def memory_limit_bytes() -> int | None:
-    """Return the smallest memory limit of the groups this process is in, or None where there is none."""
+    """Return the smallest memory limit of the control groups of this process, or None."""
     limits = [
         *(_number(folder / "memory.max") for folder in _folders("")),
         *(_number(folder / "memory.limit_in_bytes") for folder in _folders("memory")),
@@ -39,7 +39,7 @@ def memory_limit_bytes() -> int | None:
 
 
 def memory_left_bytes() -> int | None:
-    """Return how much of the memory limit is left, file cache counted as free, or None where there is no limit."""
+    """Return the bytes left below the memory limit, file cache counted as free, or None without a limit."""
     files = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _folders("")]
     files += [
         (folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -54,7 +54,7 @@ def memory_left_bytes() -> int | None:
 
 
 def memory_kills() -> int | None:
-    """Return how many processes the kernel has ended for want of memory in this process's group, or on the machine."""
+    """Return how many processes the kernel killed when memory ran out, in this process's group or on the machine."""
     files = [folder / "memory.events" for folder in _folders("")]
     files += [folder / "memory.oom_control" for folder in _folders("memory")]
     counts = (_statistic(file, "oom_kill") for file in (*files, _VMSTAT))
@@ -62,7 +62,7 @@ def memory_kills() -> int | None:
 
 
 def quota_cores() -> int | None:
-    """Return the processor quota in whole cores, rounded up, or None where there is none."""
+    """Return the processor quota in whole cores, rounded up, or None without a quota."""
     quotas = [_quota(folder / "cpu.max") for folder in _folders("")]
     for folder in _folders("cpu"):
         quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
@@ -71,7 +71,7 @@ def quota_cores() -> int | None:
 
 
 def _folders(controller: str) -> Iterator[Path]:
-    """Yield the folder of this process's group and those above it; the empty controller is version 2."""
+    """Yield the folder of this process's group and its parents; the empty controller means version 2."""
     if not _MEMBERSHIP.exists():
         return
     for line in _MEMBERSHIP.read_text().splitlines():
@@ -85,7 +85,7 @@ def _folders(controller: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Read a number; None where the file is missing or says that there is no limit."""
+    """Read a number; None if the file is missing or says that there is no limit."""
     try:
         amount = int(path.read_text())
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _quota(path: Path) -> float | None:
 
 
 def _statistic(path: Path, key: str) -> int | None:
-    """Read the number behind a key; None where the file or the key is missing."""
+    """Read the number after a key; None if the file or the key is missing."""
     try:
         pairs = dict(line.split() for line in path.read_text().splitlines())
         return int(pairs[key])
@@ -177,12 +177,12 @@ def _text(value: str | bytes) -> str:
 
 
 _virtual_memory: Any = psutil.virtual_memory
-_CHECKOUT = Path(__file__).parents[3]  # of the checkout, where there is one
+_CHECKOUT = Path(__file__).parents[3]  # root of the git checkout, if actbench runs from one
 _CODE = ("src", "kernels", "pyproject.toml")
 
 
 def machine() -> Machine:
-    """Describe this machine; its name is that of its GPU, or else its processor, with the number of cores."""
+    """Describe this machine, named after its GPU, or else after its processor and number of cores."""
     processor, cores, device = _processor(), _cores(), find_gpu()
     return Machine(
         name=f"{_slug(device.name if device else processor)}-{cores}c",
@@ -197,7 +197,7 @@ def machine() -> Machine:
 
 
 def versions() -> Versions:
-    """Return the versions of what measures, and the commit of the checkout that actbench is imported from, if any."""
+    """Return the versions of actbench and its libraries, and the commit if actbench runs from a checkout."""
     torch, cuda = _torch_versions()
     commit, dirty = _checkout(_CHECKOUT)
     return Versions(
@@ -215,12 +215,12 @@ def versions() -> Versions:
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """Return the provenance fields of records; ``command`` is what the user types to have the same."""
+    """Return the provenance fields of records; ``command`` is the command that repeats the experiment."""
     return {"machine": machine(), "versions": versions(), "command": command}
 
 
 def now() -> str:
-    """Return the time as records have it."""
+    """Return the current time in the format of records."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -232,7 +232,7 @@ def available_memory_bytes() -> int:
 
 
 def memory_bytes() -> int:
-    """Return the host memory of the machine, or what its container allows."""
+    """Return the host memory of the machine, or of its container, in bytes."""
     total = int(_virtual_memory().total)
     limit = memory_limit_bytes()
     return total if limit is None else min(total, limit)
@@ -267,7 +267,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _torch_versions() -> tuple[str | None, str | None]:
-    """Return torch's version with its build, and the CUDA version it was built for, as its version file has them."""
+    """Return torch's version with its build, and the CUDA version it was built for, from its version file."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None, None
@@ -279,7 +279,7 @@ def _torch_versions() -> tuple[str | None, str | None]:
 
 
 def _checkout(root: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of a checkout and whether its code differs from it; results and tables do not count."""
+    """Return the commit of a checkout, and whether its code differs from the commit; results do not count."""
     if _git(root, "rev-parse", "--show-toplevel") != str(root):
         return None, None
     commit = _git(root, "rev-parse", "HEAD")

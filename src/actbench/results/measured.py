@@ -1,4 +1,4 @@
-"""What a meter reads of a case. A field that is ``None`` was not, or could not be, read by that meter."""
+"""What a meter reads of a case. A field is ``None`` if the meter did not, or cannot, read it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class LargestBatch(Data):
     """How the largest batch was found and proved.
 
     Attributes:
-        batch_size: The largest integer batch that fits; 0 when not even one sample does.
-        predicted: What the simulation predicted, before anything was tried.
+        batch_size: The largest batch that fits; 0 if not even one sample does.
+        predicted: The prediction of the simulation, before any trial.
         fits_peak_bytes: Peak of the step at ``batch_size``.
-        next_peak_bytes: Peak of the step at ``batch_size + 1``, where the meter could still read it.
+        next_peak_bytes: Peak of the step at ``batch_size + 1``, if the meter could still read it.
         next_outcome: What happened at ``batch_size + 1``.
-        trials: How many steps at distinct batch sizes were run or simulated, the prediction's not counted.
-        estimated_step_seconds: How long a simulated step of ``batch_size`` would take.
+        trials: How many batch sizes were run or simulated, without those of the prediction.
+        estimated_step_seconds: Estimated time of a simulated step of ``batch_size``.
     """
 
     batch_size: NonNegativeInt
@@ -72,11 +72,11 @@ class PeakParts(Data):
 
 
 OTHERS = "(others)"
-"""All operators of a step that are not named, in one."""
+"""Name of the sum of all operators of a step that are not named."""
 
 
 class PhasePeaks(Data):
-    """The peak of each part of a step by itself; the largest is that of the step."""
+    """The peak of each part of a step; the largest is the peak of the step."""
 
     forward_bytes: NonNegativeInt
     backward_bytes: NonNegativeInt
@@ -84,7 +84,7 @@ class PhasePeaks(Data):
 
 
 class OperatorTime(Data):
-    """What the calls of one operator take in a step, by estimate.
+    """The estimated time of the calls of one operator in a step.
 
     Attributes:
         name: Of the operator; in parentheses what is none: the device waits, or all that is not named.
@@ -114,15 +114,15 @@ class Communication(Data):
 
 
 class EstimatedTime(Data):
-    """How long a simulated step would take on the device that it stands for; nothing of it was measured.
+    """The estimated time of a simulated step on the simulated device; nothing of it was measured.
 
     Attributes:
         step_seconds: The sum of the next three.
-        host_seconds: What the host needs to issue the operators; where that is more, the device waits.
-        device_seconds: What the device computes.
+        host_seconds: Time of the host to issue the operators; if that is longer, the device waits.
+        device_seconds: Time in which the device computes.
         flops: Floating-point operations of the products.
         moved_bytes: Bytes that operators read and write.
-        by_operator: The dearest first.
+        by_operator: The operators, the slowest first.
         unknown: Operators that the cost model has no kind for, counted by their bytes.
         communication_seconds: In which something is exchanged with other processes; None where there is one alone,
             and in older records.
@@ -144,11 +144,11 @@ class EstimatedTime(Data):
 
 
 class Diagnostic(Data):
-    """A number that a scheme reports beyond what all do; tables show it in a column of its own.
+    """A number that a scheme reports beyond the common fields; tables show it in its own column.
 
     Attributes:
-        name: Of the column in CSV, data frames and ``--columns``.
-        title: What people read above it.
+        name: Name of the column in CSV, data frames and ``--columns``.
+        title: Heading of the column.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,60}$")]
@@ -162,7 +162,7 @@ FIRST_DIAGNOSTICS = {
     "quantization_variance_observed": "Variance, rounding",
     "sgd_variance": "Variance, SGD",
 }
-"""Titles of those that older records have as fields of the measurement."""
+"""Titles of the diagnostics that older records have as fields of the measurement."""
 
 
 class Measurement(Data):
@@ -177,30 +177,30 @@ class Measurement(Data):
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
-        memory_limit_bytes: What a step might use: the limit of the case, or what the device has.
-        over_limit_bytes: How much more than that it needs, where the meter can go on past the limit; None where it
-            fits. More than ``peak_bytes`` says where memory is lost between the blocks of CUDA's allocator.
+        memory_limit_bytes: Memory that a step may use: the limit of the case, or the memory of the device.
+        over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
+            exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).
-        process_bytes: What the driver says the process holds (CUDA, by NVML).
+        process_bytes: Memory of the process by the driver (CUDA, by NVML).
         step_seconds: Seconds of each timed step.
-        estimated: How long a simulated step would take; None of other meters, of devices without rates and in older
+        estimated: Estimated time of a simulated step; None for other meters, for devices without rates and in older
             records.
         communication: What one process of several sends in a simulated step; None where there is one alone, of other
             meters and in older records.
         untimed: Why the time of a simulated step is not estimated.
-        simulated: What kind of device a simulated step was run for; None of other meters and in older records.
-        timing_round: What the group of cases that took turns with this one is called; None in older records.
-        exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
+        simulated: Kind of the simulated device; None for other meters and in older records.
+        timing_round: Name of the group of cases that took turns with this one; None in older records.
+        exact_step_seconds: Seconds of the exact model's steps in the same rounds, if its own record has other rounds.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         diagnostics: What the scheme reports of itself.
         mesh: The processes that train together; bytes are those of one of them, the first. None for one alone.
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
-        timeline: The memory over the step, where it was asked for.
+        timeline: The memory over the step, if requested.
     """
 
-    model_config = ConfigDict(extra="allow")  # for _diagnosed, which refuses all but the fields of older records
+    model_config = ConfigDict(extra="allow")  # _diagnosed refuses extra fields, except those of older records
 
     kind: Literal["measured"] = "measured"
     weights_bytes: NonNegativeInt
@@ -238,7 +238,7 @@ class Measurement(Data):
     warnings: tuple[str, ...] = ()
     timeline: Timeline | None = None
 
-    @model_validator(mode="after")  # one before costs a third of the time of reading
+    @model_validator(mode="after")  # mode="before" takes a third of the time of reading
     def _diagnosed(self) -> Self:
         others = self.__pydantic_extra__
         if others:
@@ -250,7 +250,7 @@ class Measurement(Data):
         return self
 
     def diagnostic(self, name: str) -> float | None:
-        """Return a number that the scheme reports; None where it does not."""
+        """Return a number that the scheme reports, or None."""
         return next((each.value for each in self.diagnostics if each.name == name), None)
 
     @property
@@ -260,7 +260,7 @@ class Measurement(Data):
 
     @property
     def fits(self) -> bool:
-        """Whether the step needs no more than it might use."""
+        """Whether the step fits into its memory limit."""
         return self.over_limit_bytes is None
 
 

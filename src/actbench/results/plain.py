@@ -1,4 +1,4 @@
-"""Text that others wrote, made safe to show: nothing in it steers a terminal, reorders a line or hides."""
+"""Text that others wrote, made safe to show: it cannot steer a terminal, reorder a line or hide characters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 import unicodedata
 
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, marks of direction and other formats, surrogates, line ends
-_KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join and part letters in scripts and emoji
+_KEPT = {"\n", "\t", "\u200c", "\u200d"}  # the last two join and separate letters in scripts and emoji
 _LINKS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
 _MARKS = re.compile(r"[\\`*\[\]|~]|(?<![^\W_])_|_(?![^\W_])")
-_FORMULA = tuple("=+-@\t\n＝＋－＠")  # what spreadsheets take for the begin of one
+_FORMULA = tuple("=+-@\t\n＝＋－＠")  # characters that begin a formula in spreadsheets
 
 
 def plain(text: str) -> str:
     r"""Return a text with every invisible character written as an escape, such as ``\x1b``; tabs and newlines stay.
 
-    Idempotent. Every text from a file, a model or a machine goes through here once, where it leaves actbench:
-    :func:`~actbench.results.render.formats.cells` for tables, ``remark`` and the progress of runs for standard error,
-    the entry point for errors. JSON has texts as they are.
+    Idempotent. Every text from a file, a model or a machine passes here once, where it leaves actbench: in
+    :func:`~actbench.results.render.formats.cells` for tables, in ``remark`` and the progress of runs for standard
+    error, in the entry point for errors. JSON has the original texts.
     """
     if text.isprintable():
         return text
@@ -31,7 +31,7 @@ def markdown(text: str) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """Return a plain text, behind a quote mark where a spreadsheet would run it as a formula; numbers stay numbers."""
+    """Return a plain text, after a quote mark if a spreadsheet would run it as a formula; numbers stay numbers."""
     cell = plain(text)
     return f"'{cell}" if cell.startswith(_FORMULA) and not _is_number(cell) else cell
 

@@ -1,4 +1,4 @@
-"""What is written down of an experiment: one line of JSON, the meeting point of measuring and reporting.
+"""The record of an experiment: one line of JSON, where measuring and reporting meet.
 
 Nothing in this file, or in what it imports, imports torch. All amounts are in base units: bytes and seconds.
 """
@@ -16,7 +16,7 @@ from pydantic_core import to_json
 from actbench.units import COUNT_LIMIT, Count, NonNegativeInt, PositiveInt
 
 SCHEMA_VERSION: Final = 1
-SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # Literal takes true for 1
+SchemaVersion = Annotated[int, Field(strict=True, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)]  # a Literal accepts true for 1
 
 Task = Literal[
     "auto",
@@ -47,7 +47,7 @@ _SHORT: Final[dict[Any, FloatName]] = {"fp32": "float32", "bf16": "bfloat16", "f
 
 
 def whole_name(value: Any) -> Any:
-    """Return the name by which records have a type that is called ``fp32``, ``bf16`` or ``fp16``; else the value."""
+    """Return the full name of a dtype that is written ``fp32``, ``bf16`` or ``fp16``; else the value."""
     return _SHORT.get(value, value) if isinstance(value, str) else value
 
 
@@ -57,19 +57,19 @@ Optimizer = Literal["adamw", "adamw-fused", "adam", "adafactor", "muon", "sgd", 
 MeterName = Literal["simulated", "cpu", "cuda"]
 WeightsChoice = Literal["auto", "pretrained", "random"]
 Phase = Literal["forward", "backward", "optimizer"]
-"""Part of a training step; ``optimizer`` is that of the optimizer."""
+"""Part of a training step; ``optimizer`` is the optimizer's step."""
 FailureReason = Literal[
     "out-of-memory",  # the step did not fit
     "timeout",  # the case took longer than --timeout
-    "crash",  # the process of the case died or raised something unforeseen
+    "crash",  # the process of the case died or raised an unexpected error
     "nothing-converted",  # the scheme found nothing to work on
     "unsupported",  # the meter, model and scheme do not go together
     "unavailable",  # the device or a library is missing on this machine
 ]
 
 
-# Models that have no type or optimizer of their own get these. Only what a specification looks like counts, since
-# records are read without torch and without the model.
+# Models without their own dtype or optimizer get these. The form of the specification decides, since records are read
+# without torch and without the model.
 DTYPE: Final[Literal["float32"]] = "float32"
 OPTIMIZER: Final[Literal["adamw"]] = "adamw"
 
@@ -83,31 +83,31 @@ def is_function(model: str) -> bool:
 
 
 def brings_dtype(model: str) -> bool:
-    """Return whether a model specification names one that has types of its own: a function, a folder, a hub's."""
+    """Return whether a model specification names a model with its own dtype: a function, a folder or one of the hub."""
     return is_function(model) or _PLACE.fullmatch(model) is not None
 
 
 def dtype_for(model: str) -> Literal["float32"] | None:
-    """Return the type of a model's weights where a case names none; None where the model brings its own."""
+    """Return the default dtype of a model's weights; None if the model brings its own."""
     return None if brings_dtype(model) else DTYPE
 
 
 def optimizer_for(model: str) -> Literal["adamw"] | None:
-    """Return a model's optimizer where a case names none; None where the model may bring its own."""
+    """Return the default optimizer of a model; None if the model may bring its own."""
     return None if is_function(model) else OPTIMIZER
 
 
 class Data(BaseModel):
     """A frozen value that is read from or written to a file; unknown fields are refused.
 
-    NaN and infinity are written as strings and read back as numbers: a null would say that nothing was measured.
+    NaN and infinity are written as strings and read back as numbers, since null means that nothing was measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class WorkloadSettings(Data):
-    """What can be set of a model and its inputs, in cases of every kind, saved models and sections of recipes alike."""
+    """Settings of a model and its inputs, shared by cases of every kind, saved models and sections of recipes."""
 
     task: Task = "auto"
     sequence_length: Count | None = None
@@ -116,7 +116,7 @@ class WorkloadSettings(Data):
     dtype: FloatType | None = None
 
     def _key(self, first: Iterable[str], exclude: Set[str] = frozenset()) -> str:
-        """Return a hash of the fields, in the order of the first files: those of these names before the settings."""
+        """Return a hash of the fields, in the order of the oldest files: the fields in ``first``, then the settings."""
         written = self.model_dump(mode="json", exclude=set(exclude))
         order = dict.fromkeys((*first, *WorkloadSettings.model_fields, *written))
         text = to_json({name: written[name] for name in order if name in written}, inf_nan_mode="strings")
@@ -126,8 +126,8 @@ class WorkloadSettings(Data):
 class Case(WorkloadSettings):
     """One cell of a comparison, fully resolved: what to build, what to apply and how to measure it.
 
-    A function of the user's own may have ``dtype`` and ``optimizer`` None: those that it brings, or AdamW. A folder or
-    a model of the hub may have ``dtype`` None: that of its config. Of others None becomes ``float32`` and ``adamw``.
+    For a function of the user's own, ``dtype`` and ``optimizer`` may be None: the function's own, or AdamW. For a
+    folder or a model of the hub, ``dtype`` may be None: the config's. Elsewhere None becomes ``float32`` and ``adamw``.
     """
 
     model: str = Field(min_length=1)
@@ -147,7 +147,7 @@ class Case(WorkloadSettings):
     min_steps: PositiveInt = 10
     min_seconds: Annotated[float, Field(ge=0)] = 1.0
 
-    @model_validator(mode="after")  # one before costs a third of the time of reading: a dict of each line
+    @model_validator(mode="after")  # mode="before" takes a third of the time of reading: it makes a dict of each line
     def _resolved(self) -> Self:
         dtype, optimizer = self.dtype or dtype_for(self.model), self.optimizer or optimizer_for(self.model)
         self.__dict__.update(dtype=dtype, optimizer=optimizer)
@@ -155,23 +155,23 @@ class Case(WorkloadSettings):
 
     @property
     def name(self) -> str:
-        """What people are told of it."""
+        """Name for messages."""
         return f"{self.model}, {self.scheme}, batch {self.batch_size} ({self.meter})"
 
     def key(self) -> str:
-        """Return the identity of the case: equal cases, and only those, have equal keys."""
+        """Return the identity of the case: keys are equal if and only if the cases are equal."""
         return self._key(("model", "task", "scheme", "batch_size"))
 
 
 class Built(Data):
-    """What the model, task and sizes of a case came to: what was really built and fed.
+    """The model, task and sizes that were really built and fed for a case.
 
     Attributes:
         model_class: Name of the model's class.
-        task: Never ``auto``; None where a function of the user's own has none.
-        sequence_length: Tokens of a sample, those of the decoder where the encoder reads no text; None without text.
+        task: Never ``auto``; None for a function of the user's own.
+        sequence_length: Tokens of a sample, of the decoder if the encoder reads no text; None without text.
         image_size: Height and width of a sample's image in pixels; None without images.
-        audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or that of its features.
+        audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
     """
 
     model_class: str
@@ -186,12 +186,12 @@ class Site(Data):
 
     Attributes:
         path: Dotted path of the module in the model; empty for the model itself.
-        was: What stood there, such as ``nn.GELU``.
-        becomes: What stands there now, such as ``3-bit GELU``.
-        bytes_before: Bytes this place keeps for backward in the exact model at the case's batch.
+        was: What was there before, such as ``nn.GELU``.
+        becomes: What is there now, such as ``3-bit GELU``.
+        bytes_before: Bytes that this site saves for backward in the exact model at the case's batch.
         bytes_after: The same after conversion.
         calls: How often it ran in one step; 0 means that the step never reached it.
-        called: Whether it is what the module's code calls; its bytes are then without those of the modules inside.
+        called: Whether the site is a call in the module's code; its bytes then exclude those of the modules inside.
     """
 
     path: str
@@ -204,7 +204,7 @@ class Site(Data):
 
 
 class Unreached(Data):
-    """A place that a reader might expect to be converted and that was not, with the reason."""
+    """A place that a reader may expect to be converted, and the reason why it is not."""
 
     path: str
     kind: str
@@ -214,8 +214,8 @@ class Unreached(Data):
 class Failure(Data):
     """Why a case has no measurement. A failed case is a result.
 
-    ``peak_bytes`` stands in older records of what was only above its limit, which is a measurement now. ``phase`` is
-    the part of the step in which memory ran out, where that is known.
+    ``peak_bytes`` is in older records of cases that were only over their limit; such cases are measurements now.
+    ``phase`` is the part of the step in which memory ran out, if known.
     """
 
     kind: Literal["failed"] = "failed"
@@ -239,7 +239,7 @@ class Machine(Data):
 
     @property
     def identity(self) -> tuple[str, str | None]:
-        """What tells it from others: its name, and its GPU, which may be exchanged."""
+        """The name and the GPU, which may be exchanged: together they identify the machine."""
         return self.name, self.gpu
 
 
@@ -262,10 +262,10 @@ class Published(Data):
     """A figure that the authors of a scheme published.
 
     Attributes:
-        quantity: What the figure says: ``peak_saving`` is the share of exact's peak that is saved (0.138 = 13.8 %),
+        quantity: Meaning of the figure: ``peak_saving`` is the saved share of exact's peak (0.138 = 13.8 %),
             ``batch_ratio`` the largest batch over exact's, ``activation_ratio`` exact's activation bytes over its own.
         setting: Model, batch, hardware.
-        source: Where it stands.
+        source: Where it was published.
     """
 
     quantity: Literal["peak_saving", "peak_bytes", "batch_ratio", "largest_batch", "activation_ratio", "accuracy"]
@@ -280,10 +280,10 @@ Migrations = dict[int, Callable[[dict[str, Any]], dict[str, Any]]]
 
 
 class Record(Data, Generic[CaseT, OutcomeT]):
-    """One line of a results file of any kind of experiment. ``label`` is what the recipe calls the scheme.
+    """One line of a results file of any kind of experiment. ``label`` is the recipe's name for the scheme.
 
     Class attributes:
-        migrations: By schema version: turns a record of that version into one of the next.
+        migrations: For each schema version, a function from a record of that version to one of the next.
     """
 
     migrations: ClassVar[Migrations]

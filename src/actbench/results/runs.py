@@ -1,4 +1,4 @@
-"""What is written down of a training run: one line of JSON. Amounts are in base units: bytes and seconds."""
+"""The record of a training run: one line of JSON. Amounts are in base units: bytes and seconds."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ Metric = Literal["accuracy", "f1", "correlation", "loss"]
 Strategy = Literal["single", "ddp", "fsdp2"]
 Share = Annotated[float, Field(gt=0, lt=1)]
 
-# Fields that came after the first files were written: where they say nothing, keys are what they were.
+# Fields newer than the oldest files: at their defaults they do not change the key of a case.
 _LATER = ("tokenizer", "max_grad_norm", "gradient_accumulation", "processes", "strategy")
 
 
 class TrainingCase(WorkloadSettings):
-    """One training run, fully resolved: what is trained, on what, how, with which scheme and seed.
+    """One training run, fully resolved: the model, the data, the settings, the scheme and the seed.
 
     Attributes:
-        epochs: Passes over the training set; None where ``steps`` says how long the run is.
-        learning_rate: The largest of the schedule.
+        epochs: Passes over the training set; None if ``steps`` gives the length of the run.
+        learning_rate: The largest rate of the schedule.
         schedule: How the learning rate falls: not at all, by half a cosine to zero, or by ``gamma`` at each milestone.
         milestones: Shares of the run.
         warmup_steps: Steps in which the learning rate rises from zero.
-        evaluate_every: Steps between evaluations; None for one an epoch, and 20 at most. One more ends the run.
-        dtype: Type of weights and pictures; None for the types that the model comes with, where it brings some.
+        evaluate_every: Steps between evaluations; None for one per epoch, and 20 at most. One more ends the run.
+        dtype: Dtype of weights and pictures; None for the model's own dtypes, if it brings some.
         tokenizer: Folder or name on the hub of a tokenizer for written sentences; None for the model's own.
-        max_grad_norm: Length to which the gradient of all parameters together is clipped.
+        max_grad_norm: Norm to which the gradient of all parameters together is clipped.
         gradient_accumulation: Parts of a batch whose gradients are added up before a step.
-        processes: How many train together; each has its share of every batch.
-        seed: Of weights, order of the data, dropout and sketches.
+        processes: How many processes train together; each has its share of every batch.
+        seed: Seed of weights, order of the data, dropout and sketches.
     """
 
     model: str = Field(min_length=1)
@@ -80,11 +80,11 @@ class TrainingCase(WorkloadSettings):
 
     @property
     def name(self) -> str:
-        """How people are shown it."""
+        """Name for messages."""
         return f"{self.model} on {self.data}, {self.scheme}, seed {self.seed}"
 
     def key(self) -> str:
-        """Return the identity of the run: equal cases, and only those, have equal keys."""
+        """Return the identity of the run: keys are equal if and only if the cases are equal."""
         fields = type(self).model_fields
         usual = {name for name in _LATER if getattr(self, name) == fields[name].default}
         own = [name for name in fields if name not in WorkloadSettings.model_fields]
@@ -95,9 +95,9 @@ class Evaluation(Data):
     """How good the model was on the whole validation set after so many steps.
 
     Attributes:
-        accuracy: A share of 1; None where labels are no classes.
-        f1: Of class 1, where it is the metric.
-        correlation: Mean of Pearson's and Spearman's with the labels, where it is the metric.
+        accuracy: A share of 1; None if labels are no classes.
+        f1: F1 of class 1, if it is the metric.
+        correlation: Mean of Pearson's and Spearman's with the labels, if it is the metric.
     """
 
     step: NonNegativeInt
@@ -108,22 +108,22 @@ class Evaluation(Data):
 
 
 class Trained(Data):
-    """What came of a run that reached its end, or whose loss was no longer a finite number.
+    """The result of a run that reached its end, or whose loss was not finite.
 
     Attributes:
-        steps: How many the whole run has.
+        steps: Number of steps of the whole run.
         losses: Training loss of each step, over all processes.
-        step_seconds: Wall time of each training step, reading its loss included, evaluations left out.
+        step_seconds: Wall time of each training step, with reading its loss, without evaluations.
         evaluations: In the order of their steps; the last is that of the finished model.
-        diverged_at: The step, from 1, whose loss was no finite number.
-        weights_bytes: Parameters and buffers, of the first process; likewise ``optimizer_bytes``.
-        activation_bytes: Live after forward minus before, of one more step after the last evaluation; with gradients
-            accumulated, of one part of its batch. Of several processes the largest.
-        peak_bytes: Peak allocated in that step, everything included; likewise.
-        rank_activation_bytes: Those of each process, by rank; empty for one process. Likewise ``rank_peak_bytes``.
+        diverged_at: The step, from 1, whose loss was not finite.
+        weights_bytes: Parameters and buffers of the first process; likewise ``optimizer_bytes``.
+        activation_bytes: Bytes live after forward minus before, in one more step after the last evaluation; with
+            accumulated gradients, for one part of its batch. The largest of several processes.
+        peak_bytes: Peak allocated in that step, everything included; the largest of several processes.
+        rank_activation_bytes: Activation bytes by rank; empty for one process. Likewise ``rank_peak_bytes``.
         sites: How many places of the model the scheme changed.
-        built: What was trained; None in older records, and where a function of the user's own does not say.
-        resumed_at: Steps after which a later process went on from a checkpoint.
+        built: What was trained; None in older records, and if a function of the user's own does not say.
+        resumed_at: Steps after which a later process continued from a checkpoint.
     """
 
     kind: Literal["trained"] = "trained"

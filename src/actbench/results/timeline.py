@@ -1,4 +1,4 @@
-"""Where the memory is over a training step: the shape of what ``measure --timeline`` adds to a record, in bytes."""
+"""Where the memory is over a training step: the format of what ``measure --timeline`` adds to a record, in bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from actbench.units import NonNegativeInt
 
 Kind = Literal["weights", "gradients", "optimizer", "saved", "packed", "batch", "communication", "temporary", "host"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-"""In the order in which they are stacked; ``host`` is other memory, and no part of any sum."""
+"""The kinds in the order of the stack; ``host`` is other memory, and no part of any sum."""
 
 TITLES: Final[dict[Kind, str]] = {
     "weights": "weights",
@@ -22,29 +22,29 @@ TITLES: Final[dict[Kind, str]] = {
     "temporary": "temporaries",
     "host": "host memory",
 }
-"""What people are told of the kinds."""
+"""Titles of the kinds."""
 
 POINTS = 200
-"""Moments of a step that a record holds at most."""
+"""Most moments of a step in a record."""
 
 HOLDERS = 50
-"""Holders that a record names at most; the rest is one for each kind."""
+"""Most holders in a record; the rest is one holder for each kind."""
 
 BATCH, OPTIMIZER, OTHER = "<batch>", "<optimizer>", "<other>"
-"""Who holds what no module does: the batch, the step of the optimizer, all that is not named."""
+"""Holders that are no modules: the batch, the optimizer's step, and all others."""
 
 
 class Holder(Data):
-    """What one module, or the same one of several blocks, holds at the peak, of one kind and made by one operator.
+    """The memory of one kind, made by one operator, that one module (or the same of several blocks) holds at the peak.
 
     Attributes:
-        module: Path of the module, ``encoder.layer.*.output`` where several blocks hold something: of the parameter
-            that it is, or that it belongs to; or of the module that ran when it was made, in the backward pass the one
-            whose operator is differentiated. :data:`BATCH`, :data:`OPTIMIZER`, :data:`OTHER` and
-            ``results.ledger.OUTSIDE`` stand for what no module holds.
-        operator: What made it, such as ``aten::addmm``; of what was there before the step what it is: ``parameter``.
-        tensors: Storages.
-        held_bytes: Their bytes, in blocks of the allocator where the meter counts those.
+        module: Path of the module, ``encoder.layer.*.output`` for the same module of several blocks. For a parameter,
+            and memory that belongs to one, it is the parameter's module; else the module that ran when the memory was
+            allocated, in the backward pass the module whose operator is differentiated. :data:`BATCH`,
+            :data:`OPTIMIZER`, :data:`OTHER` and ``results.ledger.OUTSIDE`` stand for memory of no module.
+        operator: The operator that made it, such as ``aten::addmm``; ``parameter`` and the like if older than the step.
+        tensors: Number of storages.
+        held_bytes: Their bytes, in blocks of the allocator if the meter counts blocks.
     """
 
     module: str
@@ -55,7 +55,7 @@ class Holder(Data):
 
 
 class Span(Data):
-    """A part of a step, by the events before its beginning."""
+    """A part of a step, with the number of events before it."""
 
     phase: Phase
     start: NonNegativeInt
@@ -64,17 +64,17 @@ class Span(Data):
 class Timeline(Data):
     """The bytes alive over one training step in the steady state.
 
-    Time is counted in events: what is allocated, grows or is freed. Of more than :data:`POINTS` moments those are here
-    that are the highest of their neighbours, so that the peak is always one.
+    Time is counted in events: an allocation, a growth or a free. Of more than :data:`POINTS` moments, the record has
+    the highest of each group of neighbours, so that the peak is always one.
 
     Attributes:
-        peak_bytes: Most bytes alive; ``holders`` but those in host memory add up to it.
-        peak_event: After how many events that was.
-        events: How many there were.
-        moments: After how many events each point is.
-        held_bytes: For each kind the bytes at each point; kinds of which there is nothing at any are left out.
+        peak_bytes: Most bytes alive; the sum of ``holders`` without those in host memory.
+        peak_event: Number of events before the peak.
+        events: Number of events of the step.
+        moments: Number of events before each point.
+        held_bytes: The bytes of each kind at each point; a kind without bytes at any point is left out.
         spans: The parts of the step.
-        holders: Who holds what at the peak, the largest first.
+        holders: The holders at the peak, the largest first.
     """
 
     peak_bytes: NonNegativeInt
@@ -93,5 +93,5 @@ class Timeline(Data):
 
     @property
     def peak_phase(self) -> Phase:
-        """The part of the step in which the peak is."""
+        """The part of the step with the peak."""
         return [span.phase for span in self.spans if span.start < self.peak_event or span is self.spans[0]][-1]

@@ -1,6 +1,6 @@
-"""Models to train: how each is found, built, fed and scored.
+"""Models to train: how each is found and built, its batches, and its loss.
 
-Neither torchvision nor transformers is imported until a model of theirs is asked for.
+torchvision and transformers are imported only when one of their models is asked for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actbench.workloads.graphs import NETWORKS, GraphWorkload
 
 
 class Available(NamedTuple):
-    """A model that has a name of its own."""
+    """A model with its own name."""
 
     spec: str
     source: str
@@ -25,7 +25,7 @@ class Available(NamedTuple):
 
 
 def load(case: Case) -> Workload:
-    """Find the model of a case; a ModelError if it is unknown, broken, or does not do the task."""
+    """Find the model of a case; a ModelError if it is unknown, broken, or unfit for the task."""
     with boundary(f"model {case.model!r} cannot be read", ModelError):
         return _load(case)
 
@@ -52,7 +52,7 @@ def _load(case: Case) -> Workload:
 
 
 def from_folder(folder: Path, case: Case) -> Workload:
-    """Find the model in a folder, whatever the folder is called; a ModelError if it holds none, or a broken one."""
+    """Find the model in a folder of any name; a ModelError if it holds none, or a broken one."""
     from actbench.workloads.huggingface import HuggingFaceWorkload
 
     with boundary(f"{folder} cannot be read", ModelError):

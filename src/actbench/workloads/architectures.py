@@ -1,4 +1,4 @@
-"""Which class of transformers a model is, and its task: what its config names, unless asked otherwise."""
+"""The transformers class of a model, and its task: those its config names, unless the user asks for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actbench.errors import ModelError, boundary
 from actbench.results.records import Task
 from actbench.workloads.sources import Source
 
-# Each task with the transformers class that loads it. A class that several of them load does the first.
+# Each task with the transformers class that loads it. If several load a model's class, its task is the first of them.
 AUTO_CLASSES: dict[Task, str] = {
     "image-text-contrastive": "AutoModelForZeroShotImageClassification",
     "image-text-to-text": "AutoModelForImageTextToText",
@@ -35,18 +35,18 @@ AUTO_CLASSES: dict[Task, str] = {
     "next-sentence-prediction": "AutoModelForNextSentencePrediction",
     "pretraining": "AutoModelForPreTraining",
 }
-# Of the classes that read images and text together, those that take one image a sample and no places for it among the
-# tokens; and those of pretraining whose labels are known here.
+# Classes for images and text are only usable if they take one image per sample and no image tokens in the text;
+# classes for pretraining only if their labels are among these.
 _CAPTIONING = ("blip", "git", "vision-encoder-decoder")
 _PRETRAINING_LABELS = ("next_sentence_label", "sentence_order_label")
 _PRETRAINING = ("electra", "funnel", "vit_mae", "hiera")
-# What the encoders of models read that read more than text.
+# Inputs of the encoders of models that read more than text.
 _SENSES = ("pixel_values", "pixel_values_videos", "input_features", "input_values", "visual_embeds", "visual_feats")
-_LONGEST_NAME = 80  # characters of a name out of a file that a message repeats
+_LONGEST_NAME = 80  # most characters that a message repeats of a name from a file
 
 
 class Choice(NamedTuple):
-    """What a model is built as: a task, never ``auto``, a class, and what the user must know of the choice."""
+    """What a model is built as: a task (never ``auto``), a class, and warnings about the choice."""
 
     task: Task
     cls: Any
@@ -54,9 +54,9 @@ class Choice(NamedTuple):
 
 
 def choose(config: Any, requested: Task, source: Source, *, trusted: bool) -> Choice:
-    """Return what to build: by the requested task, the preset's, the class that the config names, or its kind.
+    """Choose by the requested task, the preset's task, the class that the config names, or else the kind of model.
 
-    ``trusted`` tells whether code of the model's folder may be run.
+    ``trusted`` tells whether code of the model's folder may run.
 
     Raises:
         ModelError: The model does not do the task, or the config names no class that can be built and fed.
@@ -77,7 +77,7 @@ def choose(config: Any, requested: Task, source: Source, *, trusted: bool) -> Ch
 
 
 def own_code(source: Source, name: str) -> Any:
-    """Return a class from the code of the model's folder, which the user trusts, or None.
+    """Return a class from the code in the model's folder, which the user trusts, or None.
 
     Raises:
         ModelError: The code cannot be loaded.
@@ -90,7 +90,7 @@ def own_code(source: Source, name: str) -> Any:
 
 
 def tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
-    """Return the tasks that transformers has classes for with this config, with the classes."""
+    """Return the tasks for which transformers has classes for this config, with these classes."""
     found: dict[Task, tuple[Any, ...]] = {}
     for task, name in AUTO_CLASSES.items():
         mapping = getattr(transformers, name)._model_mapping
@@ -101,26 +101,26 @@ def tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
 
 
 def fed_tasks(config: Any) -> dict[Task, tuple[Any, ...]]:
-    """Return those of the tasks of a config for which batches can be made, with the classes."""
+    """Return the tasks of a config for which actbench can make batches, with their classes."""
     return {task: classes for task, classes in tasks(config).items() if _is_fed(task, classes[0], config)}
 
 
 def check_fed(choice: Choice, config: Any, spec: str) -> None:
-    """Raise a ModelError for a class for which no batch can be made."""
+    """Raise a ModelError if actbench can make no batch for the class."""
     if not _is_fed(choice.task, choice.cls, config):
         raise ModelError(f"model {spec!r} is a {choice.cls.__name__}, {_unfed(config)}")
 
 
 def check_inputs(choice: Choice, names: set[str], config: Any, spec: str, *, asked: bool) -> tuple[str, ...]:
-    """Refuse a class whose forward pass does not take, or wants more than, the inputs ``names`` of its task.
+    """Refuse a class whose forward pass lacks one of the inputs ``names`` of its task, or needs more than these.
 
-    ``asked`` tells whether the user named the task, and so which parts of the model are to run.
+    ``asked`` tells whether the user named the task, and so which parts of the model run.
 
     Returns:
-        A warning where the model could see or hear and is given text alone.
+        A warning if the model also takes images or audio, and gets only text.
 
     Raises:
-        ModelError: Inputs do not fit, or the model is given text alone and nobody asked for that.
+        ModelError: The inputs do not fit, or the model gets only text although the user named no task.
     """
     cls, parameters = choice.cls, dict(inspect.signature(choice.cls.forward).parameters)
     parameters.pop("self", None)
@@ -128,13 +128,13 @@ def check_inputs(choice: Choice, names: set[str], config: Any, spec: str, *, ask
     wanted = {name for name, value in parameters.items() if value.kind in usual and value.default is value.empty}
     senses = [name for name in _SENSES if name in parameters]
     missing = senses if not names & set(senses) else []
-    known = cls.__module__.startswith("transformers.")  # code of its own may take anything by **kwargs
+    known = cls.__module__.startswith("transformers.")  # a model's own code may take anything by **kwargs
     problem = [f"takes no {name}" for name in sorted(names - set(parameters)) if known]
     problem += [f"wants {name}" for name in sorted(wanted - names)]
     problem += [f"reads {name}" for name in missing if not asked]
     if problem:
         raise ModelError(f"model {spec!r} is a {cls.__name__}, which {' and '.join(problem)}, {_unfed(config)}")
-    return tuple(f"{spec}: {cls.__name__} is given no {name}: what reads them is not measured" for name in missing)
+    return tuple(f"{spec}: {cls.__name__} is given no {name}: layers for these are not measured" for name in missing)
 
 
 def _of_task(config: Any, task: Task, source: Source, trusted: bool) -> Choice:
@@ -148,7 +148,7 @@ def _of_task(config: Any, task: Task, source: Source, trusted: bool) -> Choice:
 
 
 def _own_task(source: Source) -> Task | None:
-    """Return the task of the class in the folder's code: of several the one that the config names."""
+    """Return the task of the class in the folder's code; of several tasks, the one whose class the config names."""
     own = source.config.get("auto_map", {})
     able: list[Task] = [task for task, auto_class in AUTO_CLASSES.items() if auto_class in own]
     names = source.config.get("architectures") or ()
@@ -157,7 +157,7 @@ def _own_task(source: Source) -> Task | None:
 
 
 def _named(name: str, config: Any, source: Source) -> Choice:
-    """Return the class of this name, if transformers has it for the config."""
+    """Choose the class of this name, if transformers has it for the config."""
     for task, classes in tasks(config).items():
         for cls in classes:
             if cls.__name__ == name and (task != "image-text-to-text" or _sees(cls)):
@@ -189,7 +189,7 @@ def _library_class(name: str) -> Any:
 
 
 def _guessed(config: Any, source: Source) -> Choice:
-    """Return what a config that names no class is most often for, with a warning."""
+    """Choose the usual task of this kind of model, with a warning, for a config that names no class."""
     able = fed_tasks(config)
     if not able:
         raise ModelError(f"model {source.spec!r}: a {config.model_type} model does none of {', '.join(AUTO_CLASSES)}")
@@ -217,7 +217,7 @@ def _is_fed(task: Task, cls: Any, config: Any) -> bool:
 
 
 def _sees(cls: Any) -> bool:
-    """Return whether a class reads images; transformers lists decoders of text beside those that do."""
+    """Return whether a class reads images; transformers also lists text decoders among such classes."""
     return "pixel_values" in inspect.signature(cls.forward).parameters
 
 

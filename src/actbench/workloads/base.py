@@ -1,4 +1,4 @@
-"""What workloads share: a model with its batches and its loss, random inputs, and optimizers."""
+"""What all workloads share: the protocol, random inputs, and optimizers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from actbench.setup import Batch, MakeOptimizer, TrainingSetup
 
 
 class Workload(Protocol):
-    """A model, how to make a batch of n for it, and its scalar loss.
+    """A model, its scalar loss, and how to make a batch of any size.
 
     Attributes:
-        spec: The model specification that was asked for.
+        spec: The model specification of the user.
         weights_origin: ``random``, ``pretrained:NAME``, ``folder:PATH``, ``function``, or ``not loaded (shapes only)``;
             known after :meth:`setup`.
-        warnings: What a user must know of how the model was found; known after :meth:`setup`.
+        warnings: What a user must know about the origin of the model; known after :meth:`setup`.
     """
 
     spec: str
@@ -32,7 +32,7 @@ class Workload(Protocol):
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
 
-        Where ``materialize`` is False only shapes are wanted: parameters may be on the meta device.
+        If ``materialize`` is False, only shapes are wanted: parameters may be on the meta device.
 
         Raises:
             ModelError: The model cannot be found, read or built.
@@ -46,7 +46,7 @@ MASKED_SHARE = 0.15  # share of tokens that BERT's masked language modelling pre
 
 
 def generator(seed: int) -> torch.Generator:
-    """Return a CPU generator of its own, so that batches do not touch torch's global one."""
+    """Return a new CPU generator, so that batches do not use torch's global one."""
     return torch.Generator().manual_seed(seed)
 
 
@@ -54,13 +54,13 @@ def tokens(batch_size: int, length: int, vocabulary: int, excluded: Iterable[int
     """Draw token ids ``(batch_size, length)`` int64 uniformly from a vocabulary without the excluded ids."""
     left_out = sorted({index for index in excluded if 0 <= index < vocabulary})
     ids = torch.randint(vocabulary - len(left_out), (batch_size, length), generator=random)
-    for index in left_out:  # ascending, so each step makes room for one more id
+    for index in left_out:  # in ascending order: each pass skips one excluded id
         ids = ids + (ids >= index)
     return ids
 
 
 def masked_labels(ids: Tensor, random: torch.Generator) -> Tensor:
-    """Return labels ``(batch, length)`` int64 that keep 15 % of the ids, the first of each row always."""
+    """Return labels ``(batch, length)`` int64: 15 % of the ids and the first of each row, the rest ignored."""
     kept = torch.rand(ids.shape, generator=random) < MASKED_SHARE
     kept[:, 0] = True
     return torch.where(kept, ids, IGNORED_LABEL)
@@ -72,7 +72,7 @@ def classes(batch_size: int, count: int, random: torch.Generator) -> Tensor:
 
 
 def class_labels(config: Any, batch_size: int, random: torch.Generator) -> Tensor:
-    """Draw class ids, or floats for regression (one label) and for several labels at once."""
+    """Draw class ids; for regression (one label) and for multi-label classification draw floats."""
     if config.problem_type == "multi_label_classification":
         return torch.rand(batch_size, config.num_labels, generator=random).round()
     if config.num_labels == 1 or config.problem_type == "regression":
@@ -83,23 +83,23 @@ def class_labels(config: Any, batch_size: int, random: torch.Generator) -> Tenso
 def images(
     batch_size: int, channels: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator
 ) -> Tensor:
-    """Draw images ``(batch_size, channels, height, width)`` from a standard normal, as normalised pictures are."""
+    """Draw images ``(batch_size, channels, height, width)`` from a standard normal, like normalised pictures."""
     return torch.randn(batch_size, channels, *size, generator=random).to(dtype)
 
 
 def optimizer_as_given(
     optimizer: optim.Optimizer, module: nn.Module, twins: Mapping[Tensor, Tensor], spec: str
 ) -> MakeOptimizer:
-    """Return what gives an optimizer that was made already, each time in its first state.
+    """Return a function that returns the given optimizer, each time reset to its first state.
 
     Args:
-        optimizer: Of parameters of the model; they are replaced by their twins, in place.
+        optimizer: An optimizer of the model's parameters; they are replaced by their twins, in place.
         module: The model, with the twins as its parameters.
-        twins: What each parameter has become: itself, or its fake form.
+        twins: The parameter that replaces each original parameter: itself, or its fake form.
         spec: The model specification, for messages.
 
     Raises:
-        ModelError: It holds parameters that are not of the model.
+        ModelError: The optimizer holds parameters that are not the model's.
     """
     for group in optimizer.param_groups:
         group["params"][:] = [twins.get(parameter, parameter) for parameter in group["params"]]
@@ -111,7 +111,7 @@ def optimizer_as_given(
 
     def give(module: nn.Module) -> optim.Optimizer:
         optimizer.state.clear()
-        if begun:  # such as Adagrad's, which is there from the beginning; it follows the model's device
+        if begun:  # Adagrad, for one, has state before its first step; loading moves it to the model's device
             optimizer.load_state_dict(tree_unflatten([again() for again in begun], tree))
         return optimizer
 
@@ -119,7 +119,7 @@ def optimizer_as_given(
 
 
 def _again(leaf: Any) -> Callable[[], Any]:
-    """Return what copies a part of a state; counters stay numbers that can be read on fake tensors too."""
+    """Return a function that copies one leaf of the state; counters stay readable under a fake tensor mode."""
     if not isinstance(leaf, Tensor):
         return lambda: leaf
     if leaf.dim() or isinstance(leaf, FakeTensor):
@@ -129,7 +129,7 @@ def _again(leaf: Any) -> Callable[[], Any]:
 
 
 def optimizer_by(make: Callable[[nn.Module], Any], run: Callable[[Callable[[], Any]], Any], spec: str) -> MakeOptimizer:
-    """Return what calls the user's function from the model to its optimizer, by ``run``, and checks the result."""
+    """Return a function that calls the user's ``make`` through ``run`` and checks the optimizer it returns."""
 
     def checked(module: nn.Module) -> optim.Optimizer:
         found = run(lambda: make(module))
@@ -145,13 +145,13 @@ def optimizer_by(make: Callable[[nn.Module], Any], run: Callable[[Callable[[], A
 
 
 def check_optimizer(optimizer: optim.Optimizer, module: nn.Module, spec: str) -> None:
-    """Raise a ModelError if an optimizer holds parameters that are not of the model."""
+    """Raise a ModelError if an optimizer holds parameters that are not the model's."""
     own = set(module.parameters())
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     foreign = [parameter for parameter in held if parameter not in own]
     if foreign:
         raise ModelError(
             f"{spec}: the {type(optimizer).__name__} that it returns holds {len(foreign)} of {len(held)} parameters "
-            f"that are not of the model, the first of shape {tuple(foreign[0].shape)}; make it of model.parameters() "
-            "when nothing of the model is replaced any more"
+            f"that are not of the model, the first of shape {tuple(foreign[0].shape)}; make it from "
+            "model.parameters(), after the last change of the model"
         )

@@ -29,7 +29,7 @@ _WITH_AUDIO: set[Task] = {"audio-classification", "ctc", "speech-seq2seq"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large one sample is; None for what the model does not read.
+    """How large one sample is; None for inputs that the model does not read.
 
     Attributes:
         length: Tokens.
@@ -43,10 +43,10 @@ class Sizes:
 
 
 def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
-    """Return how large samples of a class of transformers are; the case may ask for a length and an image size.
+    """Return how large a sample for a transformers class is; the case may name a length and an image size.
 
     Raises:
-        ModelError: The sequence is longer than the model can read, images have no pixel, or the shape of its audio is
+        ModelError: The sequence is longer than the model can read, images have no pixel, or the shape of the audio is
             unknown.
     """
     sees = task in _WITH_IMAGES or (task == "pretraining" and cls.main_input_name == "pixel_values")
@@ -65,12 +65,12 @@ def sizes(config: Any, task: Task, cls: Any, case: Case) -> Sizes:
 
 
 def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype: torch.dtype, seed: int) -> Batch:
-    """Make a batch of random samples with the labels of the task, by the names that the class gives its inputs.
+    """Make a batch of random samples with the labels of the task, under the input names of the class.
 
     Returns:
-        What :func:`text.batch`, :func:`image_batch` and :func:`audio_batch` say; for both text and images
-        ``input_ids (batch_size, length)`` int64 with ``pixel_values (batch_size, channels, height, width)``, and
-        ``labels`` where the model is to write the text.
+        The batch of :func:`text.batch`, :func:`image_batch` or :func:`audio_batch`; for text with images,
+        ``input_ids (batch_size, length)`` int64, ``pixel_values (batch_size, channels, height, width)``, and
+        ``labels`` if the model writes the text.
     """
     random = base.generator(seed)
     if sizes.audio is not None:
@@ -85,12 +85,12 @@ def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype
 
 
 _USUAL_SIZE = 224
-OBJECTS = 8  # COCO has 7.3 on an image
+OBJECTS = 8  # COCO has 7.3 per image
 MASKED_SHARE = 0.6  # of the patches, as SimMIM hides them (Xie et al. 2021, arXiv 2111.09886)
 
 
 def image_part(config: Any) -> Any:
-    """Return the part of a config that says how large images are: itself, its vision tower's or its backbone's."""
+    """Return the part of a config with the image size: the config itself, its vision tower's or its backbone's."""
     parts = (config, *(getattr(config, name, None) for name in ("vision_config", "encoder", "backbone_config")))
     return next((found for found in parts if getattr(found, "image_size", None)), config)
 
@@ -107,10 +107,10 @@ def image_batch(
     """Make images with the labels of a task.
 
     Returns:
-        ``pixel_values (batch, channels, height, width)`` of ``dtype``, and of a classification ``labels (batch,)``, of
-        a segmentation ``(batch, height, width)`` int64, of depths the same of ``dtype``; of a detection a list with
-        ``class_labels (8,)`` int64 and ``boxes (8, 4)``, centers and sizes as shares of the image, for each; of masked
-        images ``bool_masked_pos (batch, patches)`` in place of labels.
+        ``pixel_values (batch, channels, height, width)`` of ``dtype`` and ``labels``. Classification: ``(batch,)``;
+        segmentation: ``(batch, height, width)`` int64; depth: ``(batch, height, width)`` of ``dtype``; detection: a
+        list with ``class_labels (8,)`` int64 and ``boxes (8, 4)``, centers and sizes as shares of the image, for each
+        image. Masked images have ``bool_masked_pos (batch, patches)`` in place of labels.
     """
     pictures: dict[str, Any] = {"pixel_values": pixels(config, batch_size, size, dtype, random)}
     match task:
@@ -125,7 +125,7 @@ def image_batch(
                 torch.rand(batch_size, _patches(config, size), generator=random) < MASKED_SHARE
             )
         case "pretraining":
-            pass  # what these hide of an image they draw themselves
+            pass  # these models draw their own mask
         case _:
             pictures["labels"] = base.class_labels(config, batch_size, random)
     return pictures
@@ -158,10 +158,10 @@ FRAMES = SECONDS * 100
 
 
 def audio_shape(config: Any, cls: Any, spec: str) -> tuple[int, ...]:
-    """Return the shape of one sample: 10 seconds, or as many as a model of one length takes.
+    """Return the shape of one sample: 10 seconds, or the only length that the model takes.
 
     Returns:
-        ``(samples,)`` of a waveform; of features ``(frames, features)``, for Whisper ``(features, frames)``.
+        ``(samples,)`` for a waveform; ``(frames, features)`` for features, for Whisper ``(features, frames)``.
 
     Raises:
         ModelError: The class takes audio in an unknown form.
@@ -188,10 +188,10 @@ def audio_shape(config: Any, cls: Any, spec: str) -> tuple[int, ...]:
 
 
 def ctc_length(config: Any, heard: tuple[int, ...], requested: int | None, spec: str) -> int:
-    """Return the tokens of a sample of CTC: at most half as many as frames, so that repeats can be told apart.
+    """Return the number of tokens of a CTC sample: at most half the frames, as CTC needs a blank between repeats.
 
     Raises:
-        ModelError: More were requested.
+        ModelError: The request is longer.
     """
     encoder = getattr(config, "encoder_config", config)
     stride = (
@@ -200,8 +200,8 @@ def ctc_length(config: Any, heard: tuple[int, ...], requested: int | None, spec:
     longest = heard[0] // stride // 2
     if requested is not None and requested > longest:
         raise ModelError(
-            f"--sequence-length {requested}: of {SECONDS} s of audio {spec} makes {heard[0] // stride} frames, which "
-            f"CTC can spell {longest} tokens with"
+            f"--sequence-length {requested}: {spec} makes {heard[0] // stride} frames of {SECONDS} s of audio, enough "
+            f"for CTC to spell {longest} tokens at most"
         )
     return requested or min(text.USUAL_LENGTH, longest)
 
@@ -219,8 +219,8 @@ def audio_batch(
     """Make audio with the labels of a task.
 
     Returns:
-        ``input_values`` or ``input_features (batch, *heard)`` of ``dtype``; ``labels (batch,)`` of a classification, or
-        ``(batch, length)`` int64, with ``decoder_input_ids`` of the same shape where a decoder reads them.
+        ``input_values`` or ``input_features (batch, *heard)`` of ``dtype``; ``labels (batch,)`` for classification,
+        else ``(batch, length)`` int64, and ``decoder_input_ids`` of the same shape if a decoder reads them.
     """
     sound = torch.randn(batch_size, *heard, generator=random).to(dtype)
     made: dict[str, Tensor] = {cls.main_input_name: sound}

@@ -1,7 +1,7 @@
-"""Building a model without its memory: large tensors in it are fake, small ones are real.
+"""Building a model without its memory: its large tensors are fake, its small ones are real.
 
-A model's author may read small tensors while building (``torch.linspace(0, rate, depth)[i].item()``, tables of
-anchors); the memory is in the large ones, whose values no byte depends on.
+A model may read small tensors while it is built (``torch.linspace(0, rate, depth)[i].item()``, tables of anchors). Its
+memory is in the large tensors, and no number of bytes depends on their values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from actbench.workloads.overrides import replaced
 
 
 class EmptyOnMeta(TorchFunctionMode):
-    """Put what ``torch.empty`` makes on the meta device, and nothing else.
+    """Put the results of ``torch.empty`` on the meta device, and nothing else.
 
     Layers make their weights by ``torch.empty`` and then initialise them, so a model built under this mode costs
-    neither memory nor time. Under ``torch.device("meta")`` constructors that compute with small tensors fail (RegNet
-    reads its widths out of a ``linspace``) and computed buffers lose their values; here both work.
+    neither memory nor time. Constructors that compute with small tensors work (RegNet reads its widths from a
+    ``linspace``), and computed buffers have values; under ``torch.device("meta")`` neither does.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,7 +37,7 @@ class EmptyOnMeta(TorchFunctionMode):
 
 
 def float_type(case: Case) -> torch.dtype:
-    """Return the type that a case asks for, or else the default."""
+    """Return the dtype of a case, or the default."""
     dtype: torch.dtype = getattr(torch, case.dtype or DTYPE)
     return dtype
 
@@ -53,7 +53,7 @@ def seeded(seed: int) -> Iterator[None]:
 def construct(make: Callable[[], nn.Module], *, materialize: bool, seed: int) -> nn.Module:
     """Build a module, seeded, in training mode.
 
-    Without ``materialize`` the large parameters are on the meta device, uninitialised; ties hold all the same.
+    Without ``materialize`` the large parameters are on the meta device, uninitialised; tied parameters stay tied.
     """
     if not materialize:
         with EmptyOnMeta():
@@ -63,16 +63,16 @@ def construct(make: Callable[[], nn.Module], *, materialize: bool, seed: int) ->
 
 
 LARGEST_REAL_BYTES = 64 * 1024
-"""Bytes of the largest tensor that is made for real: a thousand of them are still no memory to speak of."""
+"""Bytes of the largest real tensor: even a thousand of them take little memory."""
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Make tensors above :data:`LARGEST_REAL_BYTES`, or off the CPU, fake; to be entered inside of a fake tensor mode.
+    """Make tensors above :data:`LARGEST_REAL_BYTES`, or off the CPU, fake; enter it inside a fake tensor mode.
 
-    An operator that is given a fake tensor runs on fake tensors; another one is tried on fake tensors, for the size of
-    what it makes, and run for real if that is small.
+    An operator with a fake argument runs on fake tensors. Any other operator runs on fake tensors first, to learn the
+    size of its result, and then on the real ones if the result is small.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,7 +87,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             fake_args, fake_kwargs = tree_unflatten([_shape_of(leaf) for leaf in leaves], tree)
             found = func(*fake_args, **fake_kwargs)
             stays_fake = any(_has_no_place(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor))
-        except Exception:  # its size depends on values, or it has no fake form: what it is given is there for real
+        except Exception:  # the size depends on values, or the operator has no fake form; its arguments are real
             stays_fake = False
         if stays_fake:
             return found
@@ -96,9 +96,9 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class RealDataBecomesFake(TorchFunctionMode):
-    """Make a real tensor fake that is given to a fake one as its ``data``, an array of numpy's say.
+    """Make a real tensor fake when a fake tensor gets it as its ``data``, for example a numpy array.
 
-    Setting data is no operator: torch would put real memory behind a tensor that stays fake.
+    Setting ``data`` is no operator: torch would put real memory behind a tensor that stays fake.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -113,9 +113,9 @@ class RealDataBecomesFake(TorchFunctionMode):
 
 @contextmanager
 def without_memory(mode: FakeTensorMode) -> Iterator[None]:
-    """Make large tensors fake ones of ``mode`` inside the block, and let models be built as if they were real.
+    """Make large tensors fake ones of ``mode`` inside the block, and let code that builds models accept them.
 
-    Other threads allocate as ever, so transformers is asked to load in this one.
+    Other threads still allocate memory, so transformers is told to load in this thread.
     """
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
@@ -128,24 +128,24 @@ def without_memory(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def _is_fake(value: Any) -> bool:
-    """Whether a value is fake, or a storage without bytes, as torch.load reads under a fake tensor mode."""
+    """Whether a value is fake, or a storage without bytes, as torch.load makes under a fake tensor mode."""
     return isinstance(value, FakeTensor) or (isinstance(value, UntypedStorage) and value.device.type == "meta")
 
 
 def _allocates(func: Any, leaves: list[Any]) -> bool:
-    """Whether an operator makes a tensor with bytes of its own, not over a storage such as that of a mapped file."""
+    """Whether an operator makes a tensor with new memory: no view, and not over a storage such as a mapped file."""
     return not (func.is_view or func._schema.is_mutable or any(isinstance(leaf, UntypedStorage) for leaf in leaves))
 
 
 def _shape_of(value: Any) -> Any:
-    """Return the fake form of a real tensor; of real ones alone torch's fake tensor mode computes some operators."""
+    """Return the fake form of a real tensor; torch's fake tensor mode computes some operators on real tensors."""
     if not isinstance(value, Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _has_no_place(tensor: Tensor) -> bool:
-    """Whether a tensor stays fake; on the meta device only the empty ones that torch.load fills."""
+    """Whether a tensor stays fake; on the meta device, only the empty ones that torch.load fills."""
     match tensor.device.type:
         case "cpu":
             return tensor.numel() * tensor.element_size() > LARGEST_REAL_BYTES

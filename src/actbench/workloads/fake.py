@@ -21,9 +21,9 @@ from actbench.workloads.recalled import RecallingMode
 
 
 def fake_mode() -> FakeTensorMode:
-    """Return a new fake tensor mode that takes real tensors that a model makes as fake ones.
+    """Return a new fake tensor mode that also accepts real tensors, and makes them fake.
 
-    Tensors are fake *CPU* tensors on every machine: fake CUDA tensors have no backward pass where there is no driver.
+    Tensors are fake *CPU* tensors on every machine: without a driver, fake CUDA tensors have no backward pass.
     """
     return RecallingMode()
 
@@ -33,10 +33,10 @@ _REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it wi
 
 @contextmanager
 def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[None]:
-    """Explain that a model cannot run without values.
+    """Turn torch's error for a model that cannot run without values into an UntraceableError.
 
     Raises:
-        UntraceableError: ``model`` needs the values of tensors, or an operator that has no fake form; with ``remedy``.
+        UntraceableError: ``model`` needs the values of tensors, or an operator without a fake form; ends in ``remedy``.
     """
     try:
         yield
@@ -48,14 +48,14 @@ def shapes_only(model: str = "the model", remedy: str = _REMEDY) -> Iterator[Non
 
 
 def mode_of(module: nn.Module) -> FakeTensorMode | None:
-    """Return the mode that the parameters of a module belong to, or None where none of them is fake."""
+    """Return the fake tensor mode of a module's parameters, or None if none of them is fake."""
     return next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
 
 
 def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Make every parameter and buffer of a module a fake CPU tensor of ``mode``, in place, and return the module.
 
-    Shapes, strides, types and ``requires_grad`` are kept, and ties too. A fake CPU tensor of ``mode`` stays itself.
+    Shapes, strides, dtypes, ``requires_grad`` and ties are kept. A fake CPU tensor of ``mode`` stays the same object.
     """
     twins: dict[int, tuple[Tensor, Tensor]] = {}
     for table in _tables(module):
@@ -67,9 +67,9 @@ def to_fake(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 @contextmanager
 def faked(module: nn.Module, mode: FakeTensorMode) -> Iterator[nn.Module]:
-    """Make a module fake, as :func:`to_fake` does, and give it its own tensors back at the end.
+    """Make a module fake inside the block, as :func:`to_fake` does, and then restore its own tensors.
 
-    They come back after an exception too, and no gradient or buffer update of the fake time reaches them. Fake tensors
+    They are restored after an exception too. No gradient or buffer update inside the block reaches them. Fake tensors
     that a forward pass left in other attributes of a module are removed.
     """
     tables = _tables(module)
@@ -101,5 +101,5 @@ def _twin(tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, T
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
         for name, value in vars(tensor).items():
             vars(twin).setdefault(name, value)
-        twins[id(tensor)] = (tensor, twin)  # the tensor is held too, or its id could come back as another's
+        twins[id(tensor)] = (tensor, twin)  # keeps the tensor alive too: a new tensor could get the id of a dead one
     return twins[id(tensor)][1]

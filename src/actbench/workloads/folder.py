@@ -1,6 +1,6 @@
-"""Model folders as ``save_pretrained`` writes them, and where published weights are.
+"""Model folders as ``save_pretrained`` writes them, and published weights in the cache and on the hub.
 
-Folders are not trusted: config.json and safetensors are read, and nothing else.
+Folders are not trusted: only config.json and safetensors files are read.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ WEIGHTS = ("config.json", "model.safetensors", "model.safetensors.index.json", "
 
 
 def without_values(weights: WeightsChoice) -> str:
-    """Return the origin to record for the weights of a model that was built for its shapes."""
+    """Return the origin of the weights of a model that is built only for its shapes."""
     return "random" if weights == "random" else "not loaded (shapes only)"
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name may be a repository by the hub's own rules."""
+    """Return whether the rules of the hub allow a name for a repository."""
     from huggingface_hub import errors, utils
 
     try:
@@ -52,9 +52,9 @@ def offline() -> bool:
 
 @functools.cache
 def reachable(url: str) -> bool:
-    """Return whether an address answers within :data:`PROBE_SECONDS`, asked once per process.
+    """Return whether an address answers within :data:`PROBE_SECONDS`; asks once per process.
 
-    A thread of its own asks, because looking up a name cannot be given a time limit.
+    A separate thread asks, because a name lookup has no time limit.
     """
     answered = threading.Event()
 
@@ -111,7 +111,7 @@ def download(repository: str, *, weights: bool, code: bool = False) -> Path:
         raise ModelError(f"{repository} is gated: ask for access on the hub, then run 'hf auth login'") from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"the hub has no model {repository!r} (or it is private: run 'hf auth login')") from error
-    except Exception as error:  # which network library the hub stands on differs between its versions
+    except Exception as error:  # versions of huggingface_hub use different network libraries
         raise ModelError(
             f"{repository} could not be downloaded: {(str(error) or type(error).__name__).splitlines()[0]}"
         ) from error
@@ -162,7 +162,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files of a folder; none when it holds no weights.
+    """Return the safetensors files of a folder, possibly none.
 
     Raises:
         ModelError: The weights are pickles, or the index is broken or names files outside the folder.

@@ -1,4 +1,4 @@
-"""What a function in a Python file of the user's own builds."""
+"""Models that a function in the user's own Python file builds."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, Unsu
 
 
 class UserFile:
-    """A Python file of the user's own, run as ``python file.py`` would run it; ``spec`` is for messages.
+    """The user's own Python file, run as by ``python file.py``; ``spec`` is for messages.
 
     Raises:
-        ModelError: It does not exist or does not run.
+        ModelError: The file does not exist or does not run.
     """
 
     def __init__(self, path: Path, spec: str) -> None:
@@ -51,20 +51,20 @@ class UserFile:
         assert module_spec.loader is not None
         self._module = importlib.util.module_from_spec(module_spec)
         beside = str(path.resolve().parent)
-        if beside not in sys.path:  # as for a script, so that the file can import its neighbours
+        if beside not in sys.path:  # as for a script: the file can import its neighbours
             sys.path.insert(0, beside)
         loader = module_spec.loader
         self.run(lambda: loader.exec_module(self._module))
 
     def function(self, name: str) -> Callable[[], Any]:
-        """Return a function of the file; a ModelError if it has none of this name."""
+        """Return the function of this name; a ModelError if the file has none."""
         found = getattr(self._module, name, None)
         if not callable(found):
             raise ModelError(f"model {self.spec!r}: {self.path} has no function {name!r}")
         return found  # type: ignore[no-any-return]
 
     def run(self, call: Callable[[], T]) -> T:
-        """Run the user's code; what it raises becomes a ModelError or OutOfMemoryError with the file and line."""
+        """Run the user's code; its errors become a ModelError or OutOfMemoryError with file and line."""
         try:
             return call()
         except (ActbenchError, KeyboardInterrupt):
@@ -73,11 +73,11 @@ class UserFile:
             raise self._failed(error) from error
 
     def run_without_memory(self, call: Callable[[], T]) -> T:
-        """Run the user's code where large tensors are fake; see :meth:`run`.
+        """Run the user's code while large tensors are fake; see :meth:`run`.
 
         Raises:
-            ModelError: It failed.
-            UntraceableError: It needs what fake tensors do not have.
+            ModelError: The code failed.
+            UntraceableError: The code needs the values or the memory of large tensors.
         """
         try:
             return call()
@@ -87,9 +87,9 @@ class UserFile:
             if not _is_of_fakes(error):
                 raise self._failed(error) from error
             raise UntraceableError(
-                f"{self.line(error)}: this runs without memory here, so large tensors have no values to look at, to "
-                f"save or to hand to numpy ({_first_line(error)}); no simulated byte depends on values: leave that "
-                "step out, or measure with --meter cpu or --meter cuda, which run it in full"
+                f"{self.line(error)}: this runs without memory here, so large tensors have no values to read, to save "
+                f"or to hand to numpy ({_first_line(error)}); no simulated byte depends on values: leave this line "
+                "out, or measure with --meter cpu or --meter cuda, which run it in full"
             ) from error
 
     def _failed(self, error: BaseException) -> ActbenchError:
@@ -101,14 +101,14 @@ class UserFile:
         return ModelError(f"{self.line(error)}: {_first_line(error)}")
 
     def line(self, error: BaseException) -> str:
-        """Return the last line of the file that an error came through, or the file."""
+        """Return file and line where an error left the user's file, or the file alone."""
         if isinstance(error, SyntaxError) and error.filename:
             return f"{error.filename}:{error.lineno}"
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if self._is_here(frame.filename)]
         return f"{self.path}:{own[-1].lineno}" if own else str(self.path)
 
     def raised(self, error: BaseException) -> bool:
-        """Return whether the file itself raised an error, and not what it calls."""
+        """Return whether the file itself raised an error, rather than code that it calls."""
         frames = traceback.extract_tb(error.__traceback__)
         return bool(frames) and self._is_here(frames[-1].filename)
 
@@ -121,7 +121,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _is_of_fakes(error: BaseException) -> bool:
-    """Whether an error is torch's about fake tensors: of its type, in its words, or raised by their code."""
+    """Whether an error is torch's about fake tensors: by its type, its words, or the code that raised it."""
     words = ("tensor subclass", "FakeTensor", "meta")
     frames = traceback.extract_tb(error.__traceback__)
     return (
@@ -145,12 +145,12 @@ class _Parts(NamedTuple):
 
 
 class FunctionWorkload:
-    """What a function in a Python file of the user's own builds: ``file.py:function``.
+    """The model that a function in the user's own Python file builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
-    ``make_batch(n) -> dict`` with n samples, ``loss(module, batch) -> scalar tensor``; and, if it likes, an optimizer
-    of the module's parameters, or a function from the module to one. All are called under torch seeds. Where only
-    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.building`), and values must not be read::
+    ``make_batch(n) -> dict`` with n samples, ``loss(module, batch) -> scalar tensor``; and, optionally, an optimizer
+    of the module's parameters, or a function from the module to one. All are called under torch seeds. If only
+    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.building`) and have no values::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
@@ -160,7 +160,7 @@ class FunctionWorkload:
                 return nn.functional.cross_entropy(module(batch["x"]), batch["y"])
             return model, make_batch, loss
 
-    A case that names a type or an optimizer replaces the function's.
+    If the case names a dtype or an optimizer, it replaces the function's.
 
     Raises:
         ModelError: The file does not exist or does not run, or has no such function.
@@ -178,7 +178,7 @@ class FunctionWorkload:
         self._make_batch: Callable[[int], Batch] | None = None
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
-        """Call the function, with large tensors fake where only shapes are wanted.
+        """Call the function, with fake large tensors if only shapes are wanted.
 
         Raises:
             ModelError: The function fails, or does not return what it should.
@@ -195,11 +195,11 @@ class FunctionWorkload:
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
-        """Call ``make_batch``; floating tensors get the case's type, where it names one, and all go to the CPU.
+        """Call ``make_batch``; all tensors go to the CPU, and floating ones get the case's dtype, if it names one.
 
         Raises:
             ModelError: ``make_batch`` fails or returns no mapping.
-            UntraceableError: It reads values of fake tensors.
+            UntraceableError: ``make_batch`` reads values of fake tensors.
         """
         make_batch = self._make_batch or self._batches(seed)
         run = self._file.run if active_fake_mode() is None else self._file.run_without_memory
@@ -227,7 +227,7 @@ class FunctionWorkload:
         return value.to("cpu", value.dtype if self._dtype is None or not value.is_floating_point() else self._dtype)
 
     def _batches(self, seed: int) -> Callable[[int], Batch]:
-        """Return ``make_batch`` of a second model, without memory where it can be."""
+        """Return ``make_batch`` of a second model, built without memory if possible."""
         try:
             return self._built(materialize=False, seed=seed)[0].make_batch
         except UntraceableError:
@@ -268,7 +268,7 @@ class FunctionWorkload:
         return base.optimizer_by(parts.optimizer, self._file.run, self.spec)
 
     def _checked(self, loss: Loss) -> Loss:
-        """Return the user's loss with what is wrong with it or with its batch said in words."""
+        """Return the user's loss, with clear errors for mistakes in it or in its batch."""
 
         def checked(module: nn.Module, batch: Batch) -> Tensor:
             try:

@@ -1,4 +1,4 @@
-"""Hugging Face models; this file, and with it transformers, is imported when one of them is asked for."""
+"""Hugging Face models; this file imports transformers, so it is imported only for such a model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 class HuggingFaceWorkload:
     """A Hugging Face model on random, full-length inputs, with the loss that the model itself computes.
 
-    Models for depth other than GLPN compute none, and get the mean absolute error. A sequence length means nothing to
-    vision models, an image size nothing to text models.
+    Depth models other than GLPN compute no loss, and get the mean absolute error. Vision models ignore the sequence
+    length, text models the image size.
 
     Raises:
-        ModelError: The config cannot be found or read, the model does not do the task, or no batch can be made for the
-            class that its config names.
+        ModelError: The config cannot be found or read, the model does not do the task, or actbench can make no batch
+            for the class that its config names.
     """
 
     def __init__(self, name: ModelName, case: Case) -> None:
@@ -60,7 +60,7 @@ class HuggingFaceWorkload:
         """Build the model in training mode with its loss and optimizer.
 
         Raises:
-            ModelError: The model cannot be built, or its weights cannot be had or do not fit.
+            ModelError: The model cannot be built, or its weights are not available or do not fit.
         """
         attention, warned = self._attention()
         self.warnings = self._found + warned + self._cast()
@@ -72,13 +72,13 @@ class HuggingFaceWorkload:
             self.weights_origin = weights.origin
             self.warnings += weights.warnings
             make = self._loaded(attention, weights.files) if weights.files else self._random(attention)
-        # Whatever goes wrong in a constructor goes wrong because of a config that we did not write.
+        # Any error of a constructor comes from the config, which actbench did not write.
         with quiet(), boundary(f"model {self.spec!r} cannot be built from its config", ModelError):
             module = construct(make, materialize=materialize, seed=seed)
         loss, own = losses.loss_of(module, self.task, self.spec, architectures.fed_tasks(self._config))
         self.warnings += own + self._slow(module)
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
-            vars(module)["loss_type"] = "ForCausalLM"  # transformers takes it too, but warns at the first step
+            vars(module)["loss_type"] = "ForCausalLM"  # transformers chooses it too, with a warning
         return TrainingSetup(
             module=module,
             loss=loss,
@@ -95,17 +95,17 @@ class HuggingFaceWorkload:
         )
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
-        """Make random inputs with labels; the shapes are those of :mod:`actbench.workloads.batches`."""
+        """Make random inputs with labels; :mod:`actbench.workloads.batches` has the shapes."""
         return batches.make(self._config, self.task, self._class, self._sizes, batch_size, self._dtype, seed)
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The type that is asked for, or else that of the config of a folder or the hub."""
+        """The dtype of the case, or else of the config of a folder or the hub."""
         saved = getattr(self._config, "dtype", None) if self._source.folder and self.case.dtype is None else None
         return saved if saved in _TRAINABLE else float_type(self.case)
 
     def _attention(self) -> tuple[Attention, tuple[str, ...]]:
-        """Return the attention implementation, and a warning when it is not the one asked for."""
+        """Return the attention implementation, and a warning if it is not the requested one."""
         if self.case.attention == "sdpa" and not self._class._supports_sdpa:
             has_attention = hasattr(self._config, "num_attention_heads")
             warning = f"{self.spec}: {self._class.__name__} has no sdpa attention; eager attention is used"
@@ -113,7 +113,7 @@ class HuggingFaceWorkload:
         return self.case.attention, ()
 
     def _cast(self) -> tuple[str, ...]:
-        """Return a warning where a folder of a bare name is cast to another type than its own."""
+        """Return a warning if the model of a folder with a bare name is cast to another dtype than its own."""
         saved = getattr(self._config, "dtype", None)
         if not self._source.local or brings_dtype(self.spec) or saved not in _TRAINABLE or saved == self._dtype:
             return ()
@@ -121,16 +121,16 @@ class HuggingFaceWorkload:
         return (f"{self.spec}: {types}; ./{self.spec} keeps its own type, and --dtype names one",)
 
     def _asked(self, attention: Attention) -> Attention | None:
-        """Return what to ask transformers for; with None a backbone without sdpa keeps its own attention."""
+        """Return the attention to ask transformers for; None lets a backbone without sdpa keep its own."""
         return None if attention == "sdpa" and getattr(self._config, "backbone_config", None) else attention
 
     def _slow(self, module: nn.Module) -> tuple[str, ...]:
-        """Return a warning where transformers runs reference code for want of kernels."""
+        """Return a warning if transformers runs reference code because kernels are missing."""
         missing = " and ".join(missing_kernels(module))
         if not missing:
             return ()
         code = f"{self.spec}: transformers runs {type(module).__name__} by slow reference code"
-        return (f"{code} ({missing} cannot be imported here): bytes and seconds are those of it, not of the kernels",)
+        return (f"{code} ({missing} cannot be imported here): bytes and seconds are of this code, not of the kernels",)
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
         config = copy.deepcopy(self._config)
@@ -170,7 +170,7 @@ def quiet() -> Iterator[None]:
 
 
 def _config(source: Source, trusted: bool) -> Any:
-    """Make the config object of a source, with the changes of the specification."""
+    """Make the config of a source, with the changes in the specification."""
     kind = source.config["model_type"]
     cls = architectures.own_code(source, "AutoConfig") if trusted else None
     if cls is None and kind not in CONFIG_MAPPING:
@@ -185,13 +185,13 @@ def _config(source: Source, trusted: bool) -> Any:
 
 
 def _settled(config: Any, task: Task, image_size: int | None) -> Any:
-    """Set what training on this task needs of a config and pretraining did not."""
+    """Set what this task needs in a config and pretraining did not."""
     _set_image_size(image_part(config), image_size)
     if task == "sequence-classification":
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = (text.special_ids(config, "eos_token_id") or [0])[0]
         if config.problem_type is None and config.num_labels > 1:
-            config.problem_type = "single_label_classification"  # as the labels have it: DeBERTa reads them else
+            config.problem_type = "single_label_classification"  # our labels are; else DeBERTa reads their values
     if task == "causal-lm" and "masked-lm" in architectures.tasks(config):
         config.is_decoder = True
     return config
@@ -208,7 +208,7 @@ def _set_image_size(part: Any, requested: int | None) -> None:
 
 
 def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tuple[Any, ...]) -> tuple[str, ...]:
-    """Return warnings on what a checkpoint lacks; a ModelError if it is not of this model."""
+    """Return warnings about tensors that a checkpoint lacks; a ModelError if it belongs to another model."""
     missing, total = sorted(report["missing_keys"]), len(list(module.named_parameters()))
     if report["mismatched_keys"]:
         key, found, wanted = sorted(report["mismatched_keys"])[0]

@@ -1,4 +1,4 @@
-"""The loss of a Hugging Face model, and what losses ask about values of a batch."""
+"""The loss of a Hugging Face model, and fake answers where a loss looks at the values of a batch."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from actbench.workloads.overrides import chances, full_rows, steady
 class ForDetection(TorchFunctionMode):
     """Let the losses of detection run on fake tensors.
 
-    They check that boxes do not end before they begin, and match boxes with predictions by cost. Our boxes are in
-    order, and as many are matched in any case: no byte depends on the answers.
+    These losses check that boxes do not end before they begin, and match boxes with predictions by cost. Our boxes are
+    valid, and the number of matches is fixed: no number of bytes depends on the values.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,7 +41,7 @@ class ForDetection(TorchFunctionMode):
 
 
 class ForCtc(TorchFunctionMode):
-    """Let the losses of CTC run on fake tensors: all frames count, and no label is padding or out of range."""
+    """Let CTC losses run on fake tensors: all frames count, and no label is padding or out of range."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if args and isinstance(args[0], FakeTensor):
@@ -55,9 +55,9 @@ class ForCtc(TorchFunctionMode):
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, *, reduction: str) -> Tensor:
-    """Return a loss that saves what ``F.ctc_loss`` does, which has no fake form.
+    """Return a loss that saves the same bytes as ``F.ctc_loss``, which has no fake form.
 
-    ``log_probs`` are ``(frames, batch, classes)``, ``targets`` ``(batch * length,)``, all of one length.
+    ``log_probs`` is ``(frames, batch, classes)``; ``targets`` is ``(batch * length,)``, all of one length.
     """
     losses: Tensor = _Ctc.apply(log_probs, targets)
     return losses.mean() if reduction == "mean" else losses.sum() if reduction == "sum" else losses
@@ -81,22 +81,22 @@ class _Ctc(torch.autograd.Function):
         return torch.empty_like(log_probs), None
 
 
-# Tasks whose losses ask about values that the batches made here are known to have.
+# Tasks whose losses look at values; our batches have known values.
 _ASSUMED: dict[Task, type[TorchFunctionMode]] = {"object-detection": ForDetection, "ctc": ForCtc}
-# Of transformers' models for depths only these compute a loss.
+# The only depth models of transformers that compute a loss.
 _WITH_DEPTH_LOSS = ("glpn",)
 
 
 def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> tuple[Loss, tuple[str, ...]]:
-    """Return the loss of a model, without the key-value cache of generation, and what a user must know of it.
+    """Return the loss of a model, without the key-value cache of generation, and warnings about it.
 
-    LayerDrop and SpecAugment, which draw what to skip anew in each step, are left out.
+    LayerDrop and SpecAugment are switched off: they skip something else in each step.
 
     Args:
         module: The model.
-        task: What it is trained for.
+        task: The task of the training.
         spec: The model specification, for messages.
-        tasks: What such a model can be trained for.
+        tasks: The tasks that the model can be trained for.
     """
     options = _options(module)
     config: Any = module.config
@@ -129,10 +129,10 @@ _UNCUTTABLE: dict[Task, str] = {
 
 
 def in_parts(module: nn.Module, task: Task | None = None) -> dict[str, Any]:
-    """Return the fields of a setup that say how the losses of micro-batches add up; see :class:`TrainingSetup`."""
+    """Return the fields of :class:`TrainingSetup` that say how the losses of micro-batches add up."""
     shifted = task in _SHIFTED or getattr(module, "loss_type", None) == "ForCausalLM"
     share: Share | None = partial(label_share, first=1) if shifted else None
-    if task == "ctc":  # a mean is over rows, each divided by its own labels
+    if task == "ctc":  # a mean is over rows, each divided by its number of labels
         share = _of_a_sum if getattr(module.config, "ctc_loss_reduction", None) == "sum" else _of_rows
     return {"share": share, "uncuttable": "" if task is None else _UNCUTTABLE.get(task, "")}
 
@@ -175,7 +175,7 @@ def _own_loss(module: nn.Module, batch: Batch, options: dict[str, bool], describ
 
 
 def _depth_error(module: nn.Module, batch: Batch) -> Tensor:
-    """Return the mean absolute error of depths ``(batch, height, width)``, labels resized to them."""
+    """Return the mean absolute error of depths ``(batch, height, width)``; labels are resized to this shape."""
     output: Any = module(pixel_values=batch["pixel_values"])
     depths: Tensor = output[0] if isinstance(output, tuple) else output.predicted_depth
     labels = F.interpolate(batch["labels"][:, None], size=depths.shape[-2:])[:, 0]

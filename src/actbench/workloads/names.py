@@ -1,15 +1,15 @@
-"""The grammar of model specifications, and what each of them means.
+"""The grammar of model specifications.
 
 ``roberta-base``                      a shipped preset
 ``resnet50``, ``torchvision:resnet50``  a torchvision classification model
 ``hf:org/name``, ``org/name``         a model on the Hugging Face hub, or in its cache
-``resnet-cifar``                      a network for small pictures, as smallnets.py has it
-``gcn``, ``graphsage``, ``gat``           a graph network on a generated graph, as graphs/ has it
+``resnet-cifar``                      a network for small pictures, see smallnets.py
+``gcn``, ``graphsage``, ``gat``           a graph network on a generated graph, see graphs/
 ``./folder``                          a local folder written by ``save_pretrained``
-``file.py:function``                  what a function of one's own returns
+``file.py:function``                  the model that the user's own function returns
 
-Hugging Face models take changes of their config, ``roberta-base@num_hidden_layers=4,hidden_size=128``, and graph
-networks of their sizes and of their graph: ``gcn@hidden_size=64,num_nodes=1000,num_edges=5000``.
+Changes of a Hugging Face config follow an @: ``roberta-base@num_hidden_layers=4,hidden_size=128``. So do changes of the
+sizes of a graph network and its graph: ``gcn@hidden_size=64,num_nodes=1000,num_edges=5000``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Preset:
     """The architecture of a well-known Hugging Face model, shipped with the package.
 
     Attributes:
-        task: What ``--task auto`` means.
+        task: The task of ``--task auto``.
         note: One line for ``actbench models``.
         config: What its ``config.json`` says about the architecture.
         hub: Repositories with the published weights, the preferred one first.
@@ -60,7 +60,7 @@ def presets() -> dict[str, Preset]:
 
 
 def find_preset(name: str) -> Preset | None:
-    """Return the preset of this name, of another name of it, or of one of its repositories."""
+    """Return the preset with this name, this other name or this repository."""
     for preset in presets().values():
         if name in (preset.name, *preset.also, *preset.hub):
             return preset
@@ -91,7 +91,7 @@ _PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"}
 
 @dataclass(frozen=True)
 class ModelName:
-    """A model specification that was understood.
+    """A parsed model specification.
 
     Attributes:
         name: The preset, repository, model or path; for functions ``file.py:function``.
@@ -104,10 +104,10 @@ class ModelName:
 
 
 def parse(spec: str) -> ModelName:
-    """Parse a model specification; shipped names come before local folders of the same bare name.
+    """Parse a model specification; a shipped name wins over a local folder of the same bare name.
 
     Raises:
-        ModelError: It names nothing that is known, or does not follow the grammar.
+        ModelError: The specification names nothing known, or does not follow the grammar.
     """
     head, changes = _split_changes(spec)
     name = _parse_name(head)
@@ -117,7 +117,7 @@ def parse(spec: str) -> ModelName:
 
 
 def is_own(spec: str) -> bool:
-    """Return whether a specification, which need not be trusted, names one of actbench's own networks."""
+    """Return whether a specification names one of actbench's own networks; it need not be trusted."""
     head = spec.partition("@")[0]
     return head in NETWORKS or head in SMALL_NETS
 
@@ -142,7 +142,7 @@ def _value(text: str) -> Any:
     except RecursionError:
         raise ModelError(f"model settings: {text!r} is nested too deeply") from None
     except ValueError:
-        value = int(text[:20]) if _DIGITS.fullmatch(text) else text  # Python reads no more than some digits
+        value = int(text[:20]) if _DIGITS.fullmatch(text) else text  # Python limits the digits of an int
     if isinstance(value, int | float) and not abs(value) < COUNT_LIMIT:
         raise ModelError(f"model settings: {text} is no number that 64 bits count")
     return value

@@ -15,26 +15,26 @@ from actbench.errors import UsageError
 from actbench.results.records import OPTIMIZER, Optimizer
 from actbench.setup import MakeOptimizer
 
-# Rates that fine-tuning runs commonly use; no byte and no second depends on them.
+# Usual learning rates of fine-tuning; neither bytes nor seconds depend on them.
 ADAM_RATE = 2e-5
 SGD_RATE = 1e-2
 
 
 def make_optimizer(name: Optimizer | None, **options: float) -> MakeOptimizer:
-    """Return the function that makes the named optimizer (AdamW for None) for the trained parameters of a model."""
+    """Return a function that makes the named optimizer (AdamW for None) for the trained parameters of a model."""
     kind, usual = _OPTIMIZERS[name or OPTIMIZER]
     return lambda module: kind(module, **{**usual, **options})
 
 
 def same_updates(name: Optimizer | None) -> tuple[Optimizer, ...]:
-    """Return the optimizers that make the same of a gradient as the named one, to rounding, by other operators."""
+    """Return the optimizers whose updates equal the named one's to rounding, but use other operators."""
     name = name or OPTIMIZER
     return tuple(other for twins in _TWINS if name in twins for other in twins if other != name)
 
 
 def code_of(name: Optimizer, parameters: str, rate: str) -> str:
-    """Return the code that makes the named optimizer; ``parameters`` and ``rate`` are code, too."""
-    if name not in _CODE:  # it is told by the model which parameters are for which of its two
+    """Return Python code that makes the named optimizer; ``parameters`` and ``rate`` are code too."""
+    if name not in _CODE:  # it needs the model to divide the parameters between its two optimizers
         return f'actbench.workloads.optimizers.make_optimizer("{name}", lr={rate})(model)'
     made, options = _CODE[name]
     return f"{made}({parameters}, lr={rate}{options})"
@@ -49,7 +49,7 @@ def _of_all(kind: Callable[..., optim.Optimizer], module: nn.Module, **options: 
 
 
 class _AnyNumber(TorchFunctionMode):
-    """Let fake tensors of one element be read, as 1.0."""
+    """Let fake tensors of one element be read; their value is 1.0."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.item and isinstance(args[0], FakeTensor):
@@ -58,7 +58,7 @@ class _AnyNumber(TorchFunctionMode):
 
 
 class Adafactor(optim.Adafactor):
-    """torch's Adafactor, which also steps fake tensors: it reads norms, on which no byte depends."""
+    """torch's Adafactor, made to step fake tensors too: it reads norms, and no number of bytes depends on these."""
 
     def step(self, closure: Any = None) -> Any:
         """Step, as in torch."""
@@ -69,7 +69,7 @@ class Adafactor(optim.Adafactor):
 class Muon(optim.Optimizer):
     """``torch.optim.Muon`` for hidden matrices and ``torch.optim.AdamW`` for the rest, as one optimizer of two groups.
 
-    Muon's rates are scaled so that one rate is right for both (Liu et al. 2025, arXiv 2502.16982).
+    Muon's rate is scaled so that one rate fits both (Liu et al. 2025, arXiv 2502.16982).
 
     Args:
         matrices: Two-dimensional parameters.
@@ -116,9 +116,9 @@ def _muon(module: nn.Module, **options: Any) -> optim.Optimizer:
 
 
 def _hidden_matrices(module: nn.Module) -> list[nn.Parameter]:
-    """Return the trained matrices but embeddings and the head, which Muon is not for.
+    """Return the trained matrices except embeddings and the head, for which Muon is not meant.
 
-    The head is what a model of transformers says makes its scores, or else the last linear layer.
+    The head is the output embedding of a transformers model, or else the last linear layer.
     """
     own: Any = getattr(module, "get_output_embeddings", None)
     head = own() if callable(own) else None
@@ -143,7 +143,7 @@ _OPTIMIZERS: dict[Optimizer, tuple[Callable[..., optim.Optimizer], dict[str, Any
 _TWINS: tuple[tuple[Optimizer, ...], ...] = (("adamw", "adamw-fused"),)
 
 TRAINERS: dict[Optimizer, str] = {"adamw": "adamw_torch", "adamw-fused": "adamw_torch_fused"}
-"""What transformers' ``TrainingArguments(optim=…)`` calls them, of those that are the same there."""
+"""Names in transformers' ``TrainingArguments(optim=…)`` of the optimizers that are the same there."""
 
 _CODE: dict[Optimizer, tuple[str, str]] = {
     "adamw": ("torch.optim.AdamW", ""),

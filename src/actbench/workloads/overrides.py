@@ -1,8 +1,8 @@
-"""What transformers would do otherwise on fake tensors, by chance, or by slow reference code.
+"""What transformers does differently on fake tensors, at random, or in slow reference code.
 
-Attention over rows that are one unpadded sequence each needs no mask but the triangle that its kernels know.
-Transformers looks that up in values. On fake tensors it cannot, and builds masks of batch times length times length,
-which no real step has, and by which a simulation of a CUDA device would choose another kernel.
+Attention over rows of one unpadded sequence each needs only the causal mask that its kernels know. Transformers tells
+such rows by their values. Fake tensors have none, so it builds masks of batch x length x length. No real step has these
+masks, and they make a simulated CUDA device choose another kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 @contextmanager
 def replaced(owner: Any, name: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute, if it is there, by what ``change`` makes of it, inside the block."""
+    """Inside the block, replace an attribute, if it exists, by the result of ``change``."""
     if not hasattr(owner, name):
         yield
         return
@@ -38,11 +38,11 @@ _ASK_FOR_PADDING = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa
 
 @contextmanager
 def full_rows(batch: Mapping[str, Any]) -> Iterator[None]:
-    """Let models take each row of a fake batch for one unpadded sequence inside the block.
+    """Inside the block, let models treat each row of a fake batch as one unpadded sequence.
 
-    Masks are built all the same for a batch that gives positions, which may hold several sequences in a row, or a mask.
+    A batch with positions or its own mask still gets masks: positions may mark several sequences in a row.
     """
-    masking = sys.modules.get(_MASKING)  # it is there where a model of transformers is
+    masking = sys.modules.get(_MASKING)  # present if a transformers model is loaded
     with ExitStack() as stack:
         if masking is not None and "position_ids" not in batch:
             stack.enter_context(replaced(masking, "find_packed_sequence_indices", _not_packed))
@@ -70,10 +70,10 @@ DISTRIBUTIONS = {"mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d", "fl
 
 
 def missing_kernels(module: nn.Module) -> tuple[str, ...]:
-    """Return the packages for want of which transformers runs reference code in a model, sorted.
+    """Return the missing packages because of which transformers runs reference code in a model, sorted.
 
-    Transformers wraps a function that a package has a kernel for, and notes there whether it found it; its earlier
-    versions have ``is_fast_path_available`` beside such layers. Parts that are not of transformers are passed over.
+    Transformers wraps a function that a package has a kernel for, and notes in the wrapper whether it found the
+    package. Earlier versions set ``is_fast_path_available`` beside such layers. Other libraries' modules are skipped.
     """
     names = {type(part).__module__ for part in module.modules()}
     places = [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
@@ -91,7 +91,7 @@ def _wanted(place: ModuleType) -> Iterator[str]:
 
 
 def chances(module: nn.Module) -> tuple[str, ...]:
-    """Return what a model leaves to chance: LayerDrop and SpecAugment."""
+    """Return what a model skips at random: LayerDrop, SpecAugment, both or neither."""
     found = {name for owner in _owners(module) for name in _switches(owner)}
     told = ("LayerDrop" if name.endswith("layerdrop") else "SpecAugment" for name in found)
     return tuple(sorted(set(told)))
@@ -99,9 +99,9 @@ def chances(module: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def steady(module: nn.Module) -> Iterator[None]:
-    """Run all layers of a model on all of its features inside the block.
+    """Inside the block, switch off LayerDrop and SpecAugment.
 
-    Which layers LayerDrop skips is drawn anew in each step, so that no two steps would need the same memory.
+    LayerDrop draws the layers to skip anew in each step, so no two steps would need the same memory.
     """
     with _zeroed(module, _switches):
         yield
@@ -109,7 +109,7 @@ def steady(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """Drop nothing inside the block: rates of modules and configs are zero. What a loss drops by itself stays."""
+    """Inside the block, set the dropout rates of modules and configs to zero; a loss may still drop by itself."""
     with _zeroed(module, _rates):
         yield
 
@@ -143,6 +143,6 @@ def _rates(owner: Any) -> list[str]:
 
 
 def _switches(owner: Any) -> list[str]:
-    values = getattr(owner, "__dict__", {})  # a config may be anything
+    values = getattr(owner, "__dict__", {})  # a config may be any object
     drops = [name for name, value in values.items() if name.endswith("layerdrop") and type(value) is float and value]
     return [*drops, *(["apply_spec_augment"] if values.get("apply_spec_augment") is True else [])]

@@ -1,7 +1,7 @@
-"""A fake tensor mode that runs an operator once for arguments that are alike, and then recalls its result.
+"""A fake tensor mode that runs an operator once for alike arguments, and then recalls its result.
 
-A step asks the same operators about the same shapes in every block, pass and trace. torch's mode has a cache too, and
-spends most of a simulated step on its keys and on the attributes of the tensors that it makes.
+A step runs the same operators on the same shapes in every block, pass and trace. torch's mode has a cache too, but most
+of a simulated step goes into the keys of this cache and the attributes of the tensors that it makes.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from actbench.errors import ModelError
 
 _internals: Any = torch._C
 layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
-"""Returns a tensor's layout, of a fake one without the Python code of its class."""
+"""Returns a tensor's layout; for a fake tensor it skips the Python code of its class."""
 
 _make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
 
 Make = Callable[[Sequence[FakeTensor]], Any]
-"""From the tensors among an operator's arguments to its result, or to one tensor of it."""
+"""From the tensors among an operator's arguments to its result, or to one leaf of the result."""
 
 _PLAIN = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )
-"""Types of arguments that are told apart by their values."""
+"""Types of arguments that the key holds by value."""
 
 _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
-"""Tags of operators whose results depend on values, or that give an argument another shape."""
+"""Tags of operators whose results depend on values, or that change the shape of an argument."""
 
 _LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
-"""Operators that may give a tensor whose value torch's mode knows."""
+"""Operators that may return a tensor whose value torch's mode knows."""
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset(
@@ -49,7 +49,7 @@ _PRODUCTS = frozenset(
         _aten.convolution,
     )
 )
-"""Operators that take tensors of one type, which their fake forms do not look at."""
+"""Operators whose tensors must have one dtype, which their fake forms do not check."""
 
 _DEVICE = torch.ops.prim.device.default
 _NUMBER = _aten._local_scalar_dense.default
@@ -57,9 +57,9 @@ _UNSEEN = object()
 
 
 def asks_device(func: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operator asks for the device of a fake tensor, which needs no further mode.
+    """Return whether an operator asks for the device of a fake tensor, which needs no other mode.
 
-    Autograd asks so often that these are two of three operators of a step.
+    Autograd asks so often that two of three operators in a step are of this kind.
     """
     return func is _DEVICE and type(args[0]) is FakeTensor
 
@@ -83,14 +83,14 @@ def _collect(values: Any, found: list[Tensor]) -> None:
 
 
 class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Takes real tensors that a model makes as fake ones, and recalls results of operators on fake ones.
+    """Makes real tensors of a model fake, and recalls results of operators on fake tensors.
 
-    Arguments are alike if they are equal where they are no tensors, and where they are have equal shapes, strides,
-    offsets, types, devices and bytes of storage, and share storages with one another alike. A result is recalled if it
-    is made of tensors with storages of their own, views of arguments, arguments themselves and plain values. Operators
-    that look at values always run, and so do those of other libraries, whose fake forms may depend on anything.
+    Arguments are alike if their plain values are equal, their tensors have equal shapes, strides, offsets, dtypes,
+    devices and bytes of storage, and they share storages in the same way. A result is recalled if it consists of
+    tensors with storages of their own, views of arguments, arguments themselves and plain values. Operators that look
+    at values always run. So do operators of other libraries, as their fake forms may depend on anything.
 
-    Products of tensors of two types are refused, as operators on real tensors do.
+    Products of tensors of two dtypes are refused, as real operators do.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Recall the result of an operator, or run it.
 
         Raises:
-            ModelError: A product of tensors of two types.
+            ModelError: A product of tensors of two dtypes.
         """
         if asks_device(func, args):
             return args[0].device
@@ -126,7 +126,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _key(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: list[FakeTensor]
     ) -> tuple[Any, ...] | None:
-        """Return what the result depends on and add the tensors found; None for an operator that always runs."""
+        """Return the key of a result, and collect the tensors found; None for an operator that always runs."""
         eligible = self._eligible.get(func)
         if eligible is None:
             eligible = self._eligible[func] = _is_eligible(func)
@@ -139,7 +139,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return tuple(key)
 
     def _describe(self, values: Iterable[Any], key: list[Any], tensors: list[FakeTensor]) -> bool:
-        """Add values to a key, and the tensors among them to a list; return whether all can be told apart."""
+        """Add values to a key, and the tensors among them to a list; return whether the key can hold them all."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -163,7 +163,7 @@ def _check_one_type(func: Any, args: Sequence[Any]) -> None:
     if len(found) > 1:
         raise ModelError(
             f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; cast one of "
-            "them, make batches of the type that the weights have, or name one by --dtype or --autocast"
+            "them, make batches of the dtype of the weights, or set --dtype or --autocast"
         )
 
 
@@ -200,7 +200,7 @@ def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
 
 
 def _shared(owners: list[int]) -> list[int]:
-    """Return for each owner where it stands first, of owners that are not all different."""
+    """Return the first index of each owner, or an empty list if all owners are different."""
     if len(set(owners)) == len(owners):
         return []
     places: dict[int, int] = {}
@@ -208,7 +208,7 @@ def _shared(owners: list[int]) -> list[int]:
 
 
 def _recipe(result: Any, tensors: Sequence[FakeTensor]) -> Make | None:
-    """Return what makes a result again from arguments that are alike, or None where that cannot be."""
+    """Return a function that makes the result again from alike arguments, or None if there is none."""
     kind = type(result)
     parts = [_part(leaf, tensors) for leaf in result] if kind in (list, tuple) else [_part(result, tensors)]
     makes = [make for make in parts if make is not None]
@@ -220,7 +220,7 @@ def _recipe(result: Any, tensors: Sequence[FakeTensor]) -> Make | None:
 
 
 def _part(leaf: Any, tensors: Sequence[FakeTensor]) -> Make | None:
-    """Return what makes one tensor or plain value of a result again."""
+    """Return a function that makes one tensor or plain value of a result again."""
     if type(leaf) in _PLAIN:
         return lambda given: leaf
     if type(leaf) is not FakeTensor or leaf.constant is not None or not _is_plain(leaf):
@@ -235,9 +235,9 @@ def _part(leaf: Any, tensors: Sequence[FakeTensor]) -> Make | None:
 
 
 def _twin(leaf: FakeTensor, source: int | None) -> Make:
-    """Return what makes tensors like one: over the storage of the argument ``source``, or with storages of their own.
+    """Return a function that makes tensors like ``leaf``, over the storage of argument ``source`` or with a new one.
 
-    The attributes that torch's mode gives a tensor are copied, which takes an eighth of the time of giving them.
+    It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
     """
     shape, stride, offset, dtype = leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
     device, attributes = leaf.fake_device, dict(vars(leaf))

@@ -1,11 +1,11 @@
-"""Networks for small pictures, without torchvision's first layers that shrink a picture four times or more.
+"""Networks for small pictures, without torchvision's first layers, which shrink a picture four times or more.
 
 ``resnet-cifar@depth=8,width=16``   three stages, depth 6n + 2 (He et al. 2015, arXiv 1512.03385, section 4.2)
 ``resnet18-cifar``, ``resnet34-cifar``   the four stages of ResNet-18 and -34
 ``inception-cifar``                    torchvision's Inception v3 behind another stem
 
-All begin with 3 x 3 convolutions of stride 1 and no pooling. Keys after the @: ``channels`` of the pictures,
-``num_classes``; of residual networks ``width`` of the first stage; and ``depth`` of ``resnet-cifar``.
+All begin with 3 x 3 convolutions of stride 1 and no pooling. Keys after the @: ``channels`` of the pictures and
+``num_classes``; for residual networks also ``width`` of the first stage; for ``resnet-cifar`` also ``depth``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _DEFAULTS = {
     "resnet34-cifar": {"width": 64, "channels": 3, "num_classes": 10},
     "inception-cifar": {"channels": 3, "num_classes": 10},
 }
-_SMALLEST = {"inception-cifar": 7}  # px: below, its later blocks have nothing left to convolve
+_SMALLEST = {"inception-cifar": 7}  # px: in smaller pictures, nothing is left for the later blocks
 assert tuple(_DEFAULTS) == SMALL_NETS
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with batch norm beside a shortcut, a 1 x 1 convolution where the shape changes.
+    """Two 3 x 3 convolutions with batch norm beside a shortcut; a 1 x 1 convolution if the shape changes.
 
-    The input is ``(batch, channels, height, width)``, the output has ``width`` channels; a stride of 2 halves the
+    The input is ``(batch, channels, height, width)``; the output has ``width`` channels. A stride of 2 halves the
     picture.
     """
 
@@ -67,7 +67,7 @@ class ResidualBlock(nn.Module):
 class SmallResNet(nn.Module):
     """A residual network with a stem for small pictures ``(batch, channels, height, width)``.
 
-    Each stage after the first halves the picture and doubles the ``width`` of the one before.
+    Each stage after the first halves the picture and doubles the width.
     """
 
     def __init__(self, stages: Sequence[int], width: int, channels: int, num_classes: int) -> None:
@@ -93,11 +93,11 @@ class SmallResNet(nn.Module):
 
 
 class SmallNetWorkload:
-    """A network for small pictures on random ones of 32 px unless asked otherwise, with cross-entropy.
+    """A network for small pictures on random pictures, by default of 32 px, with cross-entropy.
 
     Raises:
-        ModelError: A key or value cannot be used, pictures are too small, or another task or published weights are
-            asked for.
+        ModelError: A key or value is wrong, pictures are too small, or the case asks for another task or published
+            weights.
     """
 
     weights_origin = "random"
@@ -163,7 +163,7 @@ def _checked(options: dict[str, Any], keys: Mapping[str, int], spec: str) -> dic
 
 
 def _stages(name: str, options: Mapping[str, int], spec: str) -> tuple[int, ...] | None:
-    """Return the blocks of each stage of a residual network, else None."""
+    """Return the number of blocks in each stage of a residual network; None for another network."""
     if name == "inception-cifar":
         return None
     return _STAGES.get(name) or _three_stages(options["depth"], spec)

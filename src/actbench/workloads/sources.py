@@ -15,7 +15,7 @@ from actbench.workloads.names import ModelName, presets
 
 @dataclass(frozen=True)
 class Weights:
-    """What was found of the weights: safetensors files (none for random ones), and their origin."""
+    """The weights that were found: safetensors files (none for random weights), and their origin."""
 
     files: tuple[Path, ...] = ()
     origin: str = "random"
@@ -29,10 +29,10 @@ class Source:
     Attributes:
         spec: The model specification, for messages.
         changes: Keys of the config that the specification changes.
-        task: What ``auto`` means; ``auto`` itself when the config must say it.
-        folder: The folder that the config was read from, if it was.
+        task: The task of ``--task auto``; ``auto`` itself if the config decides.
+        folder: The folder that the config was read from, or None.
         hub: Repositories that may hold the weights, the preferred one first.
-        local: Whether the folder is the user's own, so that its weights are the model's.
+        local: Whether the folder is the user's own and holds the model's weights.
     """
 
     spec: str
@@ -45,11 +45,11 @@ class Source:
 
     @property
     def place(self) -> str:
-        """Where the config stands, for messages."""
+        """Where the config is, for messages."""
         return str(self.folder / "config.json") if self.folder else f"model {self.spec!r}"
 
     def renamed_changes(self, config: Any) -> dict[str, Any]:
-        """Return the changes under the names that the config itself uses (GPT-2's ``n_layer``).
+        """Return the changes under the config's own names of keys (GPT-2's ``n_layer``).
 
         Raises:
             ModelError: A key does not belong to this kind of config, or a value is negative.
@@ -65,10 +65,10 @@ class Source:
         return {config.attribute_map.get(key, key): value for key, value in self.changes.items()}
 
     def weights(self, policy: WeightsChoice) -> Weights:
-        """Find weights by the policy of ``--weights``; a ModelError if they are wanted and missing, or pickles."""
+        """Find weights by the policy of ``--weights``; a ModelError if required weights are missing, or are pickles."""
         if self.local:
             assert self.folder is not None
-            files = folder.weight_files(self.folder)  # refuses pickles whatever the policy
+            files = folder.weight_files(self.folder)  # refuses pickles under every policy
             if policy == "random":
                 return Weights()
             return self._found(files, f"folder:{self.folder}", policy)
@@ -97,14 +97,14 @@ class Source:
 
 
 def find(name: ModelName, case: Case) -> Source:
-    """Find the config of a preset, a local folder, or a model of the cache or hub; a ModelError if it is broken."""
+    """Find the config of a preset, a local folder, or a model in the cache or hub; a ModelError if it is broken."""
     if name.kind == "preset":
         preset = presets()[name.name]
         return Source(case.model, preset.config, name.changes, preset.task, hub=preset.hub)
     if name.kind == "folder":
         place = Path(name.name)
         source = Source(case.model, folder.read_config(place), name.changes, folder=place, local=True)
-        folder.weight_files(place)  # a folder of pickles is refused before anything is built
+        folder.weight_files(place)  # refuses a folder of pickles before anything is built
         return source
     place = _hub_folder(name.name, case)
     return Source(case.model, folder.read_config(place), name.changes, folder=place, hub=(name.name,))

@@ -15,17 +15,17 @@ from actbench.workloads import base
 
 USUAL_LENGTH = 128
 CHOICES = 2
-# These families count positions from padding id + 1 on, so that many rows of their position table are never used.
+# These families count positions from padding id + 1; they never use the rows of the position table before it.
 OFFSET_POSITIONS = (
     *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
-# Their pretraining tells replaced tokens from original ones, so that a label is 0 or 1.
+# Their pretraining tells replaced tokens from original ones: a label is 0 or 1.
 DISCRIMINATORS = ("electra", "funnel")
 
 
 def sequence_length(config: Any, requested: int | None, spec: str) -> int:
-    """Return the length of sequences: what was requested, else 128 or the longest that the model takes.
+    """Return the length of sequences: the requested one, else 128, or the longest of the model if that is less.
 
     Raises:
         ModelError: The request is longer than the table of positions.
@@ -41,18 +41,18 @@ def sequence_length(config: Any, requested: int | None, spec: str) -> int:
 def batch(config: Any, task: Task, batch_size: int, length: int, random: torch.Generator) -> Batch:
     """Make full-length sequences of random tokens with the labels of a task.
 
-    No attention mask is given: for sequences without padding it would be all ones, which the models drop after
-    looking at its values, and fake tensors have none.
+    The batch has no attention mask: without padding it is all ones, and models drop it after they look at its values,
+    which fake tensors do not have.
 
     Returns:
-        ``input_ids (batch, length)`` int64, of multiple choice ``(batch, 2, length)``; ``labels`` of the same shape,
-        or ``(batch,)`` where a whole sample has one; for encoder-decoders ``decoder_input_ids (batch, length)`` as
-        well; for answers ``start_positions`` and ``end_positions (batch,)``.
+        ``input_ids (batch, length)`` int64, for multiple choice ``(batch, 2, length)``; ``labels`` of the same shape,
+        or ``(batch,)`` if a whole sample has one label; for encoder-decoders also ``decoder_input_ids (batch,
+        length)``; for question answering ``start_positions`` and ``end_positions (batch,)``.
     """
     ids = draw(config, batch_size * (CHOICES if task == "multiple-choice" else 1), length, random)
     made = {"input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):
-        _end(config, ids)  # classifiers of this kind read the state at the end of the sequence
+        _end(config, ids)  # encoder-decoder classifiers read the state at the end token
         if task == "seq2seq-lm":
             made["decoder_input_ids"] = draw(config, batch_size, length, random)
     if task == "multiple-choice":
@@ -84,14 +84,14 @@ def _labels(config: Any, task: Task, ids: Tensor, batch_size: int, random: torch
 
 
 def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, random: torch.Generator) -> Batch:
-    """Make the text beside images.
+    """Make the text that goes with images.
 
     Returns:
-        ``input_ids (batch, length)`` int64, and ``labels`` of the same shape where the task is to write them; of
-        models whose decoder alone reads text, ``decoder_input_ids`` in place of ``input_ids``.
+        ``input_ids (batch, length)`` int64, and ``labels`` of the same shape if the task is to write the text. If only
+        the decoder reads text, ``decoder_input_ids`` in place of ``input_ids``.
     """
     ids = draw(config, batch_size, length, random)
-    _end(config, ids)  # the state there stands for the whole text
+    _end(config, ids)  # the state at the end token stands for the whole text
     if task == "image-text-contrastive":
         return {"input_ids": ids}
     reads = "input_ids" if "input_ids" in inspect.signature(cls.forward).parameters else "decoder_input_ids"
@@ -99,13 +99,13 @@ def captions(config: Any, task: Task, cls: Any, batch_size: int, length: int, ra
 
 
 def draw(config: Any, batch_size: int, length: int, random: torch.Generator) -> Tensor:
-    """Draw token ids ``(batch_size, length)`` int64 with neither padding nor an end in them."""
+    """Draw token ids ``(batch_size, length)`` int64 without padding and end tokens."""
     excluded = [*special_ids(config, "pad_token_id"), *special_ids(config, "eos_token_id")]
     return base.tokens(batch_size, length, config.get_text_config().vocab_size, excluded, random)
 
 
 def special_ids(config: Any, name: str) -> list[int]:
-    """Return a special token of a config, or else of its text part, as a list: configs hold none, one or several."""
+    """Return the ids of a special token in a config, or else in its text part: none, one or several."""
     value = getattr(config, name, None)
     if value is None:
         value = getattr(config.get_text_config(), name, None)
@@ -131,7 +131,7 @@ def _longest_sequence(config: Any) -> int | None:
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or getattr(text, "max_target_positions", None)
     if not isinstance(positions, int) or positions <= 0 or getattr(text, "rope_parameters", None):
-        return None  # relative or rotary positions have no table to run out of
+        return None  # relative and rotary positions have no table, so no limit
     if text.model_type in OFFSET_POSITIONS:
         positions -= int(text.pad_token_id) + 1
     return positions

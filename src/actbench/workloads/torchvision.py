@@ -25,11 +25,11 @@ from actbench.workloads import base, folder
 from actbench.workloads.building import construct, float_type
 from actbench.workloads.optimizers import make_optimizer
 
-models: Any = torchvision.models  # its names are re-exported in a way that type checkers do not follow
+models: Any = torchvision.models  # type checkers do not see the names that it re-exports
 
 USUAL_SIZE = 224
 CLASSES = 1000
-INCEPTION_SIZE = 299  # below, the auxiliary classifier of training has nothing left to convolve
+INCEPTION_SIZE = 299  # in smaller images, nothing is left for the auxiliary classifier
 # Weights of the auxiliary classifiers: Szegedy et al. 2014 (GoogLeNet) and the torchvision reference for Inception v3.
 AUXILIARY_WEIGHT = {"GoogLeNetOutputs": 0.3, "InceptionOutputs": 0.4}
 
@@ -56,7 +56,7 @@ def check(name: str) -> None:
 
 @functools.cache
 def published_weights(name: str) -> tuple[int, Any]:
-    """Return the smallest image size (pixels) that weights were published for, and those weights."""
+    """Return the smallest image size (pixels) of published weights, and these weights."""
     published = models.get_model_weights(name)
     size = {weights: int(weights.transforms.keywords.get("crop_size", USUAL_SIZE)) for weights in published}
     smallest = min(size.values(), default=USUAL_SIZE)
@@ -76,17 +76,17 @@ def smallest_size(name: str) -> int:
     if name == "inception_v3":
         return INCEPTION_SIZE
     if name.startswith("swin") or _size_option(name):
-        return 1  # whether a size is possible is for the constructor to say; swin pads
+        return 1  # the constructor refuses impossible sizes; swin pads
     return max((max(weights.meta["min_size"]) for weights in models.get_model_weights(name)), default=1)
 
 
 class TorchvisionWorkload:
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
-    A sequence length and an attention implementation mean nothing here.
+    Sequence length and attention implementation have no effect.
 
     Raises:
-        ModelError: There is no such classification model, or another task is asked of it.
+        ModelError: There is no such classification model, or the case asks for another task.
     """
 
     def __init__(self, name: str, case: Case) -> None:
@@ -108,7 +108,7 @@ class TorchvisionWorkload:
         """Build the model in training mode with its loss and optimizer.
 
         Raises:
-            ModelError: The model cannot be built at this image size, or its weights cannot be had.
+            ModelError: The model cannot be built at this image size, or its weights are not available.
         """
         self.warnings = ()
         try:
@@ -147,7 +147,7 @@ class TorchvisionWorkload:
         elif size_option == "input_size":
             options[size_option] = (self.image_size, self.image_size)
         if self.name in ("googlenet", "inception_v3"):
-            options["init_weights"] = False  # they warn, and are slow, without a choice
+            options["init_weights"] = False  # without it, these models warn and are slow to build
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module: nn.Module = models.get_model(self.name, weights=None, **options)
@@ -182,8 +182,8 @@ class TorchvisionWorkload:
 def small_inception(channels: int, num_classes: int) -> nn.Module:
     """Make an Inception v3 (Szegedy et al. 2015, arXiv 1512.00567) whose stem keeps the size of a small picture.
 
-    The convolutions of the stem have stride 1 and padding, and nothing is pooled before the first Inception block: of
-    32 px torchvision's stem would leave 1 px. There is no auxiliary classifier, for which such pictures leave nothing.
+    The convolutions of the stem have stride 1 and padding, and nothing is pooled before the first Inception block:
+    torchvision's stem would shrink 32 px to 1 px. It has no auxiliary classifier: such pictures are too small for one.
     """
     module = models.Inception3(num_classes=num_classes, aux_logits=False, init_weights=False)
     convolution = models.inception.BasicConv2d
@@ -199,7 +199,7 @@ def fetch_archive(url: str, folder: Path, md5: str) -> None:
 
     Raises:
         OSError: The address does not answer, or the folder cannot be written.
-        RuntimeError: What came is not the archive with this checksum.
+        RuntimeError: The checksum of the download is wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with redirect_stderr(io.StringIO()):
@@ -207,7 +207,7 @@ def fetch_archive(url: str, folder: Path, md5: str) -> None:
 
 
 def _size_option(name: str) -> str | None:
-    """Return the constructor's argument of the image size, for models whose weights depend on it."""
+    """Return the constructor's argument for the image size, if the model has one (its weights depend on it)."""
     builder = models.get_model_builder(name)
     made = inspect.get_annotations(builder, eval_str=True)["return"]
     return next(
@@ -216,7 +216,7 @@ def _size_option(name: str) -> str | None:
 
 
 def _read(url: str) -> dict[str, Tensor]:
-    """Read weights from torch's cache or the network; the restricted reader runs no code."""
+    """Read weights from torch's cache or the network; ``weights_only`` runs no code."""
     with redirect_stderr(io.StringIO()):
         state = torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
@@ -226,7 +226,7 @@ def _read(url: str) -> dict[str, Tensor]:
 
 
 def _loss(module: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the class scores, plus the weighted ones of auxiliary classifiers."""
+    """Cross-entropy of the class scores, plus the weighted cross-entropy of auxiliary classifiers."""
     output = module(batch["images"])
     if isinstance(output, Tensor):
         return F.cross_entropy(output, batch["labels"])

@@ -85,7 +85,7 @@ def test_the_module_itself_where_its_layers_are_its_own(tmp_path: Path) -> None:
 
 def test_the_module_itself_where_its_one_child_is_a_single_layer(tmp_path: Path, is_plain: Plain) -> None:
     module = Module(model=nn.Linear(WIDTH, 2))
-    with pytest.warns(UserWarning, match="what is kept is not measured: the step calls layers of this Module"):
+    with pytest.warns(UserWarning, match="saved bytes are not measured: the step calls layers of this Module"):
         fit(module, ActbenchCallback("randomized:0.5"), tmp_path)
 
     assert is_plain(module)
@@ -103,7 +103,7 @@ def test_a_module_that_is_named(tmp_path: Path, is_plain: Plain) -> None:
     assert numbers["actbench/exact_bytes"] == 2 * 4 * ELEMENTS
     assert is_plain(module)
 
-    with pytest.warns(UserWarning, match=r"what is kept is not measured: the step calls layers of this Module"):
+    with pytest.warns(UserWarning, match=r"saved bytes are not measured: the step calls layers of this Module"):
         assert fit(module, ActbenchCallback("gact:L1"), tmp_path) == {}
     assert HookedForward.of(module) is None
     assert is_plain(module)
@@ -114,7 +114,7 @@ def test_a_module_that_is_named(tmp_path: Path, is_plain: Plain) -> None:
 def test_layers_of_several_models_are_converted_and_not_measured(tmp_path: Path) -> None:
     module = Module(model=network(), teacher=network())
 
-    with pytest.warns(UserWarning, match="what is kept is not measured: the step calls layers of this Module"):
+    with pytest.warns(UserWarning, match="saved bytes are not measured: the step calls layers of this Module"):
         assert fit(module, ActbenchCallback("fewbit:3"), tmp_path) == {}
 
 

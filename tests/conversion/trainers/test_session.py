@@ -194,7 +194,7 @@ def test_what_never_runs_is_an_error(is_plain: Plain) -> None:
     for spec in ("fewbit:3", "gact:L1"):  # whose hooks stand around the parts that a step calls
         session = open_session(model, spec)
         model.layers(batch()["x"]).sum().backward()
-        with pytest.warns(UserWarning, match="what is kept is not measured"):
+        with pytest.warns(UserWarning, match="saved bytes are not measured"):
             session.check_ran()
         session.check_ran()
         session.close()

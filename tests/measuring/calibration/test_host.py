@@ -39,5 +39,5 @@ def test_a_model_with_operators_that_were_not_measured_is_left_out(of_images: di
 
 
 def test_where_no_model_was_measured_more_time_is_asked_for() -> None:
-    with pytest.raises(MeasurementError, match="give it more --budget"):
+    with pytest.raises(MeasurementError, match="give a larger --budget"):
         host_of(CPU, {}, time.perf_counter, [], [])

@@ -217,7 +217,7 @@ def test_who_holds_what_adds_up_to_the_counters(monkeypatch: pytest.MonkeyPatch)
 def test_sums_that_differ_from_the_counters_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     peak = peak_on_the_cpu() + OTHERS
 
-    with pytest.raises(MeasurementError, match=rf"{peak + 1:,} bytes.*adds up to {peak:,}.*without --timeline"):
+    with pytest.raises(MeasurementError, match=rf"{peak + 1:,} bytes.*add up to {peak:,}.*without --timeline"):
         watched(monkeypatch, WEIGHTS + BATCH + OTHERS, peak + 1)
 
 

@@ -1,6 +1,6 @@
-"""Callbacks for trainers, which put a scheme around a training run and take it off again.
+"""Callbacks for trainers, which apply a scheme for one training run.
 
-Each trainer has a file of its own, which alone imports it::
+Each trainer has its own file, the only one that imports it::
 
     from actbench.conversion.trainers.huggingface import ActbenchCallback
     from actbench.conversion.trainers.lightning import ActbenchCallback

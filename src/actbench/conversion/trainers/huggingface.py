@@ -16,7 +16,7 @@ from actbench.schemes import Scheme
 
 
 class ActbenchCallback(SchemeCallback, TrainerCallback):
-    """Converts the model when training begins, logs what that saves, and takes the scheme off when training ends.
+    """Converts the model when training begins, logs the bytes that this saves, and undoes it when training ends.
 
     ::
 
@@ -24,22 +24,22 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         trainer.train()
 
     Parameters stay the same objects under the same ``state_dict`` keys: the optimizer fits, checkpoints load into the
-    plain model, ``resume_from_checkpoint`` works. Evaluation packs nothing. Bits are allocated anew after a resume.
+    plain model, ``resume_from_checkpoint`` works. Evaluation packs nothing. After a resume bits are allocated again.
 
-    ``Trainer`` tells its callbacks of no exception. Inside of ``with callback.on(trainer):`` the scheme comes off after
-    one; otherwise at :meth:`close`, when the next ``train()`` begins, or when trainer and callback are gone.
+    ``Trainer`` does not tell its callbacks of an exception. Inside ``with callback.on(trainer):`` an exception undoes
+    the conversion; otherwise :meth:`close`, the next ``train()``, or the end of trainer and callback does.
 
     Logged with each training loss, in ``log_history`` and on the console: ``actbench/activation_bytes``,
     ``actbench/exact_bytes`` and ``actbench/saved_bytes`` of the last measured forward pass, and on CUDA
     ``actbench/peak_bytes``, torch's peak in this process since training began. ``Trainer`` calls its reporters, such as
-    TensorBoard's, before the callbacks that it is given: they see the numbers under :meth:`on`.
+    TensorBoard's, before the user's callbacks; use :meth:`on` so that reporters see the numbers.
 
     Args:
         scheme: A specification such as ``gact:L2``, or a scheme.
-        measure_every: Forward passes in training from one that is measured to the next.
-        sample_ids: The key under which a batch has the index in the data set of each of its rows, for schemes that
-            remember single samples (``actnn:L3,use_gradient=true``). It is taken out before the model is called, and
-            needs ``TrainingArguments(remove_unused_columns=False)``.
+        measure_every: Forward passes in training per measurement.
+        sample_ids: The key of a batch with the index of each row in the data set, for schemes that remember single
+            samples (``actnn:L3,use_gradient=true``). It is removed before the model is called, and needs
+            ``TrainingArguments(remove_unused_columns=False)``.
 
     Raises:
         SpecError: The specification is wrong.
@@ -55,9 +55,9 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
 
     @contextmanager
     def on(self, trainer: Trainer) -> Iterator[Self]:
-        """Add this callback to a trainer inside a with-block, in front of all others; at its end the scheme is off.
+        """Add this callback to a trainer inside a with-block, in front of all others; take the scheme off at its end.
 
-        Reporters, which come after this callback, see what is logged. ::
+        Reporters run after this callback, so they see its numbers. ::
 
             with ActbenchCallback("gact:L2").on(trainer):
                 trainer.train()
@@ -90,13 +90,13 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Check that what was converted runs."""
+        """Check that the converted modules run."""
         self._check_ran()
 
     on_step_end = on_substep_end
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Add the numbers to what is logged with a training loss."""
+        """Add the numbers to the logs of a training loss."""
         logs: dict[str, float] = given["logs"]
         if "loss" in logs:
             logs.update(self.numbers())
@@ -118,5 +118,5 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
 
 
 def _autocast_dtype(args: TrainingArguments) -> torch.dtype | None:
-    """Return the type of the autocast that Accelerate puts around the model's own forward, or None."""
+    """Return the dtype of the autocast that Accelerate puts around the model's own forward, or None."""
     return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None

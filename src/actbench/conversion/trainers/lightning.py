@@ -24,7 +24,7 @@ except ModuleNotFoundError:
 
 
 class ActbenchCallback(SchemeCallback, Callback):
-    """Converts a module when fitting begins, logs what that saves, and takes the scheme off when fitting ends.
+    """Converts a module when fitting begins, logs the bytes that this saves, and undoes it when fitting ends.
 
     ::
 
@@ -32,12 +32,12 @@ class ActbenchCallback(SchemeCallback, Callback):
         trainer.fit(module, data)
 
     Parameters stay the same objects under the same ``state_dict`` keys: optimizers fit, checkpoints load into the plain
-    module. Validation packs nothing. What a scheme has learned is in the checkpoint, and goes on after a resume. After
-    an exception, or an interrupt, the scheme is off too.
+    module. Validation packs nothing. The checkpoint holds the learned state of the scheme, and a resume restores it.
+    An exception or an interrupt also undoes the conversion.
 
-    A scheme that wraps a forward, as ``gact`` does, needs one that the training step calls. Without ``module`` that is
-    the only child of the LightningModule that has parameters, if it is no single layer, else the LightningModule
-    itself, which ``training_step`` then calls as ``self(x)``. A first step that does not call it fails with the reason.
+    A scheme that wraps a forward, as ``gact`` does, needs a module whose forward the training step calls. By default it
+    is the only child of the LightningModule with parameters, if this is no single layer; else the LightningModule
+    itself, which ``training_step`` must then call as ``self(x)``. A first step without this call fails with the reason.
 
     Logged for each training step: ``actbench/activation_bytes``, ``actbench/exact_bytes`` and
     ``actbench/saved_bytes`` of the last measured forward pass, and on CUDA ``actbench/peak_bytes``, torch's peak in
@@ -46,9 +46,9 @@ class ActbenchCallback(SchemeCallback, Callback):
     Args:
         scheme: A specification such as ``gact:L2``, or a scheme.
         module: Path of the module to convert, such as ``model`` for ``self.model``; empty for the whole.
-        measure_every: Forward passes in training from one that is measured to the next.
-        sample_ids: The key or position at which a batch has the index in the data set of each of its rows, for schemes
-            that remember single samples (``actnn:L3,use_gradient=true``).
+        measure_every: Forward passes in training per measurement.
+        sample_ids: The key or position in a batch of the index of each row in the data set, for schemes that remember
+            single samples (``actnn:L3,use_gradient=true``).
 
     Raises:
         SpecError: The specification is wrong.
@@ -72,7 +72,7 @@ class ActbenchCallback(SchemeCallback, Callback):
 
         Raises:
             UsageError: There is no module of that path, or the checkpoint is of another scheme or model.
-            ConversionError: The scheme cannot be applied to it.
+            ConversionError: The scheme cannot be applied to the module.
         """
         if getattr(pl_module, "_compiler_ctx", None) is not None:
             raise ConversionError(compiled(type(pl_module).__name__, self.scheme))
@@ -87,7 +87,7 @@ class ActbenchCallback(SchemeCallback, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the numbers, and check that what was converted runs."""
+        """Log the numbers, and check that the converted modules run."""
         if self.session is not None:
             self.session.check_ran()
         for name, number in self.numbers().items():
@@ -102,15 +102,15 @@ class ActbenchCallback(SchemeCallback, Callback):
         self.close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the scheme off, wherever fitting ended."""
+        """Take the scheme off, however fitting ended."""
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheme and what it has learned, for Lightning's checkpoint."""
+        """Return the scheme and its learned state, for Lightning's checkpoint."""
         return {} if self.session is None else {"scheme": self.scheme.spec, "adapted": self.session.adapted()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what :meth:`state_dict` returned; some strategies do so before fitting begins, others after."""
+        """Load a result of :meth:`state_dict`; some strategies do so before fitting begins, others after."""
         self._adapted = state_dict.get("adapted")
         self._go_on()
 
@@ -132,7 +132,7 @@ class ActbenchCallback(SchemeCallback, Callback):
 
 
 def _only_model(pl_module: LightningModule) -> nn.Module | None:
-    """Return the only child with parameters, where it is a model that can be called and no single layer."""
+    """Return the only child with parameters, if it has a forward and is no single layer; else None."""
     trained = [child for child in pl_module.children() if any(True for _ in child.parameters())]
     if len(trained) != 1 or not any(True for _ in trained[0].children()):
         return None

@@ -1,4 +1,4 @@
-"""What the model of a training run saves for its backward pass, and what it would save without the scheme."""
+"""The bytes that the model of a training run saves for backward, with and without the scheme."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from actbench.setup import TrainingSetup
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes that one forward pass saves for its backward pass: of its results only a loss counts.
+    """Bytes that one forward pass saves for its backward pass; of its results, only a loss counts.
 
-    ``exact_bytes`` is what would be saved without the scheme; None where that is unknown.
+    ``exact_bytes`` are the bytes without the scheme; None if unknown.
     """
 
     activation_bytes: int
@@ -44,16 +44,16 @@ class Reading:
 
 
 class Watch:
-    """Reads the first of every ``interval`` forward passes of a model in training.
+    """Reads the saved bytes of the first of every ``interval`` forward passes of a model in training.
 
-    The pass that is read runs under a dispatch mode that notes its storages; those that are alive when the backward
-    pass reaches the first of the model's results are what was saved. The exact model never runs: in the context of
-    ``undone`` the model is as it was before, for one forward pass on fake tensors for each shape of the batch.
+    This pass runs under a dispatch mode that notes its storages. Those still alive when the backward pass reaches the
+    first of the model's results were saved. The exact model never runs on real tensors: in the context of ``undone``
+    the unconverted model runs forward on fake tensors, once for each shape of the batch.
 
     Args:
-        undone: A context in which the model is as it was before.
-        interval: Passes from one that is read to the next.
-        autocast_dtype: Type for ``torch.autocast`` where the model's own forward does not tell, or None.
+        undone: A context in which the model is unconverted.
+        interval: Forward passes per reading.
+        autocast_dtype: Dtype for ``torch.autocast`` if it is not active around the model's forward, or None.
 
     Attributes:
         passes: Forward passes in training so far.
@@ -69,7 +69,7 @@ class Watch:
         self.last: Reading | None = None
 
     def run(self, module: nn.Module, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a forward pass in training, and read it where it is time."""
+        """Run a forward pass in training, and read every ``interval``-th."""
         self.passes += 1
         if (self.passes - 1) % self._interval:
             return inner(module, *args, **kwargs)
@@ -83,7 +83,7 @@ class Watch:
 
         def read(_: Any) -> None:
             if pending:
-                if self.last is None:  # frames in which kernels were compiled wait in cycles, and hold tensors
+                if self.last is None:  # compiling kernels leaves frames in cycles, which hold tensors
                     gc.collect()
                 self.last = Reading(_bytes_of(pending[0][0], device_type), exact_bytes)
                 pending.clear()
@@ -103,7 +103,7 @@ class Watch:
 
 
 def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: Any, kwargs: Any) -> int | None:
-    """Return what a forward pass of an exact model saves, or None with a warning where fake tensors cannot tell."""
+    """Return the bytes that a forward pass of an exact model saves; None, with a warning, if fake tensors fail."""
     setup = TrainingSetup(module, loss=_forward_only, autocast_dtype=dtype)
     device_type = _device_of(module).type
     operators = device_operators(profiles.get(profiles.DEFAULT)) if device_type == "cuda" else nullcontext()
@@ -125,20 +125,20 @@ def _exact_bytes_on_fakes(module: nn.Module, dtype: torch.dtype | None, args: An
 
 
 def _forward_only(module: nn.Module, batch: Mapping[str, Any]) -> Any:
-    """Run the forward, without hooks on the model itself, and hold its graph and loss only."""
+    """Run the forward without hooks on the model itself, and keep only its graph and loss."""
     forward: Any = module.forward
     return _graph_of(forward(*batch["args"], **batch["kwargs"]))
 
 
 def _graph_of(output: Any) -> tuple[list[Node], list[UntypedStorage]]:
-    """Return the nodes of what a model returns, and the storages of its scalars."""
+    """Return the graph nodes of a model's results, and the storages of its scalar results."""
     results = list(tensors_in(dict(output) if isinstance(output, Mapping) else output))
     nodes = [tensor.grad_fn for tensor in results if tensor.grad_fn is not None]
     return nodes, [tensor.untyped_storage() for tensor in results if tensor.dim() == 0 and tensor.requires_grad]
 
 
 def _bytes_of(recorder: Recorder, device_type: str | None = None) -> int:
-    """Return the bytes of the noted storages that are alive, on one type of device if it is given."""
+    """Return the bytes of the noted storages that are alive, on one type of device if given."""
     alive = [storage for storage, _ in recorder.made() if not is_host(storage)]
     return sum(storage.nbytes() for storage in alive if device_type in (None, storage.device.type))
 

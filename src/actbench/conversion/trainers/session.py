@@ -24,18 +24,18 @@ from actbench.nn.saved.samplegradients import samples
 from actbench.schemes import Scheme
 
 MEASURE_EVERY = 100
-"""Forward passes in training from one that is measured to the next, unless said otherwise."""
+"""Default number of forward passes in training per measurement."""
 
 
 class WatchedForward(ReboundForward):
-    """A forward that ``watch`` reads from time to time; a copy of the model has none."""
+    """A forward that ``watch`` reads from time to time; a copy of the model has no watch."""
 
     def __init__(self, module: nn.Module, watch: Watch | None = None) -> None:
         super().__init__(module)
         self.watch = watch
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model, in training under the watch."""
+        """Run the model, under the watch if it trains."""
         module = self.module
         if self.watch is None or not (module.training and torch.is_grad_enabled()):
             return self.inner(module, *args, **kwargs)
@@ -48,12 +48,12 @@ class WatchedForward(ReboundForward):
 class ConvertedRun:
     """A model under a scheme until it is closed, and what its training steps save.
 
-    The Parameter objects, and with them an optimizer that was made before, stay. ``autocast_dtype`` is the type of
-    mixed precision where the forward does not run under ``torch.autocast`` from outside.
+    The Parameter objects stay, so an optimizer made before still fits. ``autocast_dtype`` is the dtype of mixed
+    precision if ``torch.autocast`` is not active around the forward.
 
     Raises:
-        ConversionError: The model is compiled or was converted, nothing in it can be converted, or the scheme changes
-            more than a model. It is as it was then.
+        ConversionError: The model is compiled or already converted, nothing in it can be converted, or the scheme
+            changes more than a model. The model is then unchanged.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class ConvertedRun:
         self._waiting = self._wait_for_sites()
 
     def check_ran(self) -> None:
-        """Note that a training step is over; the first one tells whether what was converted runs in it.
+        """Note the end of a training step; after the first, check that converted modules ran in it.
 
         Raises:
-            ConversionError: It does not.
+            ConversionError: None of them ran.
         """
         waited_for, self._waiting = self._waiting, []
         for _, hook in waited_for:
@@ -86,22 +86,22 @@ class ConvertedRun:
         if waited_for and not self._ran:
             raise ConversionError(
                 f"nothing that {self._scheme.spec!r} works on runs in a training step: no forward of this "
-                f"{type(self.model).__name__} is ever called, or no layer that was converted in it is; convert the "
-                "module whose forward the step calls (Lightning: module=)"
+                f"{type(self.model).__name__} is ever called, nor any converted layer in it; convert the module whose "
+                "forward the step calls (Lightning: module=)"
             )
         if waited_for and not self.watch.passes:
             warnings.warn(
-                f"what is kept is not measured: the step calls layers of this {type(self.model).__name__}, and not its "
+                f"saved bytes are not measured: the step calls layers of this {type(self.model).__name__}, and not its "
                 "own forward; convert the module whose forward the step calls (Lightning: module=)",
                 stacklevel=2,
             )
 
     def adapted(self) -> dict[str, Any]:
-        """Return what the scheme has learned; see :mod:`actbench.nn.forwardwrapper`."""
+        """Return the learned state of the scheme; see :mod:`actbench.nn.forwardwrapper`."""
         return adapted_states(self.model)
 
     def adapt(self, states: dict[str, Any]) -> None:
-        """Go on from what :meth:`adapted` returned; a UsageError if it is of another model or scheme."""
+        """Load a result of :meth:`adapted`; a UsageError if it is of another model or scheme."""
         try:
             adapt(self.model, states)
         except KeyError as error:
@@ -111,20 +111,20 @@ class ConvertedRun:
             ) from error
 
     def close(self) -> None:
-        """Take everything off the model; a second time there is nothing to take off.
+        """Take everything off the model; a second call does nothing.
 
         Raises:
-            ConversionError: Another forward was bound in front of one of the scheme's since; all else is off then.
+            ConversionError: Another forward has since wrapped one of the scheme's; the rest is then off.
         """
         for _, hook in self._waiting:
             hook.remove()
         self._changes.undo()
 
     def _wait_for_sites(self) -> list[tuple[str, RemovableHandle]]:
-        """Return the paths of the converted modules, each with a hook that notes that the module runs."""
+        """Return the paths of the converted modules, each with the handle of a hook that notes when the module runs."""
         modules = dict(self.model.named_modules())
         paths = [site.path for site in self._conversion.sites if site.path in modules]
-        if "" in paths:  # what stands around the model stands around its parts, where the step calls these
+        if "" in paths:  # a wrapper of the model also acts if the step calls its parts
             paths = list(modules)
         return [(path, modules[path].register_forward_pre_hook(partial(_note, self._ran, path))) for path in paths]
 
@@ -139,8 +139,8 @@ def refuse_compiled(model: nn.Module, scheme: Scheme) -> None:
 def _refuse_other_parameters(scheme: Scheme) -> None:
     if "parameters" in scheme.changes:
         raise ConversionError(
-            f"{scheme.spec!r} changes the parameters, and the trainer has made its optimizer when a callback converts "
-            "the model; convert it before you make the trainer, and leave the callback out: "
+            f"{scheme.spec!r} changes the parameters, and a callback converts the model after the trainer has made its "
+            "optimizer; convert it before you make the trainer, and leave the callback out: "
             f"model = actbench.convert(model, {scheme.spec!r})"
         )
 
@@ -148,8 +148,8 @@ def _refuse_other_parameters(scheme: Scheme) -> None:
 def compiled(what: str, scheme: Scheme) -> str:
     """Return why a compiled model is refused, and what to do."""
     return (
-        f"{what} is compiled by torch.compile, and what a compiled model keeps is decided before the callback can "
-        f"convert or measure it; leave torch.compile out, or the callback: convert first and compile then, as "
+        f"{what} is compiled by torch.compile, which decides what to save before the callback can convert or measure "
+        f"the model; leave torch.compile out, or leave the callback out and convert before you compile, as in "
         f"torch.compile(actbench.convert(model, {scheme.spec!r})), which fewbit and randomized allow"
     )
 
@@ -168,23 +168,23 @@ class SchemeCallback:
 
     def __init__(self, scheme: str | Scheme, *, measure_every: int = MEASURE_EVERY) -> None:
         if measure_every < 1:
-            raise UsageError(f"measure_every={measure_every}: passes from one that is measured to the next, 1 or more")
+            raise UsageError(f"measure_every={measure_every}: one of so many passes is measured; give 1 or more")
         self.scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
         self.session: ConvertedRun | None = None
         self._measure_every = measure_every
         self._named = ExitStack()
 
     def begin(self, model: nn.Module, autocast_dtype: torch.dtype | None = None) -> ConvertedRun:
-        """Put the scheme on a model, after taking it off that of an unfinished run.
+        """Put the scheme on a model, after taking it off the model of an unfinished run.
 
         Raises:
-            ConversionError: The scheme cannot be applied, or not be taken off.
+            ConversionError: The scheme cannot be applied, or cannot be taken off.
         """
         self.close()
         self.session = ConvertedRun(
             model, self.scheme, measure_every=self._measure_every, autocast_dtype=autocast_dtype
         )
-        self._finalizer = weakref.finalize(self, self.session.close)  # where nobody closes this: with the trainer
+        self._finalizer = weakref.finalize(self, self.session.close)  # if nobody calls close()
         self._finalizer.atexit = False
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
@@ -194,8 +194,8 @@ class SchemeCallback:
         """Take the scheme off the model: no layer, forward, hook or mark of it stays.
 
         Raises:
-            ConversionError: Another forward was bound in front of one of the scheme's since. All the others are off
-                then; take that one off, and close again.
+            ConversionError: Another forward has since wrapped one of the scheme's. The rest of the scheme is then off;
+                remove the wrapper, and close again.
         """
         self._named.close()
         if self.session is not None:
@@ -204,7 +204,7 @@ class SchemeCallback:
             self.session = None
 
     def numbers(self) -> dict[str, int]:
-        """Return what is to be logged: the last measured pass, and torch's peak on CUDA."""
+        """Return the numbers to log: those of the last measured pass, and torch's peak on CUDA."""
         if self.session is None or self.session.watch.last is None:
             return {}
         found = self.session.watch.last.logged()
@@ -213,10 +213,10 @@ class SchemeCallback:
         return found
 
     def name_samples(self, batch: Any, key: str | int) -> None:
-        """Tell the schemes which samples of the data set a batch holds, until the next; see :func:`actbench.samples`.
+        """Tell the schemes which samples of the data set the current batch holds; see :func:`actbench.samples`.
 
-        ``batch[key]`` are the indices, integers (N,); from another device they are copied to the host, which waits for
-        it.
+        ``batch[key]`` are the indices, integers (N,). From another device they are copied to the host, which waits for
+        the copy.
 
         Raises:
             UsageError: The batch has no such entry.
@@ -227,7 +227,7 @@ class SchemeCallback:
             held = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
             raise UsageError(
                 f"sample_ids={key!r}: the batch has no such entry ({held}); let the data set give the index of each "
-                "sample under it, and the trainer keep it (transformers: remove_unused_columns=False)"
+                "sample under this key, and let the trainer keep it (transformers: remove_unused_columns=False)"
             ) from None
         self._named.close()
         self._named.enter_context(samples(ids.cpu() if isinstance(ids, Tensor) else ids))

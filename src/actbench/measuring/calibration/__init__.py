@@ -1,4 +1,4 @@
-"""What a machine reaches: its operators, measured one by one, and the device profile that says so."""
+"""The speed of a machine: its operators, measured one by one, and its device profile."""
 
 from __future__ import annotations
 

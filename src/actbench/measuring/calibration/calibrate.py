@@ -1,4 +1,4 @@
-"""Measuring what this machine reaches, for the cost model of simulated steps."""
+"""Measures the speed of this machine, for the cost model of simulated steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from actbench.results.kernels import DeviceName
 from actbench.results.machine import machine, now, provenance
 
 _LONGEST_CALL = 0.6
-"""Seconds: what takes longer is not run at larger sizes."""
+"""Seconds: a subject whose call takes longer is not run at larger sizes."""
 _SPENT = 0.12
 """Seconds of timed calls of one size."""
 _MOST_CALLS = 12
@@ -32,7 +32,7 @@ _LEAST_CALLS = 3
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A device profile of this machine, and what was found on the way to it."""
+    """A device profile of this machine, and the report behind it."""
 
     profile: DeviceTable
     report: CalibrationReport
@@ -40,7 +40,7 @@ class Calibrated:
 
 @dataclass
 class _Bench:
-    """Runs subjects and collects what their operators took."""
+    """Runs subjects and collects the times of their operators."""
 
     device: torch.device
     clock: Clock
@@ -56,12 +56,12 @@ class _Bench:
         return time.monotonic() > self.end
 
     def run(self, subject: Subject, most_sizes: int | None, *, of_scheme: bool = False) -> bool:
-        """Run a subject at its sizes; that of a scheme only at the first where that has no operator that is new.
+        """Run a subject at its sizes; the subject of a scheme stops at a size without a new operator.
 
-        A scheme that fails, for a device lacks an operator or a kernel cannot be compiled, is noted.
+        A scheme that fails, because a device lacks an operator or a kernel cannot be compiled, is noted.
 
         Returns:
-            Whether it could be run at all.
+            Whether the subject ran at least once, or time ran out.
         """
         self.progress(subject.name)
         for place, size in enumerate(subject.sizes[:most_sizes]):
@@ -76,7 +76,7 @@ class _Bench:
                     if not of_scheme:
                         raise
                     self.failed.append(f"{subject.name}: {told(error)}")
-                return place > 0  # a scheme finds nothing in a model; the size does not fit in memory
+                return place > 0  # the scheme finds nothing in the model, or the size does not fit in memory
             self.samples += samples
             self.known.update((sample.work.label, sample.work.precision) for sample in samples)
             if seconds > _LONGEST_CALL or (of_scheme and len(self.known) == before):
@@ -84,7 +84,7 @@ class _Bench:
         return True
 
     def run_all(self, specs: Sequence[str], most_sizes: int | None) -> None:
-        """Run every subject: what is most needed first."""
+        """Run every subject, the most important first."""
         for subject in single(self.device, torch.float32):
             self.run(subject, most_sizes)
         for spec in dict.fromkeys(("exact", *specs)):
@@ -98,7 +98,7 @@ class _Bench:
             self.run(subject, most_sizes)
 
     def _timed(self, call: Callable[[], object]) -> tuple[list[Sample], float]:
-        """Return the operators of some calls after one to warm up, and the seconds of a call."""
+        """Return the operators of some calls, after one to warm up, and the seconds of a call."""
         call()
         watch = Stopwatch(self.device, self.clock)
         found: list[Sample] = []
@@ -125,16 +125,16 @@ def calibrate(
     """Measure the operators of this machine and return its device profile.
 
     Args:
-        device: What computes.
-        schemes: Whose operators are measured in steps of small models; None for every scheme.
+        device: The device to measure.
+        schemes: The schemes whose operators are measured in steps of small models; None for every scheme.
         most_sizes: How many sizes of each operator, from the smallest; None for all.
-        budget_seconds: After which nothing new is begun; what is left out is told in the notes of the report.
-        clock: Seconds of a processor: of the wall, or of this process where other programs run beside it.
-        command: What the user typed.
-        progress: Is told what is measured next.
+        budget_seconds: Time after which nothing new begins; notes of the report say what is left out.
+        clock: Seconds of a processor: wall time, or time of this process if other programs also run.
+        command: The command line of the user.
+        progress: Receives the name of what is measured next.
 
     Raises:
-        MeasurementError: The device is not there, or the time was too short to find its rates and what the host needs.
+        MeasurementError: The device is missing, or the time was too short to find its rates and the host's times.
     """
     where = device_named(device)
     if device == "cpu":
@@ -154,7 +154,7 @@ def calibrate(
         threads=torch.get_num_threads(),
         flops_per_second={**flops},
         bandwidth=copied,
-        # what is copied is read once and written once, and counted as both
+        # a copy counts bytes twice, as read and as written
         link=(max(to_host.rates) if to_host else copied) / 2,
         launch_seconds=median(each.points[0][2] for each in found.values() if each.kind == "elementwise"),
         host=host,

@@ -1,4 +1,4 @@
-"""From timed operators to what a device profile says of them."""
+"""From timed operators to the figures of a device profile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Key = tuple[str, Precision]
 """The label of an operator and a precision."""
 
 _WIDTH = 3.0
-"""Of the logarithm, to base 2, of sizes that become one point."""
+"""Sizes whose base-2 logarithms fall into one bin of this width become one point."""
 _SUSTAINED = 2**18
-"""Bytes from which on an operator says something of the bandwidth."""
+"""Operators that move fewer bytes say nothing about the bandwidth."""
 
 
 Point = tuple[float, float, float]
@@ -26,30 +26,30 @@ Point = tuple[float, float, float]
 
 
 class Found(NamedTuple):
-    """An operator that was measured, at points whose bytes grow."""
+    """A measured operator, with points in the order of their bytes."""
 
     kind: str
     points: tuple[Point, ...]
 
     @property
     def has_flops(self) -> bool:
-        """Whether operations are counted of it."""
+        """Whether its floating-point operations are counted."""
         return self.points[0][0] > 0
 
     @property
     def measured(self) -> Curve | Surface:
-        """What it takes at any size."""
+        """Its time at any size."""
         flops, sizes, seconds = zip(*self.points, strict=True)
         return Surface(tuple(zip(flops, sizes, strict=True)), seconds) if self.has_flops else Curve(sizes, seconds)
 
     @property
     def rates(self) -> list[float]:
-        """Operations a second at each point, or bytes."""
+        """Operations a second at each point, or bytes a second without operations."""
         return [(flops or size) / seconds for flops, size, seconds in self.points]
 
 
 def found_in(samples: Iterable[Sample]) -> dict[Key, Found]:
-    """Return each operator's seconds by its size: the median rate of those of about the same size."""
+    """Return each operator's seconds by size; runs of about the same size count with their median rate."""
     grouped: dict[Key, list[Sample]] = defaultdict(list)
     for sample in samples:
         grouped[sample.work.label, sample.work.precision].append(sample)
@@ -66,7 +66,7 @@ def _found(samples: Sequence[Sample]) -> Found:
 
 
 def _curve(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return one point for sizes that are about the same, at their median rate; what is larger takes no less time."""
+    """Return one point for sizes that are about the same, at their median rate; larger sizes take no less time."""
     binned: dict[int, list[Point]] = defaultdict(list)
     for point in points:
         binned[math.floor(math.log2(point[1]) / _WIDTH)].append(point)
@@ -79,7 +79,7 @@ def _curve(points: Sequence[Point]) -> tuple[Point, ...]:
 
 
 def peaks(found: Mapping[Key, Found]) -> dict[Precision, float]:
-    """Return the operations a second of the best product of matrices, by precision."""
+    """Return the operations a second of the best matrix product, by precision."""
     rates = {
         name: max(
             (max(each.rates) for (_, which), each in found.items() if which == name and _is_product(each)), default=0
@@ -94,7 +94,7 @@ def _is_product(found: Found) -> bool:
 
 
 def by_kind(found: Mapping[Key, Found], flops: Mapping[Precision, float], bandwidth: float) -> tuple[KindFound, ...]:
-    """Return what the operators of each kind and precision reached."""
+    """Return the speed of the operators of each kind and precision."""
     grouped: dict[tuple[str, Precision], list[Found]] = defaultdict(list)
     for (_, precision), each in found.items():
         grouped[each.kind, precision].append(each)

@@ -1,4 +1,4 @@
-"""What the host needs to issue operators: what a step of a small model takes beside its operators."""
+"""The time of the host to issue operators: the time of a small model's step beyond that of its operators."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _VIEWS = 2000
 _PACKING = ("fewbit:3", "actnn:L2", "gact:L1", "randomized:0.2")
 _LEAST = 1e-7
 _LISTED = 4e-7
-"""Seconds for each tensor of a list, which is too little to be measured beside the rest."""
+"""Seconds for each tensor of a list: too short to measure beside the rest."""
 
 
 Result = TypeVar("Result")
 
 
 class _Part(NamedTuple):
-    """A part of a step: its seconds, those that its operators are known to take, and how many there are."""
+    """A part of a step: its seconds, the known seconds of its operators, and their number."""
 
     seconds: float
     computing: float
@@ -38,12 +38,12 @@ class _Part(NamedTuple):
     views: int
 
     def left(self, view: float) -> float:
-        """Return the seconds that are neither of operators nor of views."""
+        """Return the seconds of neither operators nor views."""
         return self.seconds - self.computing - view * self.views
 
 
 class _UnmeasuredError(MeasurementError):
-    """A step has operators of which nobody knows what they take."""
+    """A step has operators whose times are unknown."""
 
 
 def host_of(
@@ -51,10 +51,10 @@ def host_of(
 ) -> HostFound:
     """Return the seconds of the host for an operator, from steps on batches so small that little is computed.
 
-    Models with operators that were not measured are added to ``left_out``, schemes that fail to ``failed``.
+    Models with unmeasured operators are added to ``left_out``, failing schemes to ``failed``.
 
     Raises:
-        MeasurementError: Every model has.
+        MeasurementError: Every model has unmeasured operators.
     """
     view = _view(clock)
     each: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": [], "packing": []}
@@ -72,7 +72,7 @@ def host_of(
             try:
                 packed = _parts(stepping(device, settings, spec)(batches[0]), device, found, clock)
             except ActbenchError:
-                continue  # it finds nothing in this model; an operator of it was not measured
+                continue  # the scheme finds nothing in this model, or an operator was not measured
             except Exception as error:
                 failed.append(f"the host on {name} under {spec}: {told(error)}")
                 continue
@@ -82,8 +82,8 @@ def host_of(
             each["packing"] += [max(rest / count, _LEAST)] if count else []
     if not each["forward"]:
         raise MeasurementError(
-            "what the host needs is unknown: every small model has operators that were not measured in the time; "
-            "give it more --budget"
+            "the times of the host are unknown: every small model has operators that were not measured in time; "
+            "give a larger --budget"
         )
     host = {name: median(seconds) for name, seconds in each.items() if seconds}
     return HostFound(**{"packing": host["forward"], **host}, view=view, listed=_LISTED)

@@ -1,4 +1,4 @@
-"""The device profile that a calibration makes, as a value and as TOML."""
+"""The device profile of a calibration, as a value and as TOML."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from actbench.units import GIB
 
 _TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
 _HIGHEST, _LEAST = 1.5, 0.001
-"""Shares that a profile may have."""
+"""Largest and smallest share in a profile."""
 
 
 def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: torch.device) -> DeviceTable:
-    """Return the device profile of what was found."""
+    """Return the device profile of a calibration."""
     is_cuda = device.type == "cuda"
     operators: dict[str, dict[str, Any]] = {}
     for (label, precision), each in sorted(found.items()):
@@ -56,7 +56,7 @@ def _source(report: CalibrationReport) -> str:
 
 
 def _kinds(report: CalibrationReport) -> dict[str, dict[str, float]]:
-    """Return what the kinds reach, for operators that were not measured."""
+    """Return the shares of kinds, which serve for operators that were not measured."""
     tables: dict[str, dict[str, float]] = {}
     for kind in report.kinds:
         table = tables.setdefault(kind.kind, {"memory": 1.0, "ramp": _ramp(kind, report)})
@@ -82,7 +82,7 @@ def toml(profile: DeviceTable) -> str:
 def _lines(profile: DeviceTable) -> Iterator[str]:
     tables = profile.model_dump(exclude_none=True)
     host, kinds, operators = (tables.pop(name, {}) for name in ("host", "efficiencies", "operators"))
-    yield "# Measured by 'actbench calibrate'; docs/time.md says what the figures are. Take it by --device-profile."
+    yield "# Measured by 'actbench calibrate'; docs/time.md explains the figures. Use it with --device-profile."
     yield from _entries(tables)
     yield "\n# Microseconds of the host for an operator, and GB/s of its memory.\n[host]"
     yield from _entries(host)
@@ -90,7 +90,7 @@ def _lines(profile: DeviceTable) -> Iterator[str]:
     for name, table in kinds.items():
         yield f'\n[efficiencies."{name}"]'
         yield from _entries(table)
-    yield "\n# What operators took: bytes moved and microseconds, with the operations in front where there are some."
+    yield "\n# Times of operators: moved bytes and microseconds, after the number of operations if there are any."
     for name, table in operators.items():
         yield f'\n[operators."{name}"]'
         yield from _entries(table)

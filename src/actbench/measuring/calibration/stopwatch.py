@@ -1,4 +1,4 @@
-"""How long each operator takes that runs, with what it does."""
+"""Times each operator that runs, with the work that it does."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ Clock = Callable[[], float]
 
 
 class Sample(NamedTuple):
-    """One operator that has run: what it did, and its seconds."""
+    """One run of an operator: its work and its seconds."""
 
     work: Work
     seconds: float
 
     @property
     def size(self) -> int:
-        """Operations, or bytes where there are none; at least 1."""
+        """Operations, or bytes without operations; at least 1."""
         return self.work.flops or max(self.work.moved, 1)
 
 
 class Stopwatch(TorchDispatchMode):
-    """Times each operator that is run inside.
+    """Times each operator that runs inside.
 
     Args:
-        device: What computes. On CUDA an operator takes what passes between two events, and the device is made to wait
-            first, so that the host runs ahead of it.
-        clock: Seconds, of a CPU.
+        device: The device that computes. On CUDA, the time of an operator is that between two events, and the device
+            waits first, so that the host runs ahead of it.
+        clock: Seconds, for a CPU.
 
     Attributes:
-        samples: Operators that move something; known after leaving.
-        views: How many others there were.
+        samples: Operators that move bytes; known after leaving.
+        views: Number of other operators.
     """
 
     def __init__(self, device: torch.device, clock: Clock = time.perf_counter) -> None:
@@ -88,7 +88,7 @@ class Stopwatch(TorchDispatchMode):
             torch.cuda.synchronize()
         taken = [self._seconds(begin, end) for begin, end, _ in self._timed]
         views = [seconds for seconds, (_, _, is_view) in zip(taken, self._timed, strict=True) if is_view]
-        # a view does next to nothing: what it takes is what watching takes
+        # a view does almost nothing: its time is the overhead of watching
         watching = statistics.median(views) if views else 0.0
         works = [done.work for done in self._recorder.done]
         self.samples = [

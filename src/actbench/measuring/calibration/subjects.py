@@ -1,4 +1,4 @@
-"""What is run to find what a machine reaches: operators of several sizes, and small models under every scheme."""
+"""What a calibration runs: operators of several sizes, and small models under every scheme."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Subject:
-    """Something that is run at several sizes.
+    """Something to run at several sizes.
 
     Attributes:
-        name: What people are told is measured.
-        make: What runs it, from one of the sizes.
-        sizes: From small to large.
+        name: Name for progress.
+        make: From one of the sizes to a function that runs it.
+        sizes: The sizes, from small to large.
     """
 
     name: str
@@ -46,7 +46,7 @@ PRODUCTS = (
 )
 PRODUCTS_CUDA = (*PRODUCTS, (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))
 BATCHES = ((8, 32, 16, 32), (48, 128, 32, 128), (32, 200, 64, 200), (16, 512, 64, 512))
-"""Matrices, rows, inner, columns: as attention without a kernel of its own multiplies them."""
+"""Matrices, rows, inner, columns, as in attention without a fused kernel."""
 ATTENTIONS = ((2, 4, 32, 32), (8, 4, 128, 32), (4, 12, 256, 64), (2, 16, 1024, 64))
 """Samples, heads, rows, width."""
 CONVOLUTIONS = (
@@ -55,7 +55,7 @@ CONVOLUTIONS = (
     *((4, 256, 14, 1024, 1, 1, 1), (4, 256, 14, 256, 3, 1, 1), (4, 512, 7, 512, 3, 1, 1), (2, 3, 224, 64, 7, 2, 1)),
     *((2, 64, 56, 64, 3, 1, 64), (4, 256, 14, 256, 3, 1, 256), (2, 128, 28, 128, 3, 1, 32), (4, 512, 7, 512, 3, 1, 32)),
 )
-"""Samples, channels, side in pixels, channels that come out, kernel, stride, groups."""
+"""Samples, input channels, side in pixels, output channels, kernel, stride, groups."""
 
 _CACHES = 2**26
 """Bytes, more than the caches of most processors and cards."""
@@ -66,17 +66,17 @@ STEPS: tuple[tuple[dict[str, Any], Sequence[int]], ...] = (
     ({"model": "resnet18", "image_size": 64, "optimizer": "sgd-momentum"}, (1, 12)),
     ({"model": f"tiny-llama@{_WIDE},num_key_value_heads=3", "sequence_length": 96}, (1, 20)),
 )
-"""Models and the batches that they are stepped on."""
+"""Models, and the batch sizes of their steps."""
 
 WITH_OPERATORS: frozenset[Change] = frozenset(("saved tensors", "optimizer", "gradients", "parameters", "precision"))
-"""What schemes change by operators that the exact model has not."""
+"""Kinds of changes for which schemes run operators that the exact model does not have."""
 
 NEEDING = {"encode": ("encode:bf16", "encode:s2fp8", "encode:int:8")}
-"""What schemes are given that do not stand without a value."""
+"""Specifications of schemes that need a value."""
 
 
 def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
-    """Yield operators by kind, of which the tensors have a type."""
+    """Yield operators by kind, on tensors of one dtype."""
     on_cuda = device.type == "cuda"
     make = partial(torch.randn, device=device, dtype=dtype)
     elements: tuple[int, ...] = ELEMENTS_CUDA if on_cuda else ELEMENTS
@@ -85,7 +85,7 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     yield Subject("products of matrices", partial(_product, make), PRODUCTS_CUDA if on_cuda else PRODUCTS)
     yield Subject("products of batches", partial(_batched, make), BATCHES)
     yield Subject("attention", partial(_attention, make), ATTENTIONS)
-    if on_cuda or dtype == torch.float32:  # bfloat16 on processors without its instructions takes minutes
+    if on_cuda or dtype == torch.float32:  # bfloat16 takes minutes on processors without its instructions
         yield Subject("convolutions", partial(_convolution, make), CONVOLUTIONS)
     yield Subject("elementwise operators and reductions", partial(_rows, make), elements)
     yield Subject("layers of images", partial(_images, make), elements)
@@ -102,7 +102,7 @@ def steps(device: torch.device, spec: str) -> list[Subject]:
 
 
 def specs_of_schemes() -> list[str]:
-    """Return a specification of every scheme that has operators of its own, those of other types last."""
+    """Return a specification of every scheme with its own operators; those that change precision come last."""
     specs = [spec for name in schemes.names() for spec in NEEDING.get(name, (name,))]
     changes = {spec: schemes.build(spec).changes for spec in specs}
     found = [spec for spec in specs if not WITH_OPERATORS.isdisjoint(changes[spec])]
@@ -110,9 +110,9 @@ def specs_of_schemes() -> list[str]:
 
 
 def stepping(device: torch.device, settings: dict[str, Any], spec: str) -> Callable[[int], TrainStep]:
-    """Return what makes a training step of a batch size.
+    """Return a function from a batch size to a training step.
 
-    The model is built at the first call, which raises an ActbenchError where the scheme finds nothing in it to work on.
+    The first call builds the model, and raises an ActbenchError if the scheme finds nothing in it to work on.
     """
     case = Case(**settings, scheme=spec, batch_size=1, meter="cuda" if device.type == "cuda" else "cpu")
     workload = workloads.load(case)
@@ -127,7 +127,7 @@ def stepping(device: torch.device, settings: dict[str, Any], spec: str) -> Calla
 
 
 def _both_ways(compute: Callable[[], Tensor], *leaves: Tensor) -> Call:
-    """Return what computes a tensor and the gradients of leaves."""
+    """Return a function that computes a tensor and the gradients of ``leaves``."""
     gradient = torch.ones_like(compute().detach())
 
     def run() -> None:
@@ -141,7 +141,7 @@ def _both_ways(compute: Callable[[], Tensor], *leaves: Tensor) -> Call:
 
 
 def _leave_caches(device: torch.device) -> None:
-    """Write so many bytes that what was written before is in no cache: between passes of a model that is so."""
+    """Write so many bytes that earlier data leave the caches, as between the passes of a model."""
     torch.zeros(_CACHES, dtype=torch.uint8, device=device)
 
 

@@ -1,4 +1,4 @@
-"""What a model keeps for backward, module by module and tensor by tensor."""
+"""What a model saves for backward, module by module and tensor by tensor."""
 
 from __future__ import annotations
 

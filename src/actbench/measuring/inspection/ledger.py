@@ -1,7 +1,7 @@
 """Every tensor that a step saves for backward: its graph after one training forward on fake tensors.
 
-A storage is counted at the first entry that holds it. What autograd's graph does not show, such as a plain attribute of
-an autograd function, is listed under the operator that made it, so that the sum is always that of
+A storage is counted at the first entry that holds it. A tensor outside autograd's graph, such as a plain attribute of
+an autograd function, is listed under the operator that made it, so that the sum always equals that of
 :func:`actbench.measuring.inspection.trace`.
 """
 
@@ -25,19 +25,19 @@ from actbench.results.ledger import Ledger, SavedTensor, display_path
 from actbench.setup import Batch, TrainingSetup
 
 _RAW = "_raw_saved_"
-_DEEPEST = 4  # how many objects inside one another are searched for tensors
+_DEEPEST = 4  # most levels of nested objects to search for tensors
 
 
 @dataclass(frozen=True)
 class Argument:
-    """What a node saves under one name: the tensor, or those that a pack hook put in its place, if any."""
+    """What a node saves under one name: a tensor, or the tensors that a pack hook returned instead, if any."""
 
     name: str
     tensors: tuple[Tensor, ...]
 
 
 def nodes_of(loss: Tensor) -> list[Node]:
-    """Return every node of the graph of a loss in forward order."""
+    """Return every node in the graph of a loss, in forward order."""
     found: set[Node] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -49,7 +49,7 @@ def nodes_of(loss: Tensor) -> list[Node]:
 
 
 def arguments_of(node: Node) -> Iterator[Argument]:
-    """Yield what a node saves, of its own or by ``save_for_backward``; unpack hooks do not run."""
+    """Yield what a node saves, built in or by ``save_for_backward``; unpack hooks do not run."""
     for attribute in dir(node):
         if not attribute.startswith(_RAW):
             continue
@@ -57,7 +57,7 @@ def arguments_of(node: Node) -> Iterator[Argument]:
         if not isinstance(saved, tuple | list):
             yield from _argument(name, saved)
             continue
-        name = "saved_tensors" if hasattr(type(node), "saved_tensors") else name  # as functions of Python call them
+        name = "saved_tensors" if hasattr(type(node), "saved_tensors") else name  # the name in autograd functions
         for place, item in enumerate(saved):
             yield from _argument(f"{name}[{place}]", item)
 
@@ -68,7 +68,7 @@ def _argument(name: str, saved: Any) -> Iterator[Argument]:
 
 
 def tensors_in(kept: Any, depth: int = _DEEPEST) -> Iterator[Tensor]:
-    """Yield the strided tensors in what a pack hook returned: a tensor, a nesting of them, or an object with some."""
+    """Yield the strided tensors in the result of a pack hook: a tensor, nested tensors, or an object with tensors."""
     for leaf in tree_leaves(kept):
         if isinstance(leaf, Tensor):
             if leaf.layout == torch.strided:
@@ -82,12 +82,12 @@ _OUTSIDE_OF_THE_GRAPH = "held outside of autograd's graph"
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """What one entry holds.
+    """A saved tensor before it is counted.
 
     Attributes:
-        storages: Where the tensor lies, or what is saved in its place.
+        storages: The storages of the tensor, or of what is saved in its place.
         packed: Whether something is saved in its place.
-        reason: Why it is where it is, as far as only the entry knows.
+        reason: Why it is saved as it is, if only the entry knows.
     """
 
     module: str
@@ -101,12 +101,12 @@ class _Entry:
 
     @property
     def place(self) -> str:
-        """Where it stands, for the entries that share a storage with it."""
+        """Its module, operator and argument, for entries that share a storage with it."""
         return f"{display_path(self.module)} {self.operator} {self.argument}".rstrip()
 
 
 def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
-    """Run one training forward of a setup on fake tensors and list what it saves; see :func:`traced`."""
+    """Run one training forward of a setup on fake tensors, and list what it saves; see :func:`traced`."""
     with savedtensors.listening(), traced(setup, make_batch) as (recorder, loss):
         nodes = nodes_of(loss)
         held = [item for node in nodes for item in _merged(_entries_of(node, recorder))]
@@ -116,7 +116,7 @@ def itemize(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Ledger:
 
 
 def _entries_of(node: Node, recorder: Recorder) -> Iterator[tuple[_Entry, Source | None]]:
-    """Yield what a node saves and what it is packed of; numbers, which no operator sees, are left out."""
+    """Yield what a node saves, and from which tensor it was packed; numbers, which no operator sees, are left out."""
     module = recorder.maker_of(node)
     for argument in arguments_of(node):
         found = {t.untyped_storage(): t for t in argument.tensors if t.dim() or recorder.saw(t.untyped_storage())}
@@ -142,7 +142,7 @@ def _merged(found: Iterator[tuple[_Entry, Source | None]]) -> Iterator[_Entry]:
 
 
 def _outside(recorder: Recorder, found: set[UntypedStorage], loss: Tensor) -> Iterator[_Entry]:
-    """Yield what is alive and not in the graph."""
+    """Yield the storages that are alive and not in the graph."""
     for storage, origin in recorder.made():
         if storage not in found:
             source = savedtensors.source_of(storage)
@@ -182,7 +182,7 @@ def _entries(held: Sequence[_Entry], recorder: Recorder) -> Iterator[SavedTensor
 def _reason(item: _Entry) -> str | None:
     if all(is_host(storage) for storage in item.storages):
         return "in host memory"
-    if item.packed:  # hooks around what packed it leave its parts alone, which says nothing of the tensor
+    if item.packed:  # outer hooks leave its packed parts alone, and their reason is not about the tensor
         return item.reason
     return item.reason or savedtensors.reason_for(item.storages[0])
 

@@ -27,7 +27,7 @@ from actbench.workloads.recalled import asks_device, layout_of, tensors_of
 class SavedStorage:
     """A storage that lives from forward to backward, with the path of the module that saved it first.
 
-    ``shared_with`` are the paths of the other modules that saved it; freeing it means changing them all.
+    ``shared_with`` are the paths of other modules that saved it; to free it, all of them must change.
     """
 
     nbytes: int
@@ -37,7 +37,7 @@ class SavedStorage:
 
 @dataclass
 class StorageOrigin:
-    """The module and operator that made a storage, the first tensor over it, and the modules that saved it."""
+    """The module and operator that made a storage, its first tensor, and the modules that saved it."""
 
     maker: str
     operator: str
@@ -47,11 +47,11 @@ class StorageOrigin:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes storages as operators make them, who saves them, and which module runs; keeps none of them alive.
+    """Notes storages as operators make them, the modules that save them, and the running module; keeps nothing alive.
 
     Attributes:
         calls: How often each module ran so far, by path.
-        acted: Who acted in which module, by its path; see :func:`actbench.nn.savedtensors.acted`.
+        acted: Pairs of a module's path and the ``by`` of :func:`actbench.nn.savedtensors.acted`.
     """
 
     def __init__(self, module: nn.Module, known: Mapping[str, Any]) -> None:
@@ -68,8 +68,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # A storage first seen as an input was there before the forward: a constant that is neither parameter
-        # nor buffer, of which the operator may return a view.
+        # A storage first seen as an input is older than the forward pass: a constant that is neither parameter
+        # nor buffer. The operator may return a view of it.
         for storage in _storages((args, kwargs)):
             if storage not in self._made:
                 self._old.setdefault(storage, "made before the step")
@@ -83,7 +83,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return outputs
 
     def saved(self, tensor: Tensor) -> Tensor:
-        """Note that the running module saves a tensor for backward; the pack hook."""
+        """Note that the running module saves a tensor for backward; this is the pack hook."""
         for storage in _storages(tensor):
             origin = self._made.get(storage)
             if origin is not None and self._running not in origin.savers:
@@ -91,11 +91,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def heard(self, by: Hashable) -> None:
-        """Note that somebody acts in the module that runs."""
+        """Note that ``by`` acts in the running module."""
         self.acted.add((self._running, by))
 
     def watching(self) -> AbstractContextManager[None]:
-        """Follow which module runs inside the block."""
+        """Inside the block, follow which module runs."""
         return self._modules.watching()
 
     def kept(self) -> tuple[SavedStorage, ...]:
@@ -109,19 +109,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def made(self) -> Iterator[tuple[UntypedStorage, StorageOrigin]]:
-        """Yield the storages that are alive now, those in host memory too, in the order in which they were made."""
+        """Yield the storages that are alive now, also those in host memory, in the order of their creation."""
         yield from self._made.items()
 
     def saw(self, storage: UntypedStorage) -> bool:
-        """Return whether an operator took or made a storage; those of numbers never reach one."""
+        """Return whether an operator took or made a storage; storages of numbers never reach an operator."""
         return storage in self._made or storage in self._old
 
     def known_as(self, storage: UntypedStorage) -> str | None:
-        """Return what a storage from before the forward is; None for one that was made in it."""
+        """Return what a storage from before the forward pass is; None for a storage that the forward pass made."""
         return self._old.get(storage)
 
     def maker_of(self, node: Node) -> str:
-        """Return the path of the module in which a node of autograd's graph was made, in this thread."""
+        """Return the path of the module that made a node of autograd's graph, in this thread."""
         return self._modules.made_node(node._sequence_nr())
 
     @property
@@ -141,16 +141,16 @@ def _tensors(tree: Any) -> list[Tensor]:
 def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tuple[Recorder, Tensor]]:
     """Run one training forward of a setup on fake tensors; what it saves lives as long as the context.
 
-    Of a batch that is cut, the first micro-batch runs, which is the largest.
+    If the batch is cut, the first micro-batch runs, which is the largest.
 
     The model, on any device, keeps its weights, flags and random state: parameters and buffers are fake during the
     call, unless they were fake before. ``make_batch`` is called with the fake tensor mode active.
 
     Yields:
-        What was seen, and the loss with its graph.
+        The recorder, and the loss with its graph.
 
     Raises:
-        UntraceableError: The forward looks at values, which fake tensors do not have, or a scheme cannot be traced.
+        UntraceableError: The forward pass needs values, which fake tensors do not have, or a scheme cannot be traced.
     """
     if setup.untraceable:
         raise UntraceableError(setup.untraceable)

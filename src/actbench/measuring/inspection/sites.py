@@ -1,10 +1,10 @@
 """What a model saves for backward, module by module: one training forward on fake tensors.
 
-Bytes are counted by storage. While the forward runs, a dispatch mode notes every storage that an operator makes, and a
-saved-tensors hook notes which module saves it. What is still alive when only the loss is held is what the step saves:
-the sum over all modules is the activation bytes. Each storage has one owner, the module that saved it first. Hooks of a
-scheme (checkpointing, packing, offloading) hide the saving from ours, since only the innermost pair of nested hooks
-runs; then the owner is the module that made the storage, which for packed bytes is the module whose tensor was packed.
+Bytes are counted by storage. During the forward pass, a dispatch mode notes every storage that an operator makes, and a
+saved-tensors hook notes which module saves it. The storages still alive when only the loss is referenced are what the
+step saves: their sum is the activation bytes. Each storage has one owner, the module that saved it first. Hooks of a
+scheme (checkpointing, packing, offloading) hide the saving from our hook, since only the innermost pair of nested hooks
+runs. The owner is then the module that made the storage; for packed bytes, the module whose tensor was packed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from actbench.setup import Batch, Part, TrainingSetup
 
 @dataclass(frozen=True)
 class Trace:
-    """One training forward as seen from its modules.
+    """What the modules of a model save in one training forward.
 
     Attributes:
         kept: Every storage that is saved for backward, without parameters, buffers and the batch.
         calls: How often each module ran, by path.
-        acted: Who acted in which module, by its path; see :func:`actbench.nn.savedtensors.acted`.
+        acted: Pairs of a module's path and the ``by`` of :func:`actbench.nn.savedtensors.acted`.
     """
 
     kept: tuple[SavedStorage, ...]
@@ -53,17 +53,17 @@ class Trace:
 
 
 def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
-    """Run one training forward of a setup on fake tensors and see what it saves; see :func:`traced`."""
+    """Run one training forward of a setup on fake tensors, and return what it saves; see :func:`traced`."""
     with traced(setup, make_batch) as (recorder, _):
         return Trace(recorder.kept(), recorder.calls, frozenset(recorder.acted))
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:
-    """Fill in what each site of a setup saved and saves, in the model's order, and set aside those that never run.
+    """Return the sites of a setup with saved bytes before and after, in the model's order, and apart those never run.
 
     Raises:
-        ConversionError: Nothing runs of what a scheme converted, alone or as a part of a composition.
-        IdleError: It runs, and changes nothing of what the step saves.
+        ConversionError: Nothing that a scheme converted runs; the scheme may be a part of a composition.
+        IdleError: The sites run, and the step saves the same as before.
     """
     for part in setup.parts:
         refuse_idle(part, after)
@@ -83,13 +83,13 @@ def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Si
 
 
 def refuse_idle(part: Part, after: Trace) -> None:
-    """Raise an error where a scheme does nothing in a training step.
+    """Raise an error if a scheme does nothing in a training step.
 
-    Sites of no module, such as the optimizer's state, are checked only where the part says who acts for them.
+    Sites outside modules, such as the optimizer's state, are checked only if the part has ``acts``.
 
     Raises:
-        ConversionError: Nothing that it converted runs.
-        IdleError: It runs, and changes nothing of what the step saves.
+        ConversionError: Nothing that the scheme converted runs.
+        IdleError: The sites run, and the step saves the same as before.
     """
     paths = [site.path for site in part.sites if site.path in after.calls]
     acts = _is_heard(part, after) or any((path, None) in after.acted for path in paths)
@@ -121,12 +121,12 @@ def _is_heard(part: Part, after: Trace) -> bool:
 
 
 def _read(site: Site, before: Trace, after: Trace) -> Site:
-    """Return a site with what it saves; one of no module, such as the optimizer's state, is as its scheme has it."""
+    """Return a site with its saved bytes; a site outside modules, such as the optimizer's state, stays the same."""
     if site.path not in after.calls:
         return site
     kept = [trace.bytes_at(site.path) if site.called else trace.bytes_under(site.path) for trace in (before, after)]
     read = {"bytes_before": kept[0], "bytes_after": kept[1]}
-    calls = after.calls[site.path] or None  # of a model whose parts alone are called
+    calls = after.calls[site.path] or None  # None for a model of which only parts are called
     return site.model_copy(update={**read, "calls": calls})
 
 

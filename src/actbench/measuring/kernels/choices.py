@@ -1,4 +1,4 @@
-"""What the command line may ask for, checked before torch is imported."""
+"""The choices of the command line, checked before torch is imported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPERATORS = (
     "sketch_rademacher",
     "sketch_gaussian",
 )
-"""What can be measured, by name, in the order of the table."""
+"""The operators that can be measured, in the order of the table."""
 
 ONE_WIDTH = frozenset(
     {"layer:relu", "relu_mask", "mask_select", "smaq_encode", "smaq_decode", "sketch_rademacher", "sketch_gaussian"}
@@ -54,14 +54,14 @@ ONE_WIDTH = frozenset(
 """Operators without a choice of bits."""
 
 OF_BYTES = frozenset({"pack_codes", "unpack_codes"})
-"""Operators on bytes, whatever types are asked for."""
+"""Operators on bytes, which have no other dtype."""
 
 BYTES: tuple[ElementType, ...] = ("uint8",)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: ``seconds`` of runs of each operator at each size, type and number of bits.
+    """What to measure: each operator at each size, dtype and number of bits, for ``seconds``.
 
     Operators without a choice of bits are measured once; ``compiled`` adds ``torch.compile`` of the exact layers.
     """
@@ -97,7 +97,7 @@ def bits(given: Iterable[str]) -> tuple[int, ...]:
 
 
 def dtypes(given: Iterable[str]) -> tuple[FloatName, ...]:
-    """Read names of types."""
+    """Read names of dtypes."""
     return _known("--dtype", map(whole_name, _split(given)), get_args(FloatName))  # type: ignore[return-value]
 
 

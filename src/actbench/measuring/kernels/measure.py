@@ -1,7 +1,7 @@
-"""Measuring operators over types, bits and sizes, each beside a copy and beside the exact operator.
+"""Measures operators over dtypes, bits and sizes, each beside a copy and beside the exact operator.
 
-All calls run once in each round, so that they meet the same disturbances. A copy of the same size runs before each: run
-twice in a row, a layer would find its own data in the caches, not its neighbours'.
+All calls run once in each round, so that they meet the same disturbances. A copy of the same size runs before each:
+otherwise a layer that runs twice in a row would find its own data in the caches, not its neighbours'.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: to
     """Return the seconds of each run of each call.
 
     Args:
-        calls: Run in turn, each round in the opposite order of the one before.
-        between: Run before each of them, and not timed.
-        seconds: Rounds are begun until so much time has passed, and at least 5, after a quarter of it to warm up.
-        device: What computes; on CUDA, the time is that between two events.
+        calls: Calls to run in turn; each round reverses the order of the one before.
+        between: Runs before each call, and is not timed.
+        seconds: New rounds begin until so much time has passed, at least 5; the warm-up takes a quarter of it.
+        device: The device that computes; on CUDA, the time is that between two events.
     """
     warm = time.perf_counter() + seconds / _WARM_UP_SHARE
     for _ in range(_WARM_UP):
@@ -71,14 +71,14 @@ def _timed_cuda(call: Call) -> float:
 
 
 _LARGEST_KEPT = 31 << 20
-_ANY_BITS = 3  # of operators that do not look at them
+_ANY_BITS = 3  # for operators that ignore them
 
 
 def device_named(name: DeviceName) -> torch.device:
     """Return the device of this name.
 
     Raises:
-        MeasurementError: It is not there.
+        MeasurementError: The device is missing.
     """
     if name == "cuda" and not torch.cuda.is_available():
         raise MeasurementError(
@@ -89,7 +89,7 @@ def device_named(name: DeviceName) -> torch.device:
 
 
 def cases(plan: Plan) -> tuple[KernelCase, ...]:
-    """Return the cases of a plan, each once; a choice of bits is that of operators that have one."""
+    """Return the cases of a plan, each once; bits apply only to operators with a choice of bits."""
     found = (
         KernelCase(
             operator=operator,
@@ -110,13 +110,13 @@ def cases(plan: Plan) -> tuple[KernelCase, ...]:
 
 
 def outcomes(todo: Iterable[KernelCase], seconds: float) -> Iterator[tuple[KernelCase, KernelTimes | Failure]]:
-    """Measure each case for so many seconds, and yield what came of it as soon as it is known."""
+    """Measure each case for so many seconds, and yield its outcome at once."""
     for case in todo:
         if case.device == "cpu":
             settle_heap()
         try:
             outcome: KernelTimes | Failure = measured(case, seconds)
-        except Exception as error:  # a kernel that cannot be compiled is a row, too
+        except Exception as error:  # a kernel that cannot be compiled is a row too
             outcome = failure_of(error)
             if outcome.reason == "out-of-memory":
                 why = f"{case.size} does not fit in the memory of {case.device}; give a smaller --size"
@@ -126,10 +126,10 @@ def outcomes(todo: Iterable[KernelCase], seconds: float) -> Iterator[tuple[Kerne
 
 
 def settle_heap() -> None:
-    """Bring the C library to where it is in a process that has trained for a while.
+    """Bring the heap of the C library into the state of a process that has trained for a while.
 
-    It maps tensors larger than any that was freed before, and each mapping costs page faults: 3 ms on 6 MiB, more than
-    a layer computes. The largest size that moves this limit is 32 MiB (``DEFAULT_MMAP_THRESHOLD_MAX``).
+    The C library maps each tensor larger than any freed before, and a mapping costs page faults: 3 ms for 6 MiB, more
+    than a layer takes. A freed tensor of up to 32 MiB raises this limit (``DEFAULT_MMAP_THRESHOLD_MAX``).
     """
     torch.empty(_LARGEST_KEPT, dtype=torch.uint8)  # freed at once
 
@@ -165,14 +165,14 @@ def measured(case: KernelCase, seconds: float) -> KernelTimes:
 
 
 def _compiled(subject: Subject) -> tuple[Call | None, str | None]:
-    """Return the exact layer's step under torch.compile, run once, or why it fails."""
+    """Return the exact layer's step under torch.compile, after one run, or the reason why it fails."""
     if subject.compilable is None:
         return None, None
     layer, step = subject.compilable
     call = step(torch.compile(layer))
     try:
         call()
-    except Exception as error:  # whatever a compiler raises on a machine that it does not work on
+    except Exception as error:  # a compiler may raise anything on a machine where it does not work
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         return None, f"torch.compile does not work here, so its columns are empty: {reason}"
     return call, None

@@ -1,4 +1,4 @@
-"""What is measured: for each operator a call, the bytes it moves, and the exact operator."""
+"""The measured operators: for each a call, the bytes that it moves, and the exact operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LayerLike = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """The tensor that operators work on, and the bits of a code."""
+    """The tensor that operators work on (shape, dtype, device), and the bits of a code."""
 
     rows: int
     columns: int
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """Elements of the tensor."""
         return self.rows * self.columns
 
     @property
@@ -53,10 +53,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Subject:
-    """An operator, ready to run, with the bytes it moves and what it stands in for.
+    """An operator, ready to run, with the bytes that it moves and the exact operator that it replaces.
 
-    ``floor_bytes`` is what it would move if each tensor were read or written once. ``compilable`` is a layer that
-    ``torch.compile`` may be tried on, and what runs its forward and backward once.
+    ``floor_bytes`` are the bytes if each tensor were read or written once. ``compilable`` is a layer for
+    ``torch.compile``, and a function that runs its forward and backward once.
     """
 
     call: Call
@@ -221,4 +221,4 @@ SUBJECTS: dict[str, Callable[[Place], Subject]] = {
     "sketch_rademacher": _sketch("rademacher"),
     "sketch_gaussian": _sketch("gaussian"),
 }
-"""What can be measured, by name; ``layer:`` is forward and backward of a converted layer."""
+"""The operators that can be measured, by name; ``layer:`` is forward and backward of a converted layer."""

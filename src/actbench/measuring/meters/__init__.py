@@ -1,4 +1,4 @@
-"""Reading bytes and seconds of a training step, on a device or in a simulation of one."""
+"""Reads bytes and seconds of a training step, on a device or in a simulation of one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MemoryReading", "Meter", "Watch", "check", "open_meter", "pickled", 
 
 
 def check(name: MeterName) -> None:
-    """Check that the device of a meter is there; a MeasurementError that names the flag if not."""
+    """Check that the device of a meter is there; else raise a MeasurementError that names the flag."""
     if name == "cuda":
         cuda.check()
 
@@ -26,7 +26,7 @@ def open_meter(case: Case) -> Meter:
 
     Raises:
         UsageError: There is no such device profile.
-        MeasurementError: The device is not there.
+        MeasurementError: The device is missing.
     """
     if case.meter == "cpu":
         return CpuMeter(case.memory_limit_bytes)

@@ -1,4 +1,4 @@
-"""What all meters have in common, and the memory limit of a step."""
+"""What all meters share, and the memory limit of a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from actbench.units import format_bytes
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Bytes of one training step in the steady state (optimizer state present); None where a meter cannot know."""
+    """Bytes of one training step in the steady state (optimizer state present); None if a meter cannot know."""
 
     weights_bytes: int
     gradients_bytes: int | None
@@ -45,7 +45,7 @@ class MemoryReading:
     simulated: Literal["cpu", "cuda"] | None = None
 
     def against(self, memory_bytes: int) -> MemoryReading:
-        """Return this reading of a step that might use so much, with what it needs above that."""
+        """Return this reading with a memory limit, and the bytes needed above the limit."""
         over = max(self.peak_bytes, self.reserved_bytes or 0) - memory_bytes
         return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
 
@@ -55,7 +55,7 @@ class Meter(Protocol):
 
     Attributes:
         materialize: Whether it needs a model with real weights.
-        memory_bytes: Memory that a step may use: the memory limit, or what the device has.
+        memory_bytes: Memory that a step may use: the memory limit, or the memory of the device.
     """
 
     name: MeterName
@@ -63,7 +63,7 @@ class Meter(Protocol):
     memory_bytes: int
 
     def active(self) -> AbstractContextManager[Any]:
-        """Enter what building batches and running steps need (a fake tensor mode, operators, a limit)."""
+        """Enter the contexts for building batches and running steps (a fake tensor mode, operators, a limit)."""
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this meter's device."""
@@ -77,27 +77,27 @@ class Meter(Protocol):
     def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
         """Run the step twice, first to reach the steady state, and read the bytes of the second run.
 
-        A step that needs more than ``memory_bytes`` is read, too, where it can be run. ``watch`` is told of all that
-        the second run allocates and frees.
+        A step that needs more than ``memory_bytes`` is read too, if it can run. ``watch`` receives all allocations
+        and frees of the second run.
 
         Raises:
-            OutOfMemoryError: It cannot: an allocation failed.
+            OutOfMemoryError: The step cannot run: an allocation failed.
         """
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:
         """Run the step like :meth:`memory`, and return its memory as ``torch.cuda.memory._snapshot`` does.
 
         Raises:
-            OutOfMemoryError: It cannot: an allocation failed.
+            OutOfMemoryError: The step cannot run: an allocation failed.
         """
 
     def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...] | None:
-        """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock."""
+        """Run ``steps`` steps and return the seconds of each, or None if this meter has no clock."""
 
 
 @contextmanager
 def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None = None) -> Iterator[None]:
-    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`; ``step`` is what runs inside, if any."""
+    """Turn a failed allocation of any kind into an :class:`OutOfMemoryError`; ``step`` is the running step, if any."""
     try:
         yield
     except Exception as error:

@@ -1,9 +1,9 @@
-"""What torch's caching allocator reserves on a CUDA device for a sequence of allocations.
+"""The bytes that torch's caching allocator reserves on a CUDA device for a sequence of allocations.
 
-The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream, with default settings: requests above 1 MiB
-are cut from segments of their own, the smallest free block that is large enough serves a request, its rest stays free,
-and free neighbours are joined. When the device is full, wholly free segments are given back. Memory can thus run out
-while enough of it is free, in pieces that are too small. Growing segments are in
+The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream, with default settings. Requests above 1 MiB
+are cut from other segments than smaller ones. The smallest free block that is large enough serves a request, and its
+rest stays free. Free neighbours are joined. When the device is full, wholly free segments are returned to it. Memory
+can thus run out while enough of it is free, in pieces that are too small. Segments that grow are in
 :mod:`actbench.measuring.meters.expandable`.
 """
 
@@ -19,13 +19,13 @@ SMALLEST_BLOCK = 512
 _SMALL = MIB  # requests up to this share segments of 2 MiB
 _SMALL_SEGMENT = 2 * MIB
 _LARGE_SEGMENT = 20 * MIB
-_OWN_SEGMENT = 10 * MIB  # requests from this on have segments of their size, in steps of 2 MiB
+_OWN_SEGMENT = 10 * MIB  # requests of at least this have segments of their size, in steps of 2 MiB
 _SEGMENT_STEP = 2 * MIB
-_FAR = 1 << 48  # between the addresses of segments, which never touch
+_FAR = 1 << 48  # distance between the addresses of segments, which never touch
 
 
-class OutOfSegments(Exception):  # noqa: N818  (an outcome, and no error of a user's)
-    """No segment can be added for a request, and no free block serves it."""
+class OutOfSegments(Exception):  # noqa: N818  (an outcome, not a user's error)
+    """No free block serves a request, and no segment can be added for it."""
 
 
 @dataclass(eq=False)
@@ -34,10 +34,10 @@ class Block:
 
     Attributes:
         address: Where it begins; addresses order the blocks of a pool.
-        small: Of which of the two pools it is.
+        small: Whether it is in the pool of small requests; the other pool is for large ones.
         is_free: Whether it can serve a request.
-        is_mapped: Whether memory lies behind it; in segments that do not grow it always does.
-        before: Its neighbour in the segment at lower addresses; ``after`` is the other one.
+        is_mapped: Whether it has memory; always true in segments that do not grow.
+        before: Its neighbour in the segment at lower addresses; ``after`` is the neighbour at higher ones.
     """
 
     size: int
@@ -50,11 +50,11 @@ class Block:
 
     @property
     def end(self) -> int:
-        """The address behind it."""
+        """The address after its last byte."""
         return self.address + self.size
 
     def cut(self, size: int) -> Block:
-        """Keep the first ``size`` bytes and return the rest as the block behind."""
+        """Keep the first ``size`` bytes and return the rest as the next block."""
         rest = Block(
             self.size - size, self.address + size, self.small, is_mapped=self.is_mapped, before=self, after=self.after
         )
@@ -64,7 +64,7 @@ class Block:
         return rest
 
     def absorb(self, neighbour: Block) -> None:
-        """Become one block with a neighbour."""
+        """Join with a neighbour into one block."""
         if neighbour is self.before:
             self.address, self.before = neighbour.address, neighbour.before
             if self.before is not None:
@@ -90,7 +90,7 @@ class CachingAllocator:
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
 
     def allocate(self, name: int, size: int) -> None:
-        """Serve a request; OutOfSegments if it cannot be served."""
+        """Serve a request, or raise OutOfSegments."""
         size = max(SMALLEST_BLOCK, -(-size // SMALLEST_BLOCK) * SMALLEST_BLOCK)
         small = size <= _SMALL
         block = self._best_fit(small, size) or self._more(small, size)
@@ -110,21 +110,21 @@ class CachingAllocator:
         self.limit_bytes = self.reserved_bytes
 
     def free(self, name: int) -> None:
-        """Take back what a name was given."""
+        """Free the block of a name."""
         self._join_and_put_back(self._blocks.pop(name))
 
     def _smallest_rest(self, small: bool) -> int:
-        """Return the bytes from which on the rest of a block is cut off."""
+        """Return the least bytes at which the rest of a block is cut off."""
         return SMALLEST_BLOCK if small else _SMALL + 1
 
     def _best_fit(self, small: bool, size: int) -> Block | None:
-        """Take a free block that is large enough."""
+        """Take the smallest free block that is large enough, or return None."""
         free = self._free[small]
         index = bisect.bisect_left(free, (size, -1))
         return None if index == len(free) else self._taken(free[index][2])
 
     def _more(self, small: bool, size: int) -> Block | None:
-        """Return a block of memory from the device, None when there is too little."""
+        """Return a block of new memory from the device, or None if there is too little."""
         amount = _segment_bytes(size)
         if not self._reserve(amount):
             return None

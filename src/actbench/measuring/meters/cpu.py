@@ -1,4 +1,4 @@
-"""The CPU meter: what torch's own allocator hands out, and seconds of the clock."""
+"""The CPU meter: the allocations of torch's allocator, and wall time."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _DEVICE = "the CPU"
 
 
 class CpuMeter:
-    """Reads the allocations of torch's CPU allocator, and the wall clock, in passes of their own.
+    """Reads the allocations of torch's CPU allocator, and the wall clock, in separate passes.
 
-    Without a memory limit a step may use what is available on this machine now.
+    Without a memory limit a step may use the memory that is available on this machine now.
     """
 
     name: MeterName = "cpu"
@@ -57,7 +57,7 @@ class CpuMeter:
     def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
         """Run the step twice and read the allocator's events of the second run.
 
-        The first run is traced too: what it leaves behind, such as optimizer state, is then known to its last byte.
+        The first run is traced too, so that the bytes that it leaves, such as optimizer state, are known exactly.
 
         Raises:
             OutOfMemoryError: An allocation failed.

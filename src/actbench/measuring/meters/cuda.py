@@ -1,4 +1,4 @@
-"""The CUDA meter: torch's caching allocator, what the driver says beside it, and CUDA events."""
+"""The CUDA meter: torch's caching allocator, the driver's number, and CUDA events."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from actbench.setup import Batch, TrainingSetup, TrainStep
 def check(flag: str = "--meter", instead: str = "simulated") -> None:
     """Check that torch sees a CUDA device.
 
-    ``flag`` asked for it, and its value ``instead`` needs none.
+    ``flag`` is the flag that asks for CUDA, and ``instead`` is its value that needs no device.
 
     Raises:
-        MeasurementError: Torch sees none.
+        MeasurementError: Torch sees no CUDA device.
     """
     if not torch.cuda.is_available():
         raise MeasurementError(
@@ -40,9 +40,9 @@ def check(flag: str = "--meter", instead: str = "simulated") -> None:
 
 
 class CudaMeter:
-    """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in passes of their own.
+    """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in separate passes.
 
-    The memory limit is what the allocator may take from the device.
+    The memory limit is the memory that the allocator may take from the device.
 
     Raises:
         MeasurementError: Torch sees no CUDA device.
@@ -89,7 +89,7 @@ class CudaMeter:
 
         Raises:
             OutOfMemoryError: An allocation failed.
-            MeasurementError: What ``watch`` is told does not add up to the counters.
+            MeasurementError: The events for ``watch`` do not add up to the counters.
         """
         _set_allocator(step.setup)
         with self.active(step):
@@ -99,7 +99,7 @@ class CudaMeter:
             return _read(step).against(self.memory_bytes)
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:
-        """Run the step twice and return torch's own snapshot of the second run; its bytes are those asked for.
+        """Run the step twice and return torch's own snapshot of the second run; its bytes are the requested ones.
 
         Raises:
             OutOfMemoryError: An allocation failed.
@@ -131,7 +131,7 @@ class CudaMeter:
 
 
 def _set_allocator(setup: TrainingSetup) -> None:
-    """Let the allocator grow its segments, for the rest of this process, where a scheme asks for it."""
+    """If a scheme asks for it, let the allocator use expandable segments, for the rest of this process."""
     if setup.expandable_segments:
         torch.cuda.memory._set_allocator_settings("expandable_segments:True")
 
@@ -146,7 +146,7 @@ def _settle(step: TrainStep) -> None:
 
 
 def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
-    """Return what the counters say of one step, whose moments are marked in a trace, if there is one."""
+    """Run one step and return the counters; mark its moments in a trace, if there is one."""
     before = torch.cuda.memory_allocated()
     peaks: dict[Phase, int] = {}
     reserved = []
@@ -159,7 +159,7 @@ def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
     turns: Iterator[Phase | None] = itertools.chain((None,), itertools.cycle(("forward", "backward")))
 
     def turn() -> None:
-        """End the part before or after the forward pass of a micro-batch; before the first there is none."""
+        """End the part before or after the forward pass of a micro-batch; no part ends before the first."""
         if ended := next(turns):
             end(ended)
         if traced:
@@ -199,10 +199,10 @@ def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
 
 
 def _parts(reading: MemoryReading, before_bytes: int) -> PeakParts | None:
-    """Return what a peak in the optimizer's step is made of; elsewhere the allocator's counters do not tell.
+    """Return the parts of a peak in the optimizer's step, or None; the allocator's counters do not tell others.
 
-    Before a step weights, optimizer state and the batch are allocated. None where the optimizer does not find all
-    gradients in place, having stepped in the backward pass.
+    Before a step, weights, optimizer state and the batch are allocated. None too if the optimizer steps in the
+    backward pass, so that not all gradients exist at once.
     """
     weights, state, gradients = reading.weights_bytes, reading.optimizer_bytes or 0, reading.gradients_bytes or 0
     temporary = reading.peak_bytes - before_bytes - gradients
@@ -218,7 +218,7 @@ def _parts(reading: MemoryReading, before_bytes: int) -> PeakParts | None:
 
 
 def _process_bytes() -> int | None:
-    """Return what the driver says this process holds, context included; None where it does not say."""
+    """Return the memory of this process by the driver, with the CUDA context; None if the driver does not tell."""
     try:
         pynvml.nvmlInit()  # type: ignore[no-untyped-call]
         device = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties().uuid}")

@@ -1,8 +1,8 @@
-"""A step on a CUDA device of which it is known who holds what.
+"""Reads a step on a CUDA device with the holder of each allocation.
 
-Torch's allocator tells its history in two ways. ``torch.cuda.memory._record_memory_history`` has the bytes that were
-asked for; the counters, and so the peak that is reported, have those of the blocks that were given. What torch's
-profiler is told are the blocks, so that sums are equal to the byte, and the operators around them.
+Torch has two histories of its allocator. ``torch.cuda.memory._record_memory_history`` has requested bytes, but the
+counters, and so the reported peak, count the bytes of blocks. Torch's profiler has the blocks, so that sums are equal
+to the byte, and the operators around them.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def watched(
     settle: Callable[[TrainStep], None],
     read: Callable[[TrainStep, TracedStep], MemoryReading],
 ) -> MemoryReading:
-    """Read a step, and tell ``watch`` of all that the allocator gave and took back.
+    """Read a step, and give ``watch`` all allocations and frees.
 
-    Of host memory only what lies there between the parts of the step is known.
+    For host memory, only the bytes between the parts of the step are known.
 
     Args:
         step: The step.
-        watch: Who is told.
+        watch: Receives the events.
         settle: Brings the step into the steady state.
         read: Reads the counters of one step, and marks its moments in a trace.
 
     Raises:
-        MeasurementError: It does not add up to the peak that the counters have.
+        MeasurementError: The events do not add up to the peak of the counters.
     """
     held = [each for each in tracedstep.held_before(step) if each.device == "cuda"]
     unseen_bytes = torch.cuda.memory_allocated() - sum(each.amount for each in held)
@@ -53,8 +53,8 @@ def watched(
     found = traced.events(held, unseen_bytes=unseen_bytes)
     if found.peak_bytes != reading.peak_bytes or any(amount < 0 for _, amount in found.events):
         raise MeasurementError(
-            f"--timeline: torch's allocator counts a peak of {reading.peak_bytes:,} bytes, and what it told the "
-            f"profiler adds up to {found.peak_bytes:,}: who holds it is unknown here; measure without --timeline"
+            f"--timeline: torch's allocator counts a peak of {reading.peak_bytes:,} bytes, and its events in the "
+            f"profiler add up to {found.peak_bytes:,}: its holders are unknown here; measure without --timeline"
         )
     shift = len(found.events) - trace.events_until("end")
     watch.events = replace(
@@ -70,7 +70,7 @@ def watched(
 
 
 def _on_host(step: TrainStep, traced: TracedStep, shift: int) -> Iterator[HostEvent]:
-    """Yield what lies in host memory at the moments that are marked; optimizer state lies there all the time."""
+    """Yield the bytes in host memory at the marked moments; optimizer state is there all the time."""
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tensor.is_cuda]
     yield HostEvent(0, STATE_ON_HOST, footprint.stored_bytes(state))
     for at, amount in traced.host:

@@ -2,9 +2,9 @@
 
 The rules of ``expandable_segments:True`` are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream. A pool has
 one segment: a range of addresses an eighth longer than the device's memory (another one when it is full). Memory is
-mapped behind it in pages, of 2 MiB for requests of up to 1 MiB, of 20 MiB for others, at the lowest address where a
-request finds room. When the device is full, the pages that no block touches are unmapped, to be mapped elsewhere. A
-page that is used in part stays, and so gaps add up here as well.
+mapped to it in pages, of 2 MiB for requests of up to 1 MiB, of 20 MiB for others, at the lowest address where a
+request finds room. When the device is full, pages that no block touches are unmapped, to be mapped elsewhere. A page
+that is used in part stays, so gaps add up here too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import bisect
 from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator
 from actbench.units import MIB
 
-_PAGES = {True: 2 * MIB, False: 20 * MIB}  # of the pool of small requests, and of the other
+_PAGES = {True: 2 * MIB, False: 20 * MIB}  # page sizes of the pool of small requests, and of the other pool
 
 
 class ExpandableAllocator(CachingAllocator):
@@ -23,14 +23,14 @@ class ExpandableAllocator(CachingAllocator):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
         self._segment_bytes = limit_bytes * 9 // 8
-        self._end = 1  # of the addresses of all segments
+        self._end = 1  # first address after all segments
         self._unmapped: dict[bool, list[tuple[int, Block]]] = {True: [], False: []}
 
     def _smallest_rest(self, small: bool) -> int:
         return SMALLEST_BLOCK
 
     def _best_fit(self, small: bool, size: int) -> Block | None:
-        """Take a free block that is large enough; one that could grow counts with what it could grow to."""
+        """Take a free block that is large enough; a block that can grow counts with its largest size."""
         free = self._free[small]
         index = bisect.bisect_left(free, (size, -1))
         if index == len(free):
@@ -44,14 +44,14 @@ class ExpandableAllocator(CachingAllocator):
         if not block.is_mapped and not self._map(block, min(size, block.size)):
             return None
         while block.size < size:
-            missing = block.after  # what is mapped joins the free block before it
+            missing = block.after  # newly mapped pages join the free block before them
             if missing is None or not self._map(missing, min(size - block.size, missing.size)):
                 return None
             block = missing
         return self._taken(block)
 
     def _room(self, small: bool, size: int) -> Block:
-        """Return where the lowest run of unmapped and free blocks begins that a request fits in."""
+        """Return the first block of the lowest run of unmapped and free blocks that a request fits in."""
         for _, unmapped in self._unmapped[small]:
             before = unmapped.before
             first = before if before is not None and before.is_free else unmapped
@@ -115,13 +115,13 @@ def _whole_pages(size: int, page: int) -> int:
 
 
 def _reach(block: Block) -> int:
-    """Return how long a free block is with the unmapped one behind it."""
+    """Return the size of a free block together with the unmapped block after it."""
     after = block.after
     return block.size + (0 if after is None or after.is_mapped else after.size)
 
 
 def _is_run(block: Block | None, size: int) -> bool:
-    """Return whether no block of the next ``size`` bytes is allocated."""
+    """Return whether no block in the next ``size`` bytes is allocated."""
     while size > 0 and block is not None and (block.is_free or not block.is_mapped):
         size -= block.size
         block = block.after

@@ -23,10 +23,9 @@ def weights(module: nn.Module) -> list[Tensor]:
 
 
 def made_tensors(module: nn.Module) -> list[Tensor]:
-    """Return the fake tensors that modules hold as plain attributes until later.
+    """Return the fake tensors that modules hold as plain attributes after the pass.
 
-    Such are the weight that ``torch.nn.utils.spectral_norm`` and ``weight_norm`` compute, and a last output that is
-    looked at afterwards.
+    Examples are the weight that ``torch.nn.utils.spectral_norm`` and ``weight_norm`` compute, and a stored last output.
     """
     found: list[Tensor] = []
     for part in module.modules():
@@ -36,7 +35,7 @@ def made_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def types(module: nn.Module) -> str | None:
-    """Return the types of a module's parameters, that with the most bytes first: ``bfloat16+float32``."""
+    """Return the dtypes of a module's parameters, the one with the most bytes first: ``bfloat16+float32``."""
     held: Counter[torch.dtype] = Counter()
     for parameter in module.parameters():
         held[parameter.dtype] += parameter.nbytes
@@ -44,13 +43,13 @@ def types(module: nn.Module) -> str | None:
 
 
 def gradients(step: TrainStep) -> list[Tensor]:
-    """Return the gradients of parameters, and those that the optimizer holds in another form."""
+    """Return the gradients of parameters, and those that the optimizer stores in another form."""
     found = [parameter.grad for parameter in step.setup.module.parameters() if parameter.grad is not None]
     return [*found, *step.optimizer.gradient_parts()] if isinstance(step.optimizer, HoldsGradients) else found
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the tensors that an optimizer keeps from step to step."""
+    """Return the tensors of an optimizer's state."""
     return [plain for tensor in tensors_in(list(optimizer.state.values())) for plain in plain_tensors(tensor)]
 
 
@@ -92,18 +91,18 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 
 def stored_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the distinct storages behind tensors; of those shared out over processes, of this one's."""
+    """Return the bytes of the distinct storages of tensors; for a DTensor, of this process's share."""
     found = [plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor)]
     return sum(storage.nbytes() for storage in {id(storage): storage for storage in found}.values())
 
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
-    """Return where the storages behind real tensors begin."""
+    """Return the addresses of the storages of real tensors."""
     return {plain.untyped_storage().data_ptr() for tensor in tensors for plain in plain_tensors(tensor)}
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with storages of their own behind one: the share of a DTensor, codes and scales of a format."""
+    """Yield the tensors with storages inside a tensor: the share of a DTensor, or codes and scales of a format."""
     flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor

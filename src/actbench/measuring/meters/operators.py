@@ -1,7 +1,7 @@
 """The operators that torch runs on a CUDA device in place of the CPU's, for steps on fake CPU tensors.
 
-Some operators are made of others, and torch makes them of different ones on different devices. The kernels here
-replace the CPU's choice while a simulation is active, below every caller: functions, modules and C++ alike.
+torch composes some operators of others, and of different ones on different devices. The kernels here replace the CPU's
+choice while a simulation is active, for every caller: functions, modules and C++.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def choose(profile: DeviceProfile, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
         profile: The device.
         q: Queries, (batch, heads, rows, width).
         k: Keys, (batch, heads or fewer, columns, width).
-        v: Values, as the keys; their width may differ.
-        mask: What is added to the scores, or None.
-        is_causal: Whether rows see only the columns up to theirs.
+        v: Values, shaped as the keys; their width may differ.
+        mask: Mask to add to the scores, or None.
+        is_causal: Whether each row sees only the columns up to its own.
     """
     if not _is_fusable(q, k, v):
         return "math"
@@ -64,7 +64,7 @@ def attend(
 ) -> Tensor:
     """Return the attention output by the kernel of :func:`choose`; arguments as in ``F.scaled_dot_product_attention``.
 
-    Only the flash kernel knows shared key and value heads (``enable_gqa``); elsewhere they are repeated.
+    Only the flash kernel takes shared key and value heads (``enable_gqa``); for other kernels they are repeated.
     """
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = _additive(attn_mask, q.dtype)
@@ -86,7 +86,7 @@ def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
-    """Run the flash kernel; widths that are no multiple of 8 are padded with zeros, and the output cut."""
+    """Run the flash kernel; pad a width that is no multiple of 8 with zeros, and cut the output."""
     width = q.shape[-1]
     if width % 8:
         q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
@@ -112,20 +112,20 @@ def _first(outputs: tuple[Tensor, ...]) -> Tensor:
 
 
 _IN_FLOAT32 = ("layer_norm", "group_norm", "nll_loss", "mse_loss", "norm.Scalar", "pow.Tensor_Scalar", "rsqrt", "exp")
-"""What CUDA's autocast computes in float32 and the CPU's does not."""
+"""Operators that CUDA's autocast computes in float32, and the CPU's does not."""
 
 _INTO_FLOAT32 = ("softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "cumsum")
-"""The same, where the operator itself takes halves and returns float32."""
+"""Such operators that themselves take half types and return float32."""
 
 
 def device_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
-    """Let steps on fake tensors run the operators of a device, and tell its memory from the host's."""
+    """Let steps on fake tensors run the operators of a device, and distinguish its memory from the host's."""
     return cuda_operators(profile) if profile.is_cuda else hostmemory.as_the_device()
 
 
 @contextmanager
 def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
-    """Replace the CPU's composite operators by CUDA's; for the whole process, so run no real CPU steps meanwhile."""
+    """Replace the CPU's composite operators by CUDA's in the whole process; run no real CPU steps meanwhile."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         for (name, key), kernel in _kernels(profile).items():
@@ -136,7 +136,7 @@ def cuda_operators(profile: DeviceProfile) -> Iterator[None]:
 
 
 def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]]:
-    """Return what replaces each operator, by its name and dispatch key."""
+    """Return the replacement of each operator, by its name and dispatch key."""
     composites: dict[str, Callable[..., Any]] = {
         "scaled_dot_product_attention": functools.partial(attend, profile),
         "dropout": _dropout,
@@ -151,7 +151,7 @@ def _kernels(profile: DeviceProfile) -> dict[tuple[str, str], Callable[..., Any]
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """Keep a mask of one byte per element, where the CPU keeps one in the type of the input."""
+    """Save a mask of one byte per element; the CPU saves one in the dtype of the input."""
     if not train or p == 0 or x.numel() == 0:
         return x
     dropped: tuple[Tensor, Tensor] = aten.native_dropout.default(x, p, True)
@@ -159,7 +159,7 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _softmax(fused: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Read halves and write float32 in one go, where the CPU first makes a float32 copy."""
+    """Read half types and write float32 in one kernel; the CPU first makes a float32 copy."""
     widen = dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16)
     result: Tensor = fused(x if widen or dtype is None else x.to(dtype), dim, widen)
     return result

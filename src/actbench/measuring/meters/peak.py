@@ -1,4 +1,4 @@
-"""What fills the memory at the peak of a training step, from all that was allocated and freed until then."""
+"""What fills the memory at the peak of a training step, from all allocations and frees until then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actbench.results.records import Phase
 from actbench.results.timeline import Kind
 
 _PASSES = ("forward", "backward")
-"""What begins at the two moments of a forward pass."""
+"""The phases that begin at the two moments of a forward pass."""
 
 _PARTS: Mapping[Kind, str] = {
     "weights": "weights_bytes",
@@ -25,7 +25,7 @@ _PARTS: Mapping[Kind, str] = {
 }
 
 Event = tuple[int, int]
-"""The name of a storage and its bytes from now on, 0 when it is freed; names are never used again."""
+"""The name of a storage and its bytes from now on, 0 when it is freed; a name is never used again."""
 
 
 def alive(events: Iterable[Event]) -> dict[int, int]:
@@ -50,12 +50,12 @@ class Communicated:
 
 @dataclass(frozen=True)
 class Moments:
-    """How many events there were at some moments of a step.
+    """The number of events before some moments of a step.
 
     Attributes:
-        begun: When the step began.
-        forwards: When the forward pass of each micro-batch began, and when it ended.
-        updating: When the optimizer's step began.
+        begun: Events before the step.
+        forwards: Events before the beginning, and before the end, of the forward pass of each micro-batch.
+        updating: Events before the optimizer's step.
     """
 
     begun: int
@@ -63,21 +63,21 @@ class Moments:
     updating: int
 
     def phase(self, peak_at: int) -> Phase:
-        """Return in which part of the step the last of ``peak_at`` events is."""
+        """Return the part of the step with the last of ``peak_at`` events."""
         in_backward: Phase = "forward" if peak_at <= self._forwarded(peak_at) else "backward"
         return in_backward if peak_at <= self.updating else "optimizer"
 
     def _forwarded(self, peak_at: int) -> int:
-        """Return when the forward pass ended that began last before the peak."""
+        """Return the end of the last forward pass that began before the peak."""
         return next((end for start, end in reversed(self.forwards) if start < peak_at), self.forwards[0][1])
 
     def peaks(self, events: Sequence[Event], repeating: int, made: int) -> PhasePeaks:
         """Return the peak of each part of the step.
 
         Args:
-            events: Of the whole step and what was before it.
-            repeating: How many there were when the optimizer stepped for the second time, which counts.
-            made: Bytes of optimizer state that forward and backward pass ran without.
+            events: Events of the whole step and before it.
+            repeating: Number of events before the optimizer's second step, the one that counts.
+            made: Bytes of optimizer state that did not exist during the forward and backward pass.
         """
         live, held, found = 0, dict[int, int](), {"forward": 0, "backward": 0, "optimizer": 0}
         passes = sorted(
@@ -110,10 +110,10 @@ class Moments:
         packed: Set[int] = frozenset(),
         communicated: Communicated | None = None,
     ) -> dict[int, Kind]:
-        """Return what each storage is; those that are not named are temporaries.
+        """Return the kind of each storage; storages that are not named are temporaries.
 
         Args:
-            events: Of the whole step and what was before it.
+            events: Events of the whole step and before it.
             weights: Names of the storages of weights.
             state: Names of those of optimizer state.
             gradients: Names of those of gradients.
@@ -143,7 +143,7 @@ class Moments:
     def parts(
         events: Sequence[Event], peak_at: int, kinds: Mapping[int, Kind], untracked: PeakParts | None = None
     ) -> PeakParts:
-        """Return what is alive after ``peak_at`` events, and beside that which the events tell of."""
+        """Return the parts of what is alive after ``peak_at`` events, with ``untracked`` bytes added."""
         found = Counter({} if untracked is None else untracked.model_dump())
         for name, amount in alive(events[:peak_at]).items():
             found[_PARTS[kinds.get(name, "temporary")]] += amount

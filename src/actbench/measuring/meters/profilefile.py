@@ -1,4 +1,4 @@
-"""Device profiles in files: the one with those that come along, and those of a user's own."""
+"""Device profiles in files: the shipped file, and the user's own files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Share = Annotated[float, Field(gt=0, le=1.5)]
 
 
 class KindTable(Data):
-    """What one kind of operator reaches; see ``measuring/cost/efficiencies.toml``."""
+    """The shares of rates that one kind of operator reaches; see ``measuring/cost/efficiencies.toml``."""
 
     fp32: Share | None = None
     tf32: Share | None = None
@@ -49,7 +49,7 @@ Points = Annotated[list[Point], Field(min_length=1), AfterValidator(_alike)]
 
 
 class OperatorTable(Data):
-    """What one operator took: pairs of bytes and microseconds, or triples of operations, bytes and microseconds."""
+    """Times of one operator: pairs of bytes and microseconds, or triples of operations, bytes and microseconds."""
 
     fp32: Points | None = None
     tf32: Points | None = None
@@ -58,11 +58,11 @@ class OperatorTable(Data):
 
 
 class HostTable(Data):
-    """What the host needs, in microseconds, and its memory in GB/s."""
+    """The host's time for an operator in microseconds, and its memory's bandwidth in GB/s."""
 
     forward: Positive
     backward: Positive
-    optimizer: Positive | None = None  # that of forward
+    optimizer: Positive | None = None  # None: as forward
     view: Positive
     packing: Positive
     listed: Positive
@@ -93,13 +93,13 @@ class DeviceTable(Data):
 
     @property
     def has_rates(self) -> bool:
-        """Whether all is there that a time is estimated with."""
+        """Whether it has all rates that an estimate of time needs."""
         return None not in (self.fp32, self.bandwidth, self.link, self.launch)
 
 
 @functools.cache
 def shipped() -> dict[str, DeviceTable]:
-    """Return the devices that come along, by name."""
+    """Return the shipped devices, by name."""
     text = resources.files("actbench.measuring.meters").joinpath("devices.toml").read_text(encoding="utf-8")
     return {name: DeviceTable.model_validate(table) for name, table in tomllib.loads(text).items()}
 
@@ -108,7 +108,7 @@ def read(path: Path) -> DeviceTable:
     """Return the device of a user's file.
 
     Raises:
-        UsageError: It cannot be read, or says what no device is.
+        UsageError: The file cannot be read, or describes no possible device.
     """
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -14,18 +14,18 @@ from actbench.results.machine import memory_bytes
 from actbench.units import GIB
 
 CUDA_BLOCK_BYTES = 512
-"""What torch's CUDA allocator rounds every allocation up to."""
+"""torch's CUDA allocator rounds every allocation up to a multiple of this."""
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A device as far as it decides how many bytes a step needs.
+    """A device, as far as it decides the bytes and the time of a step.
 
     Attributes:
-        memory_bytes: What torch reports as the device's total memory; the driver's own share also comes out of it.
-        compute_capability: Of a CUDA device, major and minor; None for the CPU.
-        rates: What it can do in a second; None where nobody says, and no time is estimated.
-        measured: The share of that which operators reach on it; None for what was published of others.
+        memory_bytes: The device's total memory as torch reports it; the driver also takes its share from it.
+        compute_capability: Major and minor version of a CUDA device; None for the CPU.
+        rates: Its peak rates; None if unknown, and then no time is estimated.
+        measured: Measured shares of these rates that operators reach; None for published shares of other devices.
     """
 
     name: str
@@ -36,7 +36,7 @@ class DeviceProfile:
 
     @property
     def efficiencies(self) -> Efficiencies:
-        """The share of its rates that operators reach."""
+        """The shares of its rates that operators reach."""
         return self.measured or published()
 
     @property
@@ -46,12 +46,12 @@ class DeviceProfile:
 
     @property
     def rounding_bytes(self) -> int:
-        """Multiple that the allocator rounds each allocation up to."""
+        """The allocator rounds each allocation up to a multiple of this."""
         return CUDA_BLOCK_BYTES if self.is_cuda else 1
 
     @property
     def has_tensor_float(self) -> bool:
-        """Whether bfloat16, TF32 and flash attention are there: CUDA devices from Ampere (8.0) on."""
+        """Whether it has bfloat16, TF32 and flash attention: CUDA devices from Ampere (8.0) on."""
         return self.compute_capability is not None and self.compute_capability >= (8, 0)
 
 
@@ -90,10 +90,10 @@ def names() -> list[str]:
 
 
 def get(name: str) -> DeviceProfile:
-    """Return the profile of that name, or that in a ``.toml`` file.
+    """Return the profile of a name, or of a ``.toml`` file.
 
     Raises:
-        UsageError: There is none, with close names, or the file cannot be used.
+        UsageError: There is no such profile (the message has close names), or the file cannot be used.
     """
     if name in _PROFILES:
         return _PROFILES[name]

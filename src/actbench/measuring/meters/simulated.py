@@ -32,15 +32,15 @@ from actbench.setup import Batch, StepsInBackward, TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode, mode_of, shapes_only, to_fake
 
 _UNTIMED = (
-    "No step time is estimated: nobody says what {} can do in a second; name a card by --device-profile ('actbench "
-    "devices' marks them est.), or measure this machine by 'actbench calibrate'."
+    "No step time is estimated: the speed of {} is unknown; name a card with --device-profile ('actbench devices' "
+    "marks those with times est.), or measure this machine with 'actbench calibrate'."
 )
 
 
 class SimulatedMeter:
-    """Counts the bytes of a step that is never computed, in the same time for any batch.
+    """Counts the bytes of a step without computing it, in the same time for any batch.
 
-    Without a memory limit a step may use all that the device has.
+    Without a memory limit a step may use all memory of the device.
 
     Attributes:
         done: What the operators did of the step that was read last; collectives alone where nobody says how fast the
@@ -77,10 +77,10 @@ class SimulatedMeter:
     def adopt(self, setup: TrainingSetup) -> TrainingSetup:
         """Make the module's parameters and buffers fake, in place.
 
-        The mode of a module that is fake already is taken over, since its loss and batches belong to it too.
+        A module that is already fake keeps its fake tensor mode, since its loss and batches belong to it too.
 
         Raises:
-            UntraceableError: The model holds recurrent layers.
+            UntraceableError: The model has recurrent layers.
         """
         recurrent = next((type(m).__name__ for m in setup.module.modules() if isinstance(m, nn.RNNBase)), None)
         if recurrent is not None:
@@ -97,10 +97,10 @@ class SimulatedMeter:
         return {name: tree_map(self._fake, value) for name, value in batch.items()}
 
     def memory(self, step: TrainStep, watch: Watch | None = None) -> MemoryReading:
-        """Run the step on fake tensors and read the tracker; a step that does not fit is read all the same.
+        """Run the step on fake tensors and read the tracker, even if the step does not fit.
 
         Raises:
-            UntraceableError: The model looks at values, or uses an operator that has no fake form.
+            UntraceableError: The model needs values, or an operator without a fake form.
         """
         recorder = Recorder(lambda: step.phase, all_operators=self.profile.rates is not None)
         tracker = StorageTracker(
@@ -133,7 +133,7 @@ class SimulatedMeter:
         return snapshot_of(watch.read())
 
     def seconds(self, step: TrainStep, steps: int) -> None:
-        """Return None: a step that is not computed takes no time that means anything."""
+        """Return None: the time of a simulated step means nothing."""
         return
 
     def _time(self) -> EstimatedTime | None:
@@ -149,14 +149,14 @@ class SimulatedMeter:
 def _read(
     step: TrainStep, tracker: StorageTracker, recorder: Recorder, watch: Watch | None
 ) -> tuple[MemoryReading, list[list[Event]]]:
-    """Return the reading of one step in the steady state, and what two steps in a row allocate and free.
+    """Return the reading of one step in the steady state, and the events of two steps in a row.
 
-    Forward and backward do not depend on optimizer state, so they run once without it and its bytes are added; the
-    optimizer steps twice on the same gradients, and the second time counts.
+    Forward and backward do not depend on optimizer state, so they run once without it, and its bytes are added. The
+    optimizer steps twice on the same gradients, and the second step counts.
     """
     tracker.add(footprint.everything(step))
     if isinstance(step.optimizer, StepsInBackward):
-        step()  # its state is made within the backward pass
+        step()  # the backward pass makes its state
         _settle_state(step, tracker)
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
@@ -227,10 +227,10 @@ def _read(
 
 
 def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tuple[Tensor, int, int]:
-    """Run a forward pass as it is from the second step on; return the loss, and bytes alive and events before.
+    """Run a forward pass as from the second step on; return the loss, and the bytes alive and events before the pass.
 
-    What modules hold from one step to the next is no activation: it is there before the pass, which replaces it. Where
-    the first pass made it, a whole step is run before the one that counts.
+    Tensors that modules hold from one step to the next are no activations: they exist before the pass, which replaces
+    them. If the first pass makes such tensors, a whole step runs before the one that counts.
     """
     held_bytes = _held_bytes(step, tracker)
     tracker.reset_peak()
@@ -255,7 +255,7 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
 
 
 def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
-    """Step the optimizer once, and return the bytes by which its state has grown."""
+    """Step the optimizer once, and return the bytes by which its state grows."""
     before = tracker.live_bytes
     step.optimizer.step()
     _settle_state(step, tracker)
@@ -263,7 +263,7 @@ def _make_optimizer_state(step: TrainStep, tracker: StorageTracker) -> int:
 
 
 def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
-    """Count what the first step has left as it is from the second on: counters in host memory, and no garbage."""
+    """Bring memory from the first step to the state of later ones: counters in host memory, and no garbage."""
     counters = _step_counters(step.optimizer)
     if tracker.host_is_free:
         for counter in counters:
@@ -274,16 +274,16 @@ def _settle_state(step: TrainStep, tracker: StorageTracker) -> None:
 
 
 def _use_foreach(optimizer: torch.optim.Optimizer) -> None:
-    """Choose the implementation that torch.optim takes for CUDA parameters by default."""
+    """Choose torch.optim's default implementation for CUDA parameters."""
     if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
-        return  # steps one parameter after the other everywhere
+        return  # it steps parameter by parameter on every device
     for group in optimizer.param_groups:
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
             group["foreach"] = True
 
 
 def _step_counters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the step counters of Adam and others, which are on the host for CUDA parameters, unless they are fused."""
+    """Return the step counters of Adam and others; for CUDA parameters they are on the host, unless fused."""
     groups = [group for group in optimizer.param_groups if not (group.get("fused") or group.get("capturable"))]
     states = [optimizer.state.get(parameter) for group in groups for parameter in group["params"]]
     counters = [state.get("step") for state in states if isinstance(state, dict)]

@@ -1,4 +1,4 @@
-"""The events of one whole step, of the parts that the simulated meter runs one after the other."""
+"""The events of one whole step, joined from the parts that the simulated meter runs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from actbench.nn import savedtensors
 from actbench.results.timeline import OPTIMIZER, Kind
 
 _STATE = -1
-"""The name of optimizer state that forward and backward pass ran without, where its storages do not add up to it."""
+"""Name of the optimizer state that the passes ran without, if its storages do not add up to its bytes."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Where the parts of a step are among the events of a tracker.
+    """The places of the parts of a step among the events of a tracker.
 
     Attributes:
-        moments: Of forward and backward pass.
-        repeating: How many events there were when the optimizer stepped for the second time, which counts.
-        made: Bytes of optimizer state that forward and backward pass ran without.
-        peak_at: How many events there were at the peak.
-        kinds: What storages are.
-        made_on_host: The first and the last, exclusive, of the tracker's events in host memory that belong to the first
-            step of the optimizer.
+        moments: The moments of the forward and backward pass.
+        repeating: Number of events before the optimizer's second step, the one that counts.
+        made: Bytes of optimizer state that did not exist during the forward and backward pass.
+        peak_at: Number of events before the peak.
+        kinds: The kinds of storages.
+        made_on_host: The range, end excluded, of the tracker's events in host memory that belong to the first step of
+            the optimizer.
     """
 
     moments: Moments
@@ -40,13 +40,13 @@ class Parts:
 
 
 def packed_names(tracker: StorageTracker) -> Set[int]:
-    """Return the names of storages that hold now what a scheme packed."""
+    """Return the names of storages that now hold packed parts."""
     return tracker.names_of(savedtensors.packed_storages())
 
 
 def own(seen: Watch, tracker: StorageTracker, owned: Owned) -> None:
-    """Note who holds tensors, by what is said of them; the operator that made a gradient is kept."""
-    for origin, tensors in reversed(owned):  # the first that names a storage counts
+    """Note the origins of tensors; a gradient keeps the operator that made it."""
+    for origin, tensors in reversed(owned):  # the first origin of a storage counts
         for name in tracker.names(tensors):
             made = seen.origins.get(name)
             known = origin.operator == "gradient" and made is not None
@@ -54,14 +54,14 @@ def own(seen: Watch, tracker: StorageTracker, owned: Owned) -> None:
 
 
 def own_before(seen: Watch, tracker: StorageTracker) -> None:
-    """Note who holds what is there before the step."""
+    """Note the holders of storages from before the step."""
     for held in watch.before(seen.step):
         for name in tracker.names_of([held.storage]):
             seen.origins[name] = held.origin
 
 
 def whole_step(tracker: StorageTracker, parts: Parts, seen: Watch) -> StepEvents:
-    """Return the events of a step in the steady state: its passes with optimizer state beside them, and the update."""
+    """Return the events of a step in the steady state: its passes, with optimizer state alive, and the update."""
     events, moments = tracker.events, parts.moments
     at_end, at_update = alive(events[: moments.updating]), alive(events[: parts.repeating])
     state = {name: amount for name, amount in at_update.items() if name not in at_end}
@@ -92,14 +92,14 @@ def whole_step(tracker: StorageTracker, parts: Parts, seen: Watch) -> StepEvents
 
 
 def _between(first: Mapping[int, int], then: Mapping[int, int]) -> Sequence[Event]:
-    """Return what makes of one set of storages another, what is freed first."""
+    """Return events that turn one set of storages into another; frees come first."""
     freed = [(name, 0) for name in first if name not in then]
     changed = [(name, amount) for name, amount in then.items() if first.get(name, 0) != amount]
     return [*freed, *sorted(changed, key=lambda event: event[1] - first.get(event[0], 0))]
 
 
 def _on_host(host: Sequence[HostEvent], parts: Parts, place: Callable[[int], int]) -> Iterator[HostEvent]:
-    """Yield what lies in host memory; what the first update put there lies there from the begin of the step."""
+    """Yield the events in host memory; what the first update put there is there from the beginning of the step."""
     first, last = parts.made_on_host
     begun = parts.moments.begun
     for name, amount in alive((event.name, event.amount) for event in host[first:last]).items():

@@ -1,9 +1,9 @@
-"""The events of a step in the form of ``torch.cuda.memory._snapshot``, which torch's memory visualiser shows.
+"""The events of a step in the format of ``torch.cuda.memory._snapshot``, which torch's memory visualiser shows.
 
-The visualiser (pytorch.org/memory_viz) reads pickles of protocol 2 to 4 that hold dicts, lists, tuples, texts, numbers,
-flags and None, and nothing else. It draws the allocations of ``device_traces`` over their events and, of ``segments``,
-what is alive at the end. Frames are lines of its texts, ``filename:line:name``: here a module and the operator that
-allocates, and the kind. Where entries have categories it colours by them, and then one must be called ``unknown``.
+The visualiser (pytorch.org/memory_viz) reads pickles of protocol 2 to 4 that hold only dicts, lists, tuples, texts,
+numbers, flags and None. It draws the allocations of ``device_traces`` over their events and, from ``segments``, what is
+alive at the end. Frames are lines of its texts, ``filename:line:name``: here a module and the operator that allocates,
+and the kind. It colours entries by category, if they have one; one category must then be ``unknown``.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _MODEL = display_path("")
 
 
 def pickled(snapshot: dict[str, Any]) -> bytes:
-    """Return a snapshot as the visualiser reads it."""
+    """Return a snapshot in the format of the visualiser."""
     return pickle.dumps(snapshot, protocol=_PROTOCOL)
 
 
 def snapshot_of(step: StepEvents) -> dict[str, Any]:
-    """Return a snapshot with what is alive before a step as its first allocations, and the events of the step.
+    """Return a snapshot: first allocations of what is alive before a step, then the events of the step.
 
-    Addresses are made up: each storage lies in the first gap of one segment that is large enough.
+    Addresses are invented: each storage is in the first gap of one segment that is large enough.
     """
     arena, trace = _Arena(), [_entry("snapshot", _START, 0, [], "unknown")]
     placed: dict[int, tuple[int, int]] = {}
     made: dict[tuple[str, Origin], list[dict[str, Any]]] = {}
 
     def frames_of(name: int) -> list[dict[str, Any]]:
-        """Return the same list for storages that are alike: a pickle holds it once."""
+        """Return one list for equal storages, so that a pickle holds it once."""
         kind, origin = TITLES[step.kind_of(name)], step.origin_of(name)
         return made.setdefault((kind, origin), [_frame(origin.module or _MODEL, origin.operator), _frame("kind", kind)])
 
@@ -63,7 +63,7 @@ class _Arena:
         self._gaps: list[tuple[int, int]] = []  # address and size, in order; no two touch
 
     def allocate(self, size: int) -> int:
-        """Return the address of the first gap that is large enough, or else of the end."""
+        """Return the address of the first gap that is large enough, or else of the segment's end."""
         for place, (address, room) in enumerate(self._gaps):
             if room >= size:
                 self._gaps[place : place + 1] = [(address + size, room - size)] if room > size else []

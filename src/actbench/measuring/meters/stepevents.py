@@ -1,4 +1,4 @@
-"""All that is allocated and freed in one step, with what each storage is and who made it."""
+"""All allocations and frees of one step, with the kind and the origin of each storage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actbench.results.timeline import HOLDERS, KINDS, OTHER, POINTS, Holder, Kin
 
 @dataclass(frozen=True)
 class Origin:
-    """Who made a storage, or holds it from before the step; see :class:`actbench.results.timeline.Holder`."""
+    """Who made a storage, or held it before the step; fields as in :class:`actbench.results.timeline.Holder`."""
 
     module: str
     operator: str
@@ -27,10 +27,10 @@ UNKNOWN = Origin(OTHER, "unknown")
 
 @dataclass(frozen=True)
 class HostEvent:
-    """A storage that lies in other memory has so many bytes from now on.
+    """A storage in host memory has ``amount`` bytes from now on.
 
     Attributes:
-        at: How many events of the device there were before.
+        at: Number of events of the device before.
     """
 
     at: int
@@ -40,16 +40,16 @@ class HostEvent:
 
 @dataclass(frozen=True)
 class StepEvents:
-    """The events of one step, by which its memory can be played again.
+    """The events of one step, from which its memory can be replayed.
 
     Attributes:
-        events: The first ``before`` are what is alive when the step begins.
-        before: How many these are.
-        peak_at: How many events there were when the most bytes were alive.
-        spans: The parts of the step and how many events there were at the beginning of each.
-        kinds: What storages are, by name; temporaries are not named.
-        origins: Who made them.
-        host: What lies in host memory.
+        events: The events; the first ``before`` are the storages alive when the step begins.
+        before: The number of these.
+        peak_at: Number of events before the most bytes are alive.
+        spans: The parts of the step, each with the number of events before it.
+        kinds: The kinds of storages, by name; temporaries are left out.
+        origins: The origins of storages, by name.
+        host: The events in host memory.
     """
 
     events: Sequence[Event]
@@ -66,15 +66,15 @@ class StepEvents:
         return sum(alive(self.events[: self.peak_at]).values())
 
     def kind_of(self, name: int) -> Kind:
-        """Return what a storage of the device is."""
+        """Return the kind of a storage on the device."""
         return self.kinds.get(name, "temporary")
 
     def origin_of(self, name: int) -> Origin:
-        """Return who made a storage."""
+        """Return the origin of a storage."""
         return self.origins.get(name, UNKNOWN)
 
     def timeline(self) -> Timeline:
-        """Return what a record holds of it."""
+        """Return the timeline for a record."""
         totals = list(self._totals())
         chosen = _chosen(totals, self.peak_at - self.before)
         held = self._held(chosen)
@@ -118,9 +118,9 @@ class StepEvents:
         return rows
 
     def _holders(self) -> Iterator[Holder]:
-        """Yield who holds what at the peak: at most as many as a record names, then the rest of each kind.
+        """Yield the holders at the peak: at most as many as a record names, then the rest of each kind.
 
-        The same module of several blocks is one.
+        The same module of several blocks is one holder.
         """
         found = [(self.kind_of(name), name, amount) for name, amount in alive(self.events[: self.peak_at]).items()]
         on_host = alive((event.name, event.amount) for event in self.host if event.at <= self.peak_at)
@@ -146,7 +146,7 @@ class StepEvents:
 
 
 def _chosen(totals: Sequence[int], peak: int) -> list[int]:
-    """Return at most :data:`POINTS` moments in order: the highest of each stretch, the last and the peak."""
+    """Return at most :data:`POINTS` moments in order: the highest of each interval, the last and the peak."""
     last = len(totals) - 1
     if last < POINTS:
         return list(range(last + 1))
@@ -158,7 +158,7 @@ def _chosen(totals: Sequence[int], peak: int) -> list[int]:
 
 
 def _at_moments(host: Iterable[HostEvent], moments: Sequence[int]) -> Iterator[int]:
-    """Yield the bytes in host memory at each of these moments, which are in order."""
+    """Yield the bytes in host memory at each of these ordered moments."""
     live: dict[int, int] = {}
     waiting = iter(sorted(host, key=lambda event: event.at))
     upcoming = next(waiting, None)

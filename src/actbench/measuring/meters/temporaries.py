@@ -2,8 +2,8 @@
 
 Bytes are those of torch's kernels, without the workspaces of libraries (cuBLAS, cuDNN) and buffers of a few KiB per
 thread. Convolutions on the CPU make blocked copies (oneDNN) or columns. A transposed convolution is the gradient of a
-convolution from its output to its input, and the other way round, so that the same three peaks, each with its result,
-are counted for both: those of an output, of the gradient of an input, and of the gradient of a weight.
+convolution with respect to its input, and the other way round. Both therefore have the same three peaks, each with its
+result: for the output, for the gradient of the input, and for the gradient of the weight.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from actbench.measuring.meters.tracker import round_up
 
 _ONEDNN_BLOCK = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
-"""Channels in one block of oneDNN's layouts, a register of floats; inputs with fewer channels are read as they are."""
+"""Channels in one block of oneDNN's layouts, a register of floats; inputs with fewer channels are not copied."""
 
 _ONEDNN_WIDEST_KERNEL = 14
-"""Kernels wider than this, such as those that cut images into patches, go through a matrix multiplication."""
+"""Wider kernels, such as those that cut images into patches, run as a matrix multiplication."""
 
 
 def convolution(args: Any, result: Tensor) -> int:
@@ -62,13 +62,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _of_output(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Blocked copies of input and weight, and oneDNN's blocked result, from which the plain one is copied."""
+    """Blocked copies of input and weight, and oneDNN's blocked result, which is copied into the plain one."""
     copies = _blocked_input_bytes(x) + _bytes(weight) + _strided_bytes(x, weight, output, stride)
     return _blocked_bytes(output) + max(copies, _bytes(output))
 
 
 def _of_input(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], groups: int) -> int:
-    """The same from output to input; with strides no channels are filled up, and a second plain result is made."""
+    """The same from output to input; with strides channels are not padded, and a second plain result is made."""
     channels = weight.shape[1]
     blocks = _bytes(weight) // channels * round_up(channels, _ONEDNN_BLOCK if groups == 1 else 1)
     if max(stride) > 1 and (groups == 1 or channels >= _ONEDNN_BLOCK):
@@ -77,13 +77,13 @@ def _of_input(grad: Tensor, x: Tensor, weight: Tensor, stride: list[int], groups
 
 
 def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> int:
-    """Blocked copies of both operands; for wide kernels each thread's image columns and sums of weight gradients.
+    """Blocked copies of both operands; for wide kernels, each thread's image columns and sums of weight gradients.
 
-    On AVX2 the same for kernels that are higher than the image.
+    On AVX2, kernels higher than the image count as wide.
     """
     widest, channels = max(weight.shape[2:]), weight.shape[1]
     if groups > 1 and (widest > 3 if channels == 1 else channels < 8):
-        return 0  # read as they are
+        return 0  # the operands are not copied
     is_low = _ONEDNN_BLOCK == 8 and x.dim() > 3 and x.shape[-2] < weight.shape[-2]
     if widest <= _ONEDNN_WIDEST_KERNEL and not is_low:
         return _blocked_bytes(grad) + _blocked_input_bytes(x)
@@ -92,12 +92,12 @@ def _weight_gradient_copies(grad: Tensor, x: Tensor, weight: Tensor, groups: int
 
 
 def _copied(tensor: Tensor) -> int:
-    """Return the bytes of the copy of a tensor with gaps or repeats."""
+    """Return the bytes of the copy of a tensor that is not dense."""
     return 0 if tensor.is_contiguous() or _is_channels_last(tensor) else _bytes(tensor)
 
 
 def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int) -> bool:
-    """Follow torch's choice: tiny single images are convolved by its own kernel."""
+    """Return whether torch chooses oneDNN; it convolves tiny single images with its own kernel."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not available or not torch.backends.mkldnn.enabled or x.dtype == torch.float64:
         return False
@@ -119,7 +119,7 @@ def _columns(x: Tensor, weight: Tensor, output: Tensor) -> int:
 
 
 def _strided_bytes(x: Tensor, weight: Tensor, output: Tensor, stride: list[int]) -> int:
-    """Return what a pointwise kernel with strides gathers of an image in each thread."""
+    """Return the bytes that each thread of a strided pointwise kernel gathers from an image."""
     if max(weight.shape[2:]) > 1 or max(stride) == 1:
         return 0
     return torch.get_num_threads() * x.shape[1] * math.prod(output.shape[2:]) * x.element_size()
@@ -168,7 +168,7 @@ def _batch_norm_backward(args: Any, result: Any) -> int:
 
 
 def _sum(args: Any, result: Tensor) -> int:
-    """A sum in another type is made of a copy in that type, which CUDA avoids for halves."""
+    """A sum in another dtype is computed from a copy in that dtype; CUDA avoids the copy for half types."""
     x: Tensor = args[0]
     return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
 
@@ -179,12 +179,12 @@ def _sum_on_cuda(args: Any, result: Tensor) -> int:
 
 
 def _safe_softmax(args: Any, result: Tensor) -> int:
-    """A byte per score says which are minus infinity, and one per row whether all are."""
+    """One byte per score marks minus infinity, and one byte per row marks rows that are all minus infinity."""
     return result.numel() + result.numel() // max(result.shape[-1], 1)
 
 
 def _flash_attention_backward(args: Any, result: Any) -> int:
-    """The gradient of the queries is summed in float32, in tiles of 128 rows; shared heads get a gradient each."""
+    """The gradient of the queries is summed in float32, in tiles of 128 rows; shared heads get one per query head."""
     _, query, key = args[:3]
     batch, heads, rows, width = query.shape
     tiled: int = batch * heads * round_up(rows, 128)
@@ -193,7 +193,7 @@ def _flash_attention_backward(args: Any, result: Any) -> int:
 
 
 def _efficient_attention_backward(args: Any, result: Any) -> int:
-    """Row sums of gradient times output, which float32 makes from the whole product; halves sum in float32."""
+    """Row sums of gradient times output; float32 needs the whole product for them, half types sum in float32."""
     query: Tensor = args[1]
     return query.numel() * 4 + query.numel() // query.shape[-1] * 4
 

@@ -1,4 +1,4 @@
-"""What torch's allocator says to torch's profiler of all that it hands out and takes back."""
+"""The allocations and frees that torch's allocator reports to torch's profiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULE = "actbench.module."
 _NODE = "autograd::engine::evaluate_function: "
 
 UNSEEN, ON_HOST, STATE_ON_HOST = -1, -2, -3
-"""Names of what no event makes: all that was allocated before a trace of a CUDA device, what lies in host memory."""
+"""Names of bytes without an event: all from before a trace of a CUDA device, in host memory, state in host memory."""
 
 MadeNode = Callable[[int], str]
 """From the sequence number of a node of autograd's graph to the module that made it."""
@@ -28,19 +28,19 @@ MadeNode = Callable[[int], str]
 class AllocationTrace:
     """Records the allocations and frees of one of torch's allocators inside the block, by torch's profiler.
 
-    Bytes are those that the allocator counts: on the CPU those asked for, on CUDA those of its blocks, relative to
-    what was alive on entering. Not seen are, on the CPU, frees of what was alive before, and allocations in threads
-    that torch's operators start for themselves; on CUDA such a free shrinks :data:`UNSEEN`.
+    Bytes are those that the allocator counts, relative to those alive on entry: on the CPU requested bytes, on CUDA
+    bytes of blocks. On the CPU, frees of older storages, and allocations in threads that operators start, are not
+    seen; on CUDA, such a free shrinks :data:`UNSEEN`.
 
-    ``events`` are those that were seen, known after leaving, as is in ``origins`` who made what each of them names.
+    After leaving, ``events`` has the events, and ``origins`` the origin of each storage that they name.
 
     Args:
-        device: Whose allocator.
-        made_node: Tells in which module a node of autograd's graph was made; None knows of no modules.
+        device: The device of the allocator.
+        made_node: Returns the module that made a node of autograd's graph; None if modules are unknown.
     """
 
     def __init__(self, device: Literal["cpu", "cuda"] = "cpu", made_node: MadeNode | None = None) -> None:
-        # The profiler's own log lines would stand between ours on stderr; it reads this when it first starts.
+        # Silences the profiler's log lines on stderr; it reads this variable at its first start.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
         self._device = device
@@ -70,40 +70,40 @@ class AllocationTrace:
 
     @staticmethod
     def around_module(path: str) -> Callable[[], object]:
-        """Note that a module runs, until what is returned is called."""
+        """Note that a module runs, until the returned function is called."""
         running: Any = torch.profiler.record_function(_MODULE + path)
         running.__enter__()
         return lambda: running.__exit__(None, None, None)
 
     def live_bytes(self, mark: str) -> int:
-        """Return the bytes alive at a mark; known after leaving."""
+        """Return the bytes alive at a mark; only after leaving."""
         return self._curve[self._marks[mark]]
 
     def events_until(self, mark: str) -> int:
-        """Return how many events there were at a mark; known after leaving."""
+        """Return the number of events before a mark; only after leaving."""
         return self._marks[mark]
 
     def peak_at(self, first: str, last: str) -> int:
-        """Return after how many events the most bytes between two marks are alive; known after leaving."""
+        """Return the number of events before the peak between two marks; only after leaving."""
         return max(range(self._marks[first], self._marks[last] + 1), key=self._curve.__getitem__)
 
     def peak_bytes(self, first: str, last: str) -> int:
-        """Return the most bytes alive between two marks; known after leaving."""
+        """Return the peak between two marks; only after leaving."""
         return self._curve[self.peak_at(first, last)]
 
     def named(self, mark: str, address: int) -> int | None:
-        """Return what the storage at an address is called in ``events`` that was there at a mark; after leaving."""
+        """Return the name in ``events`` of the storage at an address at a mark; only after leaving."""
         return self._names[mark].get(address)
 
     def names(self, mark: str, addresses: Iterable[int]) -> set[int]:
-        """Return what the storages are called in ``events`` that have these addresses at a mark; after leaving."""
+        """Return the names in ``events`` of the storages at these addresses at a mark; only after leaving."""
         return {self._names[mark][address] for address in addresses if address in self._names[mark]}
 
     def _draw_curve(self) -> None:
-        """Add up the events by time; ``_curve[i]`` is what is alive after ``i`` of them.
+        """Add up the events by time; ``_curve[i]`` are the bytes alive after ``i`` events.
 
-        On the CPU a free counts only if its allocation was seen. The profiler remembers the address of whatever
-        outlived an earlier trace, and takes the free of a later tensor at that address for its free.
+        On the CPU a free counts only if its allocation was seen. The profiler remembers the addresses of storages that
+        outlived an earlier trace, and mistakes the free of a later tensor at such an address for theirs.
         """
         alive: dict[int, Event] = {}
         names = itertools.count()
@@ -135,7 +135,7 @@ class AllocationTrace:
         self._curve.append(self._curve[-1] + change)
 
     def _events(self) -> Iterator[Any]:
-        """Yield the profiler's events, outer ones before what they hold."""
+        """Yield the profiler's events, outer events before inner ones."""
         assert self._profile.kineto_results is not None
         waiting: list[Any] = list(reversed(self._profile.kineto_results.experimental_event_tree()))
         while waiting:
@@ -144,7 +144,7 @@ class AllocationTrace:
             yield event
 
     def _origin(self, event: Any, made_node: MadeNode) -> Origin:
-        """Return the innermost module around an event, and the outermost operator in it that a backend runs."""
+        """Return the innermost module around an event, and the outermost operator inside it that a backend runs."""
         operator = inner = node = ""
         around = event.parent
         while around is not None:
@@ -162,7 +162,7 @@ class AllocationTrace:
         return Origin(OUTSIDE, operator or inner or _PYTHON)
 
     def _is_composite(self, name: str) -> bool:
-        """Return whether an operator is nothing but others, so that simulated steps do not see it."""
+        """Return whether an operator consists only of others, so that simulated steps do not see it."""
         if name not in self._composite:
             namespace, _, base = name.partition("::")
             packet = getattr(getattr(torch.ops, namespace), base, None)

@@ -1,4 +1,4 @@
-"""The moments of a step in a trace of an allocator, and what each storage of it is."""
+"""The moments of a step in a trace of an allocator, and the kind of each storage."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FIRST_HELD = STATE_ON_HOST - 1
 """Names of storages from before the trace count down from here."""
 
 Found = list[tuple[Origin, set[int]]]
-"""Addresses of storages with what people are told of them."""
+"""Origins with the addresses of their storages."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What is alive before a step, by its bytes alone: nothing of it is kept alive."""
+    """A storage from before a step, by its bytes alone, so that this does not keep it alive."""
 
     kind: Kind
     origin: Origin
@@ -37,13 +37,13 @@ class Held:
 
 
 def held_before(step: TrainStep) -> list[Held]:
-    """Return what is alive before a step."""
+    """Return the storages alive before a step."""
     found = watching.before(step)
     return [Held(each.kind, each.origin, each.storage.nbytes(), each.storage.device.type) for each in found]
 
 
 def parts_of(held: Sequence[Held]) -> PeakParts:
-    """Return the sums of what is alive before a step."""
+    """Return the sums of the storages alive before a step."""
     sums = Counter[str]()
     for each in held:
         sums[each.kind] += each.amount
@@ -51,7 +51,7 @@ def parts_of(held: Sequence[Held]) -> PeakParts:
 
 
 class TracedStep:
-    """Marks the moments of a step while it runs inside a trace; what it says is known after the trace."""
+    """Marks the moments of a step while it runs inside a trace; results are known after the trace."""
 
     def __init__(self, trace: AllocationTrace, step: TrainStep) -> None:
         self._trace = trace
@@ -63,23 +63,23 @@ class TracedStep:
         self._host: list[tuple[str, int]] = []
 
     def begin(self) -> None:
-        """Mark the begin of the step."""
+        """Mark the beginning of the step."""
         self._mark("begin")
 
     def turn(self) -> None:
-        """Mark the begin or the end of a forward pass."""
+        """Mark the beginning or the end of a forward pass."""
         packed = (storage for storage in savedtensors.packed_storages() if storage.device.type != "meta")
         self._packed.append({storage.data_ptr() for storage in packed})
         self._turns.append(f"forward {len(self._turns)}")
         self._mark(self._turns[-1])
 
     def backward(self) -> None:
-        """Mark the end of the backward pass; gradients are those of now."""
+        """Mark the end of the backward pass, and note the gradients."""
         self._gradients = _addresses(watching.gradients(self._step))
         self._mark("backward")
 
     def end(self) -> None:
-        """Mark the end of the step; optimizer state is that of now."""
+        """Mark the end of the step, and note the optimizer state."""
         self._mark("end")
         self._state = _addresses(watching.state(self._step))
 
@@ -89,24 +89,24 @@ class TracedStep:
 
     @property
     def host(self) -> list[tuple[int, int]]:
-        """After how many events how many bytes lay in host memory, at the begin and end of the parts of the step."""
+        """Numbers of events, and bytes in host memory then, at the beginning and end of the parts of the step."""
         return [(self._trace.events_until(mark), amount) for mark, amount in self._host]
 
     @property
     def peak_at(self) -> int:
-        """How many events there were at the peak."""
+        """Number of events before the peak."""
         return self._trace.peak_at("begin", "end")
 
     @cached_property
     def moments(self) -> Moments:
-        """Where the parts of the step are among the events."""
+        """The places of the parts of the step among the events."""
         until = self._trace.events_until
         ends = list(map(until, self._turns))
         return Moments(until("begin"), [*zip(ends[::2], ends[1::2], strict=True)], until("backward"))
 
     @cached_property
     def kinds(self) -> dict[int, Kind]:
-        """What storages are; weights and the batch are there before."""
+        """The kinds of storages; weights and the batch are older than the trace."""
         names = self._trace.names
         state = {address for _, addresses in self._state for address in addresses}
         gradients = {address for _, addresses in self._gradients for address in addresses}
@@ -120,7 +120,7 @@ class TracedStep:
         )
 
     def events(self, held: Sequence[Held], unseen_bytes: int = 0) -> StepEvents:
-        """Return the events with what was there before, of which ``unseen_bytes`` are nobody's that is known."""
+        """Return the events, after allocations of the ``held`` storages and of ``unseen_bytes`` of unknown holders."""
         first = [(_FIRST_HELD - place, each.amount) for place, each in enumerate(held)]
         names = [name for name, _ in first]
         if unseen_bytes:
@@ -147,14 +147,14 @@ class TracedStep:
         )
 
     def _origins(self, events: Sequence[Event]) -> Mapping[int, Origin]:
-        """Return who made storages: the optimizer what nobody else did after the backward pass."""
+        """Return the origins of storages; the optimizer is the origin of those that no module made after backward."""
         origins = dict(self._trace.origins)
         updating = self.moments.updating
         for name in {name for name, _ in events[updating:]} - {name for name, _ in events[:updating]}:
             if name in origins and origins[name].module == OUTSIDE:
                 origins[name] = replace(origins[name], module=OPTIMIZER)
         for mark, found in (("backward", self._gradients), ("begin", self._state), ("end", self._state)):
-            for origin, addresses in reversed(found):  # the first that names a storage counts
+            for origin, addresses in reversed(found):  # the first origin of a storage counts
                 for name in self._trace.names(mark, addresses):
                     made = origins.get(name, origin).operator if mark == "backward" else origin.operator
                     origins[name] = Origin(origin.module, made)

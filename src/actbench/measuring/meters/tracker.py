@@ -23,12 +23,12 @@ from actbench.ops.hostmemory import is_host
 from actbench.workloads.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
-"""From an operator, its arguments and its result to the bytes it needs on top of both while it runs."""
+"""From an operator, its arguments and its result to the bytes that it also needs while it runs."""
 
 Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 Made = Callable[[int, Any], None]
-"""Told the name of a storage that is new, and the operator that makes it; None for what was made before."""
+"""Receives the name of a new storage and the operator that made it; None for an older storage."""
 
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
@@ -40,18 +40,18 @@ def round_up(amount: int, block: int) -> int:
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds a storage's bytes when an operator first returns it and takes them off when it dies.
+    """Adds a storage's bytes when an operator first returns it, and subtracts them when it dies.
 
-    It holds no tensor and no storage, so what it watches lives as long as without it. Storages are counted, so views
-    are free, and a storage that an operator resizes is counted anew. What an operator allocates and frees before it
-    returns is not seen; ``temporaries`` says how much that is.
+    It refers to no tensor and no storage, so it does not change their lifetimes. It counts storages, so views are
+    free, and a storage that an operator resizes is counted anew. It does not see what an operator allocates and frees
+    before it returns; ``temporaries`` gives these bytes.
 
     Args:
-        rounding: Every storage counts as the next multiple of this many bytes: the block size of the allocator.
+        rounding: The bytes of a storage are rounded up to a multiple of this: the block size of the allocator.
         host_is_free: Leave out storages in host memory (:func:`actbench.ops.hostmemory.mark`).
         temporaries: Bytes that an operator needs while it runs; None counts results only.
         observe: Called with each operator that has run, its arguments and its result.
-        made: Called with each storage that is new, temporaries included.
+        made: Called with each new storage, temporaries included.
 
     Attributes:
         events: All that was allocated and freed, in order; no two storages have one name, dead ones included, so that a
@@ -99,9 +99,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and enter what it returns; of one on a tensor made of others, the operators on these."""
+        """Run an operator and count its result; for a tensor subclass, count the operators that its class runs."""
         if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # the tensor's class runs them, and each comes here
+            return NotImplemented  # the tensor's class then runs operators, which come here
         self._settle()
         if asks_device(func, args):
             return args[0].device
@@ -123,7 +123,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _mark_new(self, tensors: Iterable[Tensor]) -> None:
-        """Say of storages that were not there before that they lie in host memory."""
+        """Mark unknown storages as being in host memory."""
         for tensor in tensors:
             for plain in plain_tensors(tensor):
                 if id(plain.untyped_storage()) not in self._known:
@@ -145,10 +145,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             communicated.gathered |= self.names([*found, *tensors_of(kwargs)])
 
     def _settle(self) -> None:
-        """Count the sum of two gradients once its addends are gone, if nobody else holds them.
+        """Count the sum of two gradients only now, when its addends are freed, if nobody else refers to them.
 
-        Autograd adds a gradient in place into one that it alone holds; under a dispatch mode such as this it makes a
-        new one and lets the old one go.
+        Autograd adds in place into a gradient that only it refers to. Under a dispatch mode such as this one, it makes
+        a new tensor and frees the old one.
         """
         storage = None if self._sum is None else self._sum()
         self._sum = None
@@ -157,18 +157,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._raise_peak()
 
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
-        """Count the storages of tensors that ``func`` made, that were made before, or whose place has changed."""
+        """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
         for tensor in tensors:
             for plain in plain_tensors(tensor):
                 self._enter(plain.untyped_storage(), func)
         self._raise_peak()
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
-        """Return what the storages of tensors are called in ``events``, of those that are known."""
+        """Return the names in ``events`` of the known storages of tensors."""
         return self.names_of(plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
 
     def names_of(self, storages: Iterable[torch.UntypedStorage]) -> set[int]:
-        """Return what storages are called in ``events``, of those that are known."""
+        """Return the names in ``events`` of known storages."""
         self._settle()
         return {self._known[key][0] for key in map(id, storages) if key in self._known}
 
@@ -185,12 +185,12 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._peak_bytes
 
     def reset_peak(self) -> None:
-        """Begin a new peak at what is alive now."""
+        """Begin a new peak at the bytes alive now."""
         self._peak_bytes = self.live_bytes
         self.peak_at = len(self.events)
 
     def leaves_out(self, tensor: Tensor) -> bool:
-        """Return whether a tensor lies in host memory that is not counted."""
+        """Return whether a tensor is in host memory that is not counted."""
         return self.host_is_free and is_host(tensor.untyped_storage())
 
     def _enter_temporaries(self, amount: int, func: Any) -> None:
@@ -206,7 +206,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._peak_bytes, self.peak_at = self._live_bytes + temporary_bytes, len(self.events)
 
     def _enter(self, storage: torch.UntypedStorage, func: Any) -> None:
-        key = id(storage)  # torch keeps one Python object for a storage as long as the storage lives
+        key = id(storage)  # torch keeps one Python object for each storage while it lives
         if key not in self._known:
             self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
             self._known[key] = (next(self._names), 0)
@@ -265,9 +265,9 @@ def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None
 
 
 def _can_be_added_to(gradient: Any) -> bool:
-    """Return whether autograd would add to a gradient in place, if nobody else held it.
+    """Return whether autograd would add to a gradient in place, if nobody else referred to it.
 
-    A view, such as the gradient of a linear layer's weight or of what was broadcast, holds its base, and with it the
-    memory a second time.
+    A view, such as the gradient of a linear layer's weight or of a broadcast tensor, has a base, which is a second
+    reference to its memory.
     """
     return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)

@@ -1,4 +1,4 @@
-"""Who makes what in a step that a meter reads: module and operator of each storage."""
+"""The origins of storages in a step that a meter reads: the module and the operator of each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from actbench.setup import TrainStep
 
 @dataclass(frozen=True)
 class HeldStorage:
-    """A storage that is there before a step, or between its parts."""
+    """A storage that exists before a step, or between its parts."""
 
     kind: Kind
     origin: Origin
@@ -32,14 +32,14 @@ class HeldStorage:
 
 
 class Watch:
-    """Follows a step for a meter: :meth:`Meter.memory` fills it, and :meth:`timeline` tells what was seen.
+    """Follows a step for a meter: :meth:`Meter.memory` fills it, and :meth:`timeline` returns the result.
 
-    Of a model whose modules do not run one by one, such as a compiled one, no module is known.
+    No module is known for a model whose modules do not run one by one, such as a compiled one.
 
     Attributes:
         step: The step.
-        origins: Who made each storage, by the name that it has in the meter's events.
-        events: What was allocated and freed; None until the step was read.
+        origins: The origin of each storage, by its name in the meter's events.
+        events: The allocations and frees; None until the step was read.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -49,18 +49,18 @@ class Watch:
         self._modules: RunningModules | None = None
 
     def read(self) -> StepEvents:
-        """Return the events of the step that was read."""
+        """Return the events of the step."""
         if self.events is None:
             raise RuntimeError("no meter has read the step")
         return self.events
 
     def timeline(self) -> Timeline:
-        """Return the bytes over the step that was read."""
+        """Return the timeline of the step."""
         return self.read().timeline()
 
     @contextmanager
     def watching(self, around: Around | None = None) -> Iterator[None]:
-        """Follow modules, and what is packed, inside the block; ``around`` is told of each module that runs."""
+        """Inside the block, follow modules and packed tensors; ``around`` is called for each module that runs."""
         with savedtensors.listening():
             if self.step.setup.untraceable:
                 yield
@@ -71,7 +71,7 @@ class Watch:
                 yield
 
     def made(self, name: int, func: Any) -> None:
-        """Note that an operator of torch makes a storage now."""
+        """Note that an operator makes a storage now."""
         self.origins[name] = Origin(self._running(), "unknown" if func is None else func._schema.name)
 
     def made_node(self, sequence_number: int) -> str:
@@ -89,7 +89,7 @@ class Watch:
 
 
 def before(step: TrainStep) -> list[HeldStorage]:
-    """Return what is alive before a step, each storage once: weights, optimizer state and the batch."""
+    """Return the storages alive before a step, each once: weights, optimizer state and the batch."""
     found: dict[int, HeldStorage] = {}
     batch, _ = tree_flatten_with_path(dict(step.batch))
     inputs = [
@@ -107,7 +107,7 @@ def before(step: TrainStep) -> list[HeldStorage]:
 
 
 Owned = list[tuple[Origin, list[Tensor]]]
-"""Tensors with what people are told of them."""
+"""Tensors with their origins."""
 
 
 def weights(step: TrainStep) -> Owned:
@@ -118,7 +118,7 @@ def weights(step: TrainStep) -> Owned:
 
 
 def state(step: TrainStep) -> Owned:
-    """Return what the optimizer keeps for each parameter, with the module of the parameter."""
+    """Return the optimizer's state for each parameter, with the module of the parameter."""
     what = f"{step.optimizer_class} state"
     paths = _paths(step)
     return [
@@ -128,7 +128,7 @@ def state(step: TrainStep) -> Owned:
 
 
 def gradients(step: TrainStep) -> Owned:
-    """Return the gradients with the modules of their parameters, and those that the optimizer holds."""
+    """Return the gradients with the modules of their parameters, and those that the optimizer stores."""
     owned = [
         (Origin(name.rpartition(".")[0], "gradient"), [parameter.grad])
         for name, parameter in step.setup.module.named_parameters()

@@ -1,4 +1,4 @@
-"""Charts of training runs: curves over the steps, in Braille letters on a terminal, or as PNG or SVG by matplotlib."""
+"""Charts of training runs: curves over the steps, in Braille characters on a terminal, or as PNG or SVG."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from actbench.results.tables.training import mean_and_deviation
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a chart, ``points`` from left to right; a y that is no finite number is a gap.
+    """One line of a chart, ``points`` from left to right; a y that is not finite is a gap.
 
-    ``spread`` is half the height of a band around the line, one for each point; empty for none.
+    ``spread`` is half the height of a band around the line, one number for each point; empty for no band.
     """
 
     label: str
@@ -32,7 +32,7 @@ class Curve:
     spread: tuple[float, ...] = ()
 
     def lone(self) -> tuple[tuple[float, float], ...]:
-        """Return the points that have no neighbour to draw a line to; they are drawn as dots."""
+        """Return the points without a neighbour to draw a line to; they become dots."""
         seen = [False, *(math.isfinite(y) for _, y in self.points), False]
         found = zip(self.points, seen[:-2], seen[1:-1], seen[2:], strict=True)
         return tuple(point for point, before, here, after in found if here and not (before or after))
@@ -48,7 +48,7 @@ class Chart:
     curves: tuple[Curve, ...]
 
 
-POINTS = 60  # of a curve of training losses: each is the mean over so many steps that no more are needed
+POINTS = 60  # most points of a curve of training losses; each is a mean over steps
 
 Series = tuple[tuple[float, float], ...]
 
@@ -76,7 +76,7 @@ def _chart(title: str, y: str, runs: Sequence[TrainingRun], series: Callable[[Tr
 
 
 def _mean(label: str, seeds: Sequence[Series]) -> Curve:
-    """Return the mean of several seeds, up to the shortest, with their sample standard deviation."""
+    """Return the mean of several seeds, as far as the shortest, with their sample standard deviation."""
     points, spreads = [], []
     for place in zip(*seeds, strict=False):
         found = mean_and_deviation([y for _, y in place])
@@ -103,12 +103,12 @@ def _outcomes(runs: Sequence[TrainingRun]) -> list[Trained]:
 
 COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_yellow", "bright_magenta", "bright_cyan", "white")
 _BLANK = 0x2800
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of a letter, top left first
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # by row and column of a character, top left first
 _AXIS_WIDTH = 9
 
 
 def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
-    """Draw a chart in Braille letters; points that are no finite numbers are left out."""
+    """Draw a chart in Braille characters, without points that are not finite."""
     finite = [(x, y) for curve in chart.curves for x, y in curve.points if math.isfinite(y)]
     if not finite:
         return Text(f"{plain(chart.title)}: no finite value")
@@ -127,7 +127,7 @@ def drawn(chart: Chart, width: int = 80, height: int = 14) -> RenderableType:
 
 
 class _Canvas:
-    """Dots, and the curve that set the last one of each letter."""
+    """Dots, and for each character the curve that set its last dot."""
 
     def __init__(self, columns: int, rows: int, points: Sequence[tuple[float, float]]) -> None:
         self.columns, self.rows = columns, rows
@@ -150,7 +150,7 @@ class _Canvas:
                 self._set(column // 2 * 2 + across, row // 2 * 2 + down, number)
 
     def lines(self) -> Iterator[Text]:
-        """Yield the lines from the top, with three numbers on the vertical axis, or one where there is one."""
+        """Yield the lines from the top, with three numbers on the vertical axis, or one if all are equal."""
         middle = self.rows // 2
         marks = (0, middle, self.rows - 1) if self.top > self.bottom else (middle,)
         for row, (letters, owners) in enumerate(zip(self._letters, self._owners, strict=True)):
@@ -172,12 +172,12 @@ class _Canvas:
 
 
 def _share(value: float, first: float, last: float) -> float:
-    """Return how far a value is from the first to the last, from 0 to 1."""
+    """Return the position of a value between the first and the last, from 0 to 1."""
     return 0.5 if first == last else (value - first) / (last - first)
 
 
 def _line(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield the dots between two, both included."""
+    """Yield the dots of a line between two dots, with both ends."""
     length = max(abs(end[0] - start[0]), abs(end[1] - start[1]))
     for step in range(length + 1):
         share = step / length if length else 0.0
@@ -189,10 +189,10 @@ _SIZE_INCHES = (7.0, 4.2)
 
 
 def picture(charts: Sequence[Chart], kind: str) -> bytes:
-    """Draw charts below each other as ``png`` or ``svg``; an SVG holds no date and no random names.
+    """Draw charts below each other as ``png`` or ``svg``; an SVG has no date and no random names.
 
     Raises:
-        UsageError: matplotlib is not installed, the kind is neither of the two, or there is nothing to draw.
+        UsageError: matplotlib is not installed, the kind is another, or there is nothing to draw.
     """
     check([kind])
     if not charts:
@@ -222,7 +222,7 @@ def check(kinds: Sequence[str]) -> None:
 
 
 def require() -> tuple[Any, Any]:
-    """Return matplotlib and its figures, which need no display; a UsageError where it is not installed."""
+    """Return matplotlib and its figures, which need no display; a UsageError if it is not installed."""
     try:
         return importlib.import_module("matplotlib"), importlib.import_module("matplotlib.figure")
     except ImportError:

@@ -1,4 +1,4 @@
-"""Writing files: what stood there stays until every text is on disk, and no file is ever half-written."""
+"""Writes files: the old files stay until every text is on disk, and no file is ever half-written."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from actbench.errors import StoreError, UsageError
 from actbench.paths import check_makeable
 
 Text = str | bytes | Iterable[str]
-"""A text, the bytes of a picture, or the lines of a text, which are asked for as they are written."""
+"""A text, the bytes of a picture, or the lines of a text, made as they are written."""
 
 
 def check(path: Path) -> None:
     """Check beforehand, as far as possible, that a file can be written.
 
     Raises:
-        StoreError: It is a folder or a link to nothing, or the folder that it would be in cannot be made or written.
+        StoreError: The path is a folder or a link to nothing, or its parent folder cannot be made or written.
     """
     if os.path.isdir(path):
         raise StoreError(_is_a_folder(path.resolve()))
-    if os.path.isfile(path) or not os.path.exists(path):  # nothing is made beside a pipe or a device
+    if os.path.isfile(path) or not os.path.exists(path):  # a pipe or a device needs no new file
         check_makeable(path)
 
 
 def export(texts: Mapping[Path, Text]) -> None:
-    """Write each text to its path, making folders on the way; a pipe or a device, such as /dev/stdout, is written into.
+    """Write each text to its path, and make missing folders; a pipe or a device, such as /dev/stdout, also works.
 
     Raises:
         UsageError: Two paths are the same file.
-        StoreError: A path cannot be written. Nothing that stood there was changed, unless the disk failed at the very
-            end, in putting finished files in their places.
+        StoreError: A path cannot be written. Old files are unchanged, unless the disk failed at the very end, when
+            finished files replace them.
     """
     targets = [path.resolve() for path in texts]
     for place, target in enumerate(targets):

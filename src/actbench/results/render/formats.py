@@ -1,4 +1,4 @@
-"""A table as Markdown and CSV, and records as JSON; the ``_lines`` functions make lines as they are asked for."""
+"""A table as Markdown and CSV, and records as JSON; the ``_lines`` functions yield lines one by one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from actbench.results.tables import Table
 from actbench.results.tables.columns import Column
 from actbench.results.tables.values import Rows, Value, write
 
-_REPEATED = {"text", "count", "flag"}  # units of which many rows have few values
+_REPEATED = {"text", "count", "flag"}  # units of columns in which many rows have few values
 PLUS_MINUS = " ± "
 _ARROWS = {"lower": " ↓", "higher": " ↑"}
 
 
 @dataclass(frozen=True)
 class Cells:
-    """The text of a table by column; headings have arrows for which direction is better, numbers stand at the right."""
+    """The text of a table by column; an arrow in a heading shows which direction is better; numbers align right."""
 
     headings: tuple[str, ...]
     numeric: tuple[bool, ...]
@@ -34,13 +34,13 @@ class Cells:
 
 
 def readable(table: Table) -> Table:
-    """Return a table without its quiet columns, its title and notes as plain text."""
+    """Return a table without its quiet columns, with title and notes as plain text."""
     columns = tuple(column for column in table.columns if not column.quiet)
     return replace(table, title=plain(table.title), columns=columns, notes=tuple(map(plain, table.notes)))
 
 
 def cells(table: Table) -> Cells:
-    """Write a table as text; a spread stands behind its value with a plus-minus, an estimate where no value is."""
+    """Write a table as text; a spread follows its value after a plus-minus, and an estimate fills an empty cell."""
     table = readable(table)
     spreads = {column.spread_of: column for column in table.columns if column.spread_of}
     estimates = {column.estimate_of: column for column in table.columns if column.estimate_of}
@@ -53,7 +53,7 @@ def cells(table: Table) -> Cells:
 
 
 def unbroken(heading: str) -> str:
-    """Tie the arrow to the word before it."""
+    """Tie the arrow to the word before it with a no-break space."""
     return heading.replace(" ↓", "\xa0↓").replace(" ↑", "\xa0↑")
 
 
@@ -122,14 +122,14 @@ def csv_lines(table: Table) -> Iterator[str]:
 
 
 class _Line:
-    """A file whose ``write``, and so ``writerow``, returns the text."""
+    """A file whose ``write`` returns the text, so that ``writerow`` does too."""
 
     def write(self, text: str) -> Any:
         return text
 
 
 def json_text(records: Sequence[Record[Any, Any]]) -> str:
-    """Return the records as a JSON list, each as it stands in a results file."""
+    """Return the records as a JSON list, each with the fields of a results file."""
     return "".join(json_lines(records))
 
 

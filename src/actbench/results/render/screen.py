@@ -1,4 +1,4 @@
-"""A table on a terminal, where a line says what does not fit, or as plain lines in a pipe."""
+"""A table on a terminal, with a line about what does not fit, or as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actbench.results.render.widths import fitted, size, widths, wrapped
 from actbench.results.tables import Table
 
 LIMIT = 500
-"""Rows that a terminal shows, and notes."""
+"""Most rows, and most notes, on a terminal."""
 
 _LINES_AT_ONCE = 1000
 _BOX = box.SIMPLE_HEAD
@@ -40,7 +40,7 @@ class Screen:
 
 
 def show(table: Table, console: Console) -> None:
-    """Print a table with its notes as wide as the console is; a pipe gets every row."""
+    """Print a table with its notes at the width of the console; a pipe gets every row."""
     if console.is_terminal:
         console.print(Screen(table), crop=False)
         return
@@ -50,7 +50,7 @@ def show(table: Table, console: Console) -> None:
 
 
 def _left_out(rows: int, notes: int) -> str:
-    """Say how many rows and notes are not shown, and where they are."""
+    """Return how many rows and notes are not shown, and where to find them."""
     counts = ((rows - LIMIT, "row"), (notes - LIMIT, "note"))
     found = [f"{more:,} more {what}{'s' if more > 1 else ''}" for more, what in counts if more > 0]
     return (
@@ -75,7 +75,7 @@ def _grid(title: str, text: Cells) -> Grid:
 
 
 def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
-    """Yield the lines of a whole readable table, laid out as rich does a hundred times slower."""
+    """Yield the lines of a whole readable table; the layout is rich's, at a hundredth of the time."""
     told: list[str] = []
     if table.columns:
         if table.title:
@@ -94,7 +94,7 @@ def _grid_lines(text: Cells, lines: box.Box) -> Iterator[str]:
     padded = [width + 1 for width in sizes[:-1]] + sizes[-1:]
     parts_of = [wrapped(title, width) for title, width in zip(text.headings, sizes, strict=True)]
     height = max(map(len, parts_of))
-    headings = [[""] * (height - len(parts)) + parts for parts in parts_of]  # they stand at the bottom
+    headings = [[""] * (height - len(parts)) + parts for parts in parts_of]  # headings align at the bottom
     yield lines.get_top(padded)
     for row in _aligned(headings, text.numeric, sizes, f" {lines.head_vertical}"):
         yield lines.head_left + row + lines.head_right
@@ -114,7 +114,7 @@ def _aligned(
         if length is len:
             places.append(f"{{:{align}{width}}}")
             filled.append(texts)
-        else:  # format takes every letter for one place, and some take two or none
+        else:  # str.format counts each character as one cell, but some take two or none
             places.append("{}")
             filled.append([f"{text:{align}{width - length(text) + len(text)}}" for text in texts])
     return map(divider.join(places).format, *filled)

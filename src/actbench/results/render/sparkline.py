@@ -10,15 +10,15 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 _LETTERS = ".:-=+*%@"
 NARROWEST, WIDEST = 20, 100
 _NAMED_SPANS = 5
-"""Of more parts, those of many micro-batches, only the first letters are written."""
+"""With more parts than this, as with many micro-batches, only their first letters are written."""
 
 
 def sparkline(timeline: Timeline, width: int, *, ascii_only: bool = False) -> list[str]:
     """Return lines: the parts of the step, its bytes, and where the peak is.
 
     Args:
-        timeline: What is drawn, in blocks from the least bytes to the most.
-        width: Characters that a line may have.
+        timeline: The timeline to draw, in blocks from the least bytes to the most.
+        width: Most characters of a line.
         ascii_only: Draw with punctuation.
     """
     width = max(NARROWEST, min(width, WIDEST, timeline.events + 1))
@@ -39,7 +39,7 @@ def _column(timeline: Timeline, event: int, width: int) -> int:
 
 
 def _columns(timeline: Timeline, width: int) -> list[int]:
-    """Return the highest total in each column; one without a point is as the one before."""
+    """Return the highest total in each column; a column without a point repeats the one before."""
     found: dict[int, int] = {}
     for moment, total in zip(timeline.moments, timeline.totals, strict=True):
         column = _column(timeline, moment, width)
@@ -51,7 +51,7 @@ def _columns(timeline: Timeline, width: int) -> list[int]:
 
 
 def _parts(timeline: Timeline, width: int) -> str:
-    """Return a line in which each part of the step begins with a bar and, where there is room, its name."""
+    """Return a line with a bar, and if there is room a name, at the beginning of each part of the step."""
     starts = [_column(timeline, span.start, width) for span in timeline.spans]
     line = [" "] * width
     for place, (span, start) in enumerate(zip(timeline.spans, starts, strict=True)):

@@ -1,4 +1,4 @@
-"""What of a table fits a width: long names are shortened in the middle, then columns are left out, then spreads."""
+"""Fits a table into a width: it shortens long names in the middle, then leaves out columns, then spreads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from actbench.results.tables import Table
 from actbench.results.tables.columns import Column
 
 _GAP = 2  # a space and a divider between two columns
-_LONG, _SHORT = 20, 12  # letters that are left of a model's name before, and after, all that can be is left out
+_LONG, _SHORT = 20, 12  # least length of a model's name, before and after spreads are left out
 _LONG_SCHEME, _SHORT_SCHEME = 1000, 16
 _FLOORS = {
     **dict.fromkeys(("model", "module", "path", "label", "operator"), (_LONG, _SHORT)),
     "scheme": (_LONG_SCHEME, _SHORT_SCHEME),
 }
-"""By key of a column of names: the least it is shortened to, before and after that."""
+"""By key of a column of names: its least width before, and after, spreads are left out."""
 
 _ALIKE = {"machine", "model", "data", "batch_size", "meter", "seeds"}
-"""Keys of columns that tell rows apart, and that a line below stands for where all rows have one value."""
+"""Keys of columns that a line below the table can replace if all rows have the same value."""
 
 SPREADS = "spreads (±)"
 
@@ -33,11 +33,11 @@ class Fitted:
     """The text of a table that fits.
 
     Attributes:
-        columns: Those that are shown.
+        columns: The shown columns.
         text: Their cells.
-        left_out: What is not shown.
-        names: The whole of each name that is shortened.
-        alike: What all rows have, by the titles of columns that are not shown.
+        left_out: Titles of what is not shown.
+        names: The full name of each shortened name.
+        alike: Values that all rows share, by the titles of their columns, which are not shown.
     """
 
     columns: tuple[Column[Any], ...]
@@ -48,7 +48,7 @@ class Fitted:
 
     @property
     def told(self) -> list[str]:
-        """What to say below the table."""
+        """Lines below the table."""
         lines = [f"{short} is {name}." for short, name in self.names.items()]
         if self.alike:
             lines.append(f"All rows: {', '.join(f'{title.lower()} {value}' for title, value in self.alike.items())}.")
@@ -60,7 +60,7 @@ class Fitted:
 def fitted(table: Table, width: int) -> Fitted:
     """Return as much of a table as fits in ``width`` characters.
 
-    Where not even the columns without a detail fit, the table is wider than that.
+    If not even the columns of detail 0 fit, the table is wider than that.
     """
     table = readable(table)
     columns, text = [column for column in table.columns if not column.within], cells(table)
@@ -94,14 +94,14 @@ def _with_room(
     sizes: tuple[Sequence[int], Sequence[int]],
     width: int,
 ) -> tuple[Cells, dict[str, str]]:
-    """Return the cells of columns with names shortened no more than they must be, and the whole of the short names.
+    """Return the cells of columns, with names no shorter than necessary, and the full names of the shortened ones.
 
-    ``sizes`` are the widths of columns with whole names, and the least.
+    ``sizes`` are the widths of columns with full names, and their least widths.
     """
     names: dict[str, str] = {}
     (natural, least), texts = sizes, list(text.columns)
     slack = width - _total(least, kept)
-    for place in sorted(kept, key=lambda place: columns[place].key != "scheme"):  # what is compared gets room first
+    for place in sorted(kept, key=lambda place: columns[place].key != "scheme"):  # schemes get room first
         given = max(0, min(natural[place] - least[place], slack))
         slack -= given
         if least[place] + given < natural[place]:
@@ -117,7 +117,7 @@ def _total(sizes: Sequence[int], kept: Sequence[int]) -> int:
 
 
 def _floors(columns: Sequence[Column[Any]], text: Cells, natural: Sequence[int], step: int) -> list[int]:
-    """Return the widths to which columns may be shortened: those of their headings at the least."""
+    """Return the least widths of columns; none is narrower than its heading."""
     found = list(natural)
     for place, (column, heading, texts) in enumerate(zip(columns, text.headings, text.columns, strict=True)):
         if column.key in _FLOORS and natural[place] > (
@@ -136,16 +136,16 @@ def _without_spreads(text: Cells) -> Cells:
 
 
 def _shortened(texts: Sequence[str], width: int) -> tuple[list[str], dict[str, str]]:
-    """Return texts of this width, and the whole of each that is shorter now."""
+    """Return texts of this width, and the full text of each shortened one."""
     short = _short_names(texts, width)
     return [short[each] for each in texts], {cut: name for name, cut in short.items() if cut != name}
 
 
-_SHARES = (0.5, 0.25, 0.75, 0.1)  # of a shortened name that stand before the gap
+_SHARES = (0.5, 0.25, 0.75, 0.1)  # shares of a shortened name before the gap
 
 
 def _short_names(texts: Sequence[str], width: int) -> dict[str, str]:
-    """Cut names that are too wide in the middle; elsewhere or less where two of them would look the same."""
+    """Cut names that are too wide in the middle; cut elsewhere, or less, if two of them would look the same."""
     names = dict.fromkeys(texts)
     while True:
         for share in _SHARES:
@@ -164,7 +164,7 @@ def _cut(name: str, width: int, share: float) -> str:
 
 
 def widths(text: Cells) -> list[int]:
-    """Return the width of each column: that of its longest cell, or of the longest word of its heading."""
+    """Return the width of each column: the longest cell, or the longest word of its heading."""
     return [
         max(_heading_width(heading), *map(size(texts), texts)) if texts else _heading_width(heading)
         for heading, texts in zip(text.headings, text.columns, strict=True)
@@ -172,7 +172,7 @@ def widths(text: Cells) -> list[int]:
 
 
 def size(texts: Sequence[str]) -> Callable[[str], int]:
-    """Return the function that counts the terminal cells of a text."""
+    """Return a function that counts the terminal cells of each of these texts."""
     letters = "".join(texts)
     return len if letters.isascii() or all(cell_len(letter) == 1 for letter in set(letters)) else cell_len
 

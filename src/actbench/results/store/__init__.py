@@ -1,4 +1,4 @@
-"""Results files: one record a line, never lost and never repeated."""
+"""Results files: one record per line, never lost and never repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A results file that one process writes to, line by line, without ever leaving half a line."""
+"""A results file that one process writes to, line by line, and never leaves with half a line."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from actbench.paths import check_makeable
 
 
 class LineFile:
-    """A file that lines are added to; its length is known, so that another writer is noticed.
+    """A file that grows by lines; it knows its length, so that it notices another writer.
 
-    Before the next line is added, what follows the ``whole_bytes`` of whole lines is moved to the end of a file beside
-    this one, whose name ends with ``.torn``.
+    Before it adds the next line, it moves bytes after the ``whole_bytes`` of whole lines to the end of another file,
+    whose name ends with ``.torn``.
     """
 
     def __init__(self, path: Path, whole_bytes: int = 0, file_bytes: int = 0) -> None:
@@ -26,10 +26,10 @@ class LineFile:
         self.file_bytes = file_bytes
 
     def append(self, line: bytes) -> None:
-        """Add a line, without its end, and sync the file.
+        """Add a line, given without its newline, and sync the file.
 
         Raises:
-            StoreError: It cannot be written, or another program changed the file. No part of the line stays behind.
+            StoreError: The line cannot be written, or another program changed the file. No part of the line stays.
         """
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -57,7 +57,7 @@ class LineFile:
             if self.whole_bytes == 0:
                 _sync_folder(self.path.parent)
         except BaseException:
-            with suppress(OSError):  # what cannot be cut off now is a half-written line, which readers leave out
+            with suppress(OSError):  # if this fails, a half-written line stays, which readers skip
                 os.ftruncate(descriptor, self.whole_bytes)
             raise
         self.whole_bytes = self.file_bytes = self.whole_bytes + len(content)
@@ -76,7 +76,7 @@ class LineFile:
 
 
 def torn_path(path: Path) -> Path:
-    """Return where the half-written lines of a results file are put."""
+    """Return the path for the half-written lines of a results file."""
     return path.with_name(f"{path.name}.torn")
 
 
@@ -88,7 +88,7 @@ def _write(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Wait until the disk has the name of a new file."""
+    """Wait until the name of a new file is on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -101,7 +101,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock beside the file; missing folders are made.
 
     Raises:
-        StoreError: Another process holds it, or it cannot be written there.
+        StoreError: Another process holds the lock, or the folder cannot be written.
     """
     if os.path.isdir(path):
         raise StoreError(f"{path} is a folder: name a results file in it, such as {path / 'results.jsonl'}")
@@ -112,7 +112,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file():
             os.close(os.open(path, os.O_RDWR))
-        holder = _holder(lock_path)  # before asking for the lock: some versions of filelock empty the file in asking
+        holder = _holder(lock_path)  # read first: some versions of filelock empty the file when they try to lock it
         lock.acquire(timeout=0)
         lock_path.write_text(f"{os.getpid()}\n")
     except Timeout:
@@ -126,13 +126,13 @@ def locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # a folder that is gone, or can no longer be written: the lock ends all the same
+        with suppress(OSError):  # if the folder is gone or read-only, the lock still ends
             lock_path.unlink()
         lock.release()
 
 
 def _holder(lock_path: Path) -> str:
-    """Return which process wrote the lock file, where it says."""
+    """Return the process that wrote the lock file, in parentheses, or an empty text."""
     try:
         text = lock_path.read_text().strip()
     except (FileNotFoundError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""The lines of a results file, as bytes: found, and read as records."""
+"""Finds the lines of a results file, and reads them as records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BLOCK = 2**16  # bytes that are read at a time from the end of a file
 
 @dataclass(frozen=True)
 class Lines:
-    """The lines of a file, read as they are asked for: a file may be larger than the memory.
+    """The lines of a file, read one by one: a file may be larger than the memory.
 
     ``notice`` tells the user that a half-written line follows the whole ones.
     """
@@ -45,11 +45,11 @@ class Lines:
 def split(path: Path) -> Lines:
     """Find the lines of a file.
 
-    Only what follows the last newline can be half-written, and only if it begins a record: nothing else there was left
-    by a killed process, and it is not thrown away.
+    Only the text after the last newline can be half-written, and only if it begins like a record. A killed process
+    leaves nothing else there, so any other text is an error and is not thrown away.
 
     Raises:
-        StoreError: The file cannot be read, or what follows its last newline is no beginning of a record.
+        StoreError: The file cannot be read, or the text after its last newline does not begin like a record.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise StoreError(f"{path} is not a file that holds results")
@@ -57,7 +57,7 @@ def split(path: Path) -> Lines:
     if not last.strip() or _is_json(last):
         return Lines(path, notice=None, whole_bytes=file_bytes, file_bytes=file_bytes)
     whole = Lines(path, notice=None, whole_bytes=file_bytes - len(last), file_bytes=file_bytes)
-    begun = last.rstrip(b"\0")  # which a crashed machine leaves where the disk did not get the bytes in time
+    begun = last.rstrip(b"\0")  # a crashed machine leaves zero bytes where the disk did not get the data in time
     if not begun.startswith(_BEGINNING) and not (_BEGINNING.startswith(begun) and (begun or any(whole.numbered()))):
         raise StoreError(f"{_place_after(whole)}: this is not a record of actbench; is {path.name} a results file?")
     if begun and not _is_cut_short(begun):
@@ -70,7 +70,7 @@ def split(path: Path) -> Lines:
 
 
 def _last(path: Path) -> tuple[int, bytes]:
-    """Return the length of a file and what follows its last newline."""
+    """Return the length of a file and the bytes after its last newline."""
     with _opened(path) as file:
         start = file_bytes = os.fstat(file.fileno()).st_size
         last = b""
@@ -83,7 +83,7 @@ def _last(path: Path) -> tuple[int, bytes]:
 
 
 def _numbered(path: Path, length: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines in the first bytes of a file, which another process may be lengthening."""
+    """Yield the lines in the first ``length`` bytes of a file, which another process may be extending."""
     with _opened(path) as file:
         for number, line in enumerate(file, start=1):
             if length <= 0:
@@ -115,7 +115,7 @@ def parse(kind: type[RecordT], line: bytes, place: str) -> RecordT:
     try:
         return kind.model_validate_json(line)
     except ValidationError:
-        pass  # below it is found out why: an older version is no mistake
+        pass  # the code below finds the reason: an older version is no error
     if not _is_json(line):
         if not line.lstrip().startswith(b"{"):
             raise StoreError(f"{place}: this is not a record of actbench; is it a results file?")
@@ -156,8 +156,8 @@ def _is_json(line: bytes) -> bool:
 
 
 def _is_cut_short(line: bytes) -> bool:
-    """Return whether a line is the beginning of some JSON, as a killed process leaves it."""
-    try:  # the cut may go through a character
+    """Return whether a line is the beginning of JSON, as a killed process leaves it."""
+    try:  # the cut may be inside a character
         text = codecs.getincrementaldecoder("utf-8")().decode(line)
     except UnicodeDecodeError:
         return False
@@ -169,7 +169,7 @@ def _is_cut_short(line: bytes) -> bool:
 
 
 def _begins_with_whole(text: str) -> bool:
-    """Return whether a text is a JSON value with something after it, which ``allow_partial`` does not tell."""
+    """Return whether a text begins with a whole JSON value, which ``allow_partial`` does not tell."""
     try:
         json.JSONDecoder().raw_decode(text)
     except ValueError:

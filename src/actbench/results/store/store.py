@@ -1,7 +1,7 @@
-"""Results files: one record a line, appended as each case ends, so that a killed experiment loses nothing.
+"""Results files: one record per line, appended as each case ends, so that a killed experiment loses nothing.
 
-A file is only ever lengthened, except that the half-written line which a killed process may leave at its end is moved
-to a file beside before the next line is written. Of several records of one case the last counts.
+A file only grows, with one exception: a killed process may leave a half-written line at its end, which is moved to
+another file before the next line is written. The last of several records of one case counts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from actbench.results.store.linefile import LineFile, locked
 from actbench.results.store.lines import RecordT
 
 Identity = tuple[Data, str, str | None]
-"""The case, and what tells the machine from others."""
+"""The case, and the identity of the machine."""
 
 RUNS_SUFFIX, FITS_SUFFIX, KERNELS_SUFFIX = ".runs.jsonl", ".fit.jsonl", ".kernels.jsonl"
 SWEEP_SUFFIX = ".jsonl"
 OTHERS = (RUNS_SUFFIX, FITS_SUFFIX, KERNELS_SUFFIX)
-"""Suffixes of files which may stand beside those of a sweep."""
+"""Suffixes of other files that may be in one folder with those of a sweep."""
 
 
 @dataclass(frozen=True)
 class Results(Generic[RecordT]):
-    """What a results file holds: the last record of each case, machine and GPU, in the order of the file.
+    """The content of a results file: the last record of each case, machine and GPU, in the order of the file.
 
-    ``notice`` is what a user must know of how the file was read. ``whole_bytes`` is the length of its whole lines.
+    ``notice`` tells the user of a half-written line. ``whole_bytes`` is the length of the whole lines.
     """
 
     records: tuple[RecordT, ...]
@@ -44,7 +44,7 @@ class Results(Generic[RecordT]):
 
 
 class Store(Generic[RecordT]):
-    """A results file that this process alone writes to; made by :meth:`opened`."""
+    """A results file that only this process writes to; made by :meth:`opened`."""
 
     def __init__(self, path: Path, results: Results[RecordT], machine: Machine | None = None) -> None:
         self.path = path
@@ -60,9 +60,9 @@ class Store(Generic[RecordT]):
     @classmethod
     @contextmanager
     def opened(cls, path: Path, kind: type[RecordT], machine: Machine | None = None) -> Iterator[Store[RecordT]]:
-        """Hold the file for as long as an experiment runs; missing folders are made.
+        """Lock the file for the length of an experiment, and make missing folders.
 
-        Given a machine, the records of other machines or GPUs in a shared file do not count: their cases are run here.
+        Given a machine, records of other machines or GPUs in a shared file do not count: their cases run here again.
 
         Raises:
             StoreError: Another process writes to the file, it is no results file, or it cannot be written.
@@ -82,13 +82,13 @@ class Store(Generic[RecordT]):
     def done(self, case: Data) -> bool:
         """Whether the file holds a record, measured or failed, of a case.
 
-        An ``unavailable`` case is not done: what the machine lacked may have been installed since.
+        An ``unavailable`` case is not done: the missing device or library may be there now.
         """
         record = self.find(case)
         return record is not None and not (_failed(record) and record.outcome.reason == "unavailable")
 
     def failed(self, case: Data) -> bool:
-        """Whether the record that counts for a case is of a failure."""
+        """Whether the record that counts for a case is a failure."""
         record = self.find(case)
         return record is not None and _failed(record)
 
@@ -101,7 +101,7 @@ class Store(Generic[RecordT]):
         """Write a record and sync it.
 
         Raises:
-            StoreError: The line cannot be written; the file is then as it was before.
+            StoreError: The line cannot be written; the file is then unchanged.
         """
         self._file.append(record.model_dump_json().encode())
         self._interned.share(record)  # a sweep of thousands of cases holds all their records
@@ -113,20 +113,20 @@ def read(path: Path) -> Results[MeasuredRecord]: ...
 @overload
 def read(path: Path, kind: type[RecordT]) -> Results[RecordT]: ...
 def read(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
-    """Read a results file of records of a kind; no lock is needed, an experiment may be writing to it.
+    """Read a results file of one kind; it needs no lock, even while an experiment writes to the file.
 
     Raises:
-        StoreError: The file cannot be read, is no results file, or holds a broken line or one of a newer actbench; the
-            message names the file and the line.
+        StoreError: The file cannot be read, is no results file, or holds a line that is broken or of a newer actbench;
+            the message names the file and the line.
     """
     found = lines.split(path)
     return Results(tuple(_latest([found], kind).values()), found.notice, found.whole_bytes, found.file_bytes)
 
 
 def read_all(paths: Sequence[Path], sites: bool = True) -> tuple[list[MeasuredRecord], list[str]]:
-    """Read several results files of sweeps as one, the later ones counting, and return their records and notices.
+    """Read several results files of sweeps as one, and return their records and notices; later records win.
 
-    ``sites`` tells whether records keep what was converted and not reached, which tables do not show.
+    ``sites`` tells whether records keep their sites and unreached places, which tables do not show.
     """
     return read_kind(paths, MeasuredRecord, sites)
 
@@ -154,7 +154,7 @@ def files_in(paths: Sequence[Path]) -> list[Path]:
     """Return the results files of sweeps among paths and, at any depth, in the folders among them, each once.
 
     Raises:
-        StoreError: A folder holds none.
+        StoreError: A folder holds no results file.
     """
     files: list[Path] = []
     for path in paths:
@@ -171,7 +171,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def results_path(folder: Path, recipe: str, machine: str) -> Path:
-    """Return where the results of a recipe on a machine stand: ``FOLDER/RECIPE/MACHINE.jsonl``."""
+    """Return the path of the results of a recipe on a machine: ``FOLDER/RECIPE/MACHINE.jsonl``."""
     return folder / file_name(recipe) / f"{file_name(machine)}.jsonl"
 
 
@@ -188,9 +188,9 @@ _FIELDS_SET = "__pydantic_fields_set__"
 
 
 class _Interned:
-    """The parts of records that were read so far, shared by later records.
+    """The parts of records read so far, which later records share.
 
-    Without ``sites`` records drop what was converted and not reached: of many rows it takes most of the memory.
+    Without ``sites``, records drop their sites and unreached places, which take most of the memory of many rows.
     """
 
     def __init__(self, sites: bool = True) -> None:
@@ -199,7 +199,7 @@ class _Interned:
         self._names: dict[frozenset[str], set[str]] = {}
 
     def share(self, record: Record[Any, Any]) -> None:
-        """Put the parts of earlier records in place of equal ones of a new record."""
+        """Replace parts of a new record by equal parts of earlier records."""
         fields = record.__dict__
         fields["machine"] = self._part(record.machine)
         fields["versions"] = self._part(record.versions)
@@ -226,6 +226,6 @@ class _Interned:
         return found
 
     def _share_names(self, part: Data) -> None:
-        """Share pydantic's set of the given fields, which is larger than their values."""
+        """Share pydantic's set of given fields, which takes more memory than their values."""
         names = part.model_fields_set
         object.__setattr__(part, _FIELDS_SET, self._names.setdefault(frozenset(names), names))

@@ -1,4 +1,4 @@
-"""Tables: columns that are declared once, filled from records."""
+"""Tables: columns, declared once and filled from records."""
 
 from __future__ import annotations
 

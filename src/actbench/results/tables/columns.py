@@ -1,4 +1,4 @@
-"""The columns of the comparison of schemes, each with key, title, unit, direction and how to compute it.
+"""The columns of the comparison of schemes, each with key, title, unit, direction and computation.
 
 Values are in base units; None means that there is nothing to show.
 """
@@ -29,7 +29,7 @@ def _measured(name: str) -> Callable[[Entry], Value]:
 
 
 def diagnostic(name: str, title: str) -> Column[Entry]:
-    """Return the column of what some schemes report beyond the common fields."""
+    """Return the column of a number that some schemes report beyond the common fields."""
     return Column(
         name, title, "number", lambda entry: entry.measured.diagnostic(name) if entry.measured else None, detail=3
     )
@@ -45,7 +45,7 @@ def _at_peak(part: str, title: str) -> Column[Entry]:
 def _with_estimate(
     columns: tuple[Column[Entry], Column[Entry]], compute: Callable[[Entry], Value]
 ) -> tuple[Column[Entry], ...]:
-    """Return the columns of a measured value and its spread with that of the estimate."""
+    """Return the columns of a measured value and its spread, and a column of the estimate."""
     measured = columns[0]
     return (
         *columns,
@@ -72,7 +72,7 @@ def _published(quantity: str) -> Callable[[Entry], Value]:
 
 
 def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Callable[[Entry], Value]:
-    """Compute a value from a field of the exact model's and the scheme's measurement."""
+    """Return a function that computes a value from one field of the exact model's and the scheme's measurement."""
     return lambda entry: compute(getattr(entry.exact, name, None), getattr(entry.measured, name, None))
 
 
@@ -93,7 +93,7 @@ def with_spread(
     spread_unit: Unit | None = None,
     sign: str = "±",
 ) -> tuple[Column[Item], Column[Item]]:
-    """Return the columns of a value and of its spread, whose key and unit follow the value's unless given."""
+    """Return the columns of a value and its spread; key and unit of the spread follow the value's unless given."""
 
     def spread(item: Item) -> Value:
         return found.spread if (found := of(item)) else None
@@ -128,7 +128,7 @@ DIRTY: Column[Entry] = Column(
 )
 STATUS: Column[Entry] = Column("status", "Status", "text", _status)
 
-# A column where rows differ in them, a note below the table where they do not.
+# Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (
     Column("task", "Task", "text", computed.task),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),

@@ -1,4 +1,4 @@
-"""What a row says that is more than a field of its record."""
+"""Values of rows that are computed from the fields of records."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from actbench.results.tables.values import Value, change, quotient, step_time
 
 
 class StepTime(NamedTuple):
-    """Seconds of a training step; estimated where no step ran."""
+    """Seconds of a training step, estimated if no step ran."""
 
     seconds: float
     is_estimated: bool
 
 
 def step_time_of(record: MeasuredRecord) -> StepTime | None:
-    """Return the step of a record, its median or an estimate, or None without one; all of a page asks here."""
+    """Return the step time of a record, its median or an estimate, or None; all parts of a page use this function."""
     outcome = record.outcome
     if not isinstance(outcome, Measurement):
         return None
@@ -29,7 +29,7 @@ def step_time_of(record: MeasuredRecord) -> StepTime | None:
 
 
 def task(entry: Entry) -> Value:
-    """Return the task that the model was trained for; in older records the one asked for, which may be ``auto``."""
+    """Return the task of the training; in older records the requested task, which may be ``auto``."""
     return getattr(entry.built, "task", None) or entry.record.case.task
 
 
@@ -39,7 +39,7 @@ def sequence_length(entry: Entry) -> Value:
 
 
 def image_size(entry: Entry) -> Value:
-    """Return one number of pixels for square images, ``height x width`` for others."""
+    """Return the pixels of one side for square images, ``height x width`` for others."""
     if entry.built is None:
         return entry.record.case.image_size
     size = entry.built.image_size
@@ -59,7 +59,7 @@ def _product(shape: tuple[int, ...]) -> str:
 
 
 def peak(entry: Entry) -> Value:
-    """Return the peak; an older record of a case that did not fit has one, too."""
+    """Return the peak; older records of cases that did not fit have one too."""
     return entry.record.outcome.peak_bytes
 
 
@@ -69,19 +69,19 @@ def peak_saving(entry: Entry) -> Value:
 
 
 def peak_vs_previous(entry: Entry) -> Value:
-    """Return the change of the peak from that of the stack of schemes that this one extends."""
+    """Return the change of the peak from the stack of schemes that this one extends."""
     before = entry.previous.outcome.peak_bytes if entry.previous else None
     return change(before, entry.record.outcome.peak_bytes)
 
 
 def _before(entry: Entry) -> Measurement | None:
-    """Return what was measured of the stack that this one extends."""
+    """Return the measurement of the stack that this one extends."""
     outcome = entry.previous.outcome if entry.previous else None
     return outcome if isinstance(outcome, Measurement) else None
 
 
 def step_vs_previous(entry: Entry) -> Value:
-    """Return the change of the step, where both were timed in turns or both estimated."""
+    """Return the change of the step time, if both steps were timed in turns or both estimated."""
     before, now = _before(entry), entry.measured
     if before is None or now is None or before.timing_round != now.timing_round:
         return None
@@ -111,24 +111,24 @@ def largest_batch_rate(entry: Entry) -> Value:
 
 
 def estimate_of_step(entry: Entry) -> Value:
-    """Return the seconds that were estimated for a step that was measured on the same device."""
+    """Return the estimated seconds of a step that was also measured on the same device."""
     time = entry.estimate.estimated if entry.estimate and entry.step else None
     return time.step_seconds if time else None
 
 
 def compared_step(entry: Entry) -> Value:
-    """Return the seconds of a measured step for which some were estimated, too."""
+    """Return the measured seconds of a step that also has an estimate."""
     return entry.step.value if entry.step and estimate_of_step(entry) is not None else None
 
 
 def step_estimate_error(entry: Entry) -> Value:
-    """Return how far the estimate of a step is off."""
+    """Return the relative error of the estimate of a step."""
     found = entry.estimate.estimated if entry.estimate else None
     return change(entry.step.value, found.step_seconds) if entry.step and found else None
 
 
 def error_vs_previous(entry: Entry) -> Value:
-    """Return the difference of the gradient errors; the exact model has none."""
+    """Return the difference of the gradient errors; the exact model's error is 0."""
     if entry.previous is None or entry.measured is None or entry.measured.gradient_error is None:
         return None
     is_exact = entry.previous.case.scheme == "exact"
@@ -137,7 +137,7 @@ def error_vs_previous(entry: Entry) -> Value:
 
 
 def saving(exact: float | None, scheme: float | None) -> float | None:
-    """Return the share of the exact model's amount that a scheme does not need."""
+    """Return the share of the exact model's amount that a scheme saves."""
     left = quotient(scheme, exact)
     return None if left is None else 1 - left
 

@@ -1,4 +1,4 @@
-"""Records side by side: each with the exact model's and its estimate, marked when no other beats it."""
+"""Records side by side: each with the exact model's record and its estimate, and marked if no other beats it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from actbench.results.tables.values import Spread, quotient, ratio, step_time, t
 
 
 class Estimates:
-    """The simulations among records, each given with what was measured but for the scheme."""
+    """The simulations among records; each is given with ``what``, which identifies all but the scheme."""
 
     def __init__(self, records: Iterable[tuple[MeasuredRecord, Any]]) -> None:
         self._found: dict[Any, list[MeasuredRecord]] = defaultdict(list)
@@ -37,8 +37,8 @@ class Estimates:
     def of(self, record: MeasuredRecord, what: Any) -> Measurement | None:
         """Return the estimate of a measurement, or None.
 
-        Of several simulated GPUs it is the one whose name stands in that of the record's GPU, of several profiles of a
-        CPU the one that has times.
+        Of several simulated GPUs, take the one whose name is part of the name of the record's GPU; of several profiles
+        of a CPU, the one with times.
         """
         on_cpu = record.case.meter == "cpu"
         key = (what, record.case.scheme, on_cpu)
@@ -56,12 +56,12 @@ class Estimates:
 
 
 def _is_of_cpu(record: MeasuredRecord, measured: Measurement) -> bool:
-    """Return whether a step was simulated for a CPU, also for one that a file describes."""
+    """Return whether a step was simulated for a CPU, shipped or described by a file."""
     return (measured.simulated or record.case.device_profile) == "cpu"
 
 
 class _Devices:
-    """Simulations of one thing, by the first word of their device."""
+    """Simulations of the same case on several devices, by the first word of the device."""
 
     def __init__(self, records: Sequence[MeasuredRecord]) -> None:
         self._by_name: dict[str, list[MeasuredRecord]] = defaultdict(list)
@@ -70,29 +70,29 @@ class _Devices:
         self._lengths = sorted(set(map(len, self._by_name)))
 
     def named_in(self, gpu: str) -> list[MeasuredRecord]:
-        """Return those whose device stands in the name of a GPU, at most two of each device."""
+        """Return the simulations whose device is part of the name of a GPU, at most two of each device."""
         gpu = gpu.lower()
         parts = {gpu[start : start + length] for length in self._lengths for start in range(len(gpu) - length + 1)}
         return [record for part in parts if part in self._by_name for record in self._by_name[part][:2]]
 
 
 class Entry(NamedTuple):
-    """A record with the measurements it is read against.
+    """A record with the measurements that it is compared with.
 
     Attributes:
-        measured: Its measurement, or None when the case failed.
-        exact: What the exact model measured in the same case on the same machine.
-        exact_peak_bytes: Its peak, which an older record of one that did not fit has, too.
-        previous: The record of the stack of schemes that this one extends by one; of several that with the least peak.
-        extends: Whether there is one such stack alone, and it is not the exact model: rows are made to be read so.
-        estimate: What the simulated meter said of the same model, scheme and batch, for a record of another meter.
-        same_model: A measurement of the same model, of the exact one if there is one: a failed record says less.
+        measured: Its measurement, or None if the case failed.
+        exact: The measurement of the exact model in the same case on the same machine.
+        exact_peak_bytes: The exact model's peak, which older records have even if the case did not fit.
+        previous: The record of the stack that this one extends by one scheme; of several, the one with the least peak.
+        extends: Whether there is only one such stack, and it is not the exact model: the rows form a chain.
+        estimate: The simulation of the same model, scheme and batch, for a record of another meter.
+        same_model: A measurement of the same model, of the exact one if there is one; it helps if this case failed.
         step: Seconds of a step.
-        relative_throughput: Throughput over the exact model's. None where the two were not timed together: drift
+        relative_throughput: Throughput over the exact model's. None if the two were not timed together: drift
             between two sessions is no property of a scheme.
-        pareto: Whether no scheme of the same case saves more at the same speed; None where there is nothing to choose.
-        estimated_speed: The estimated throughput of a simulated step over that of the exact model's.
-        estimated_pareto: The same as ``pareto`` among estimated speeds.
+        pareto: Whether no scheme of the same case saves more at the same speed; None if there is nothing to choose.
+        estimated_speed: The estimated throughput of a simulated step over the exact model's.
+        estimated_pareto: Like ``pareto``, with estimated speeds.
     """
 
     record: MeasuredRecord
@@ -111,17 +111,17 @@ class Entry(NamedTuple):
 
     @property
     def estimated_step(self) -> float | None:
-        """Seconds of a simulated step, by estimate."""
+        """Estimated seconds of a simulated step."""
         return _estimated(self.measured)
 
     def own(self, setting: Literal["dtype", "optimizer"]) -> str:
-        """Return a setting of the case, or what the model brought where the case leaves it to the model."""
+        """Return a setting of the case, or the model's own if the case leaves it to the model."""
         asked: str | None = getattr(self.record.case, setting)
         return asked or getattr(self.same_model, setting, None) or "the model's own"
 
     @property
     def built(self) -> Built | None:
-        """What the case was built as; of a failed case what another row of the model was."""
+        """What was built for the case; for a failed case, for another row of the same model."""
         known = self.measured or self.same_model
         return known.built if known else None
 
@@ -138,7 +138,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Peers:
-    """What the records of one group are read against; ``what`` is the number of what was measured."""
+    """What the records of one group are compared with; ``what`` numbers the cases apart from scheme and meter."""
 
     what: int
     same_model: Measurement | None = None
@@ -148,9 +148,9 @@ class _Peers:
 
 
 def join(records: Sequence[MeasuredRecord]) -> list[Entry]:
-    """Return an entry for each record, in an order that depends on the cases only.
+    """Return an entry for each record, in an order that depends only on the cases.
 
-    Comparable rows stand beside each other, the exact model first, then simple schemes, then composed ones.
+    Comparable rows are next to each other: the exact model first, then single schemes, then compositions.
     """
     numbers: dict[Group, int] = {}
     groups = [numbers.setdefault(group_of(record), len(numbers)) for record in records]
@@ -193,7 +193,7 @@ def _estimated(measured: Measurement | None) -> float | None:
 
 
 def _peers(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[_Peers]:
-    """Return what each group's records are read against, from the number of each record's group and the groups."""
+    """Return what the records of each group are compared with; ``groups`` has the index in ``keys`` for each record."""
     built = list(map(what_is_built, keys))
     numbers: dict[Any, int] = {}
     peers = [_Peers(numbers.setdefault(what_is_measured(key), len(numbers))) for key in keys]
@@ -219,7 +219,7 @@ class _Previous(NamedTuple):
 
 
 def _previous(rows: Sequence[tuple[MeasuredRecord, _Peers]]) -> list[_Previous]:
-    """Return for each row that of its group whose schemes are all of its own but one; of several the smallest."""
+    """Return for each row the row of its group with all of its schemes but one; of several, the least peak."""
     stacks = {scheme: stack_of(scheme) for scheme in {record.case.scheme for record, _ in rows}}
     known = {(peers, stacks[record.case.scheme]): record for record, peers in rows}
     found: list[_Previous] = []
@@ -238,7 +238,7 @@ def _peak(record: MeasuredRecord) -> float:
 
 
 def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Sequence[Group]) -> list[int]:
-    """Return the places of records, sorted by group, then by scheme."""
+    """Return the indices of records, sorted by group, then by scheme."""
     number = {group: place for place, group in enumerate(in_order(keys))}
     of_group = [number[key] for key in keys]
     of_scheme = scheme_places(record.case.scheme for record in records)
@@ -250,7 +250,7 @@ def _order(records: Sequence[MeasuredRecord], groups: Sequence[int], keys: Seque
 
 
 def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> Spread | None:
-    """Return the throughput over that of the exact model's steps that were interleaved with these."""
+    """Return the throughput over that of the exact model, whose steps were interleaved with these."""
     if measured is None or step is None:
         return None
     if peers.exact is measured:
@@ -261,7 +261,7 @@ def _speed(measured: Measurement | None, step: Spread | None, peers: _Peers) -> 
 
 
 def _best(rows: Sequence[tuple[MeasuredRecord, _Peers]], speeds: Sequence[float | None]) -> list[bool | None]:
-    """Return for each row whether none of its group beats it; None for rows alone or without a speed."""
+    """Return for each row whether no row of its group beats it; None for a single row or one without a speed."""
     costs: dict[_Peers, dict[int, Costs]] = defaultdict(dict)
     for place, ((record, peers), speed) in enumerate(zip(rows, speeds, strict=True)):
         if speed is not None and isinstance(record.outcome, Measurement) and record.outcome.fits:

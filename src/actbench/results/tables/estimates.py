@@ -1,4 +1,4 @@
-"""What is said of times that were estimated."""
+"""Notes about estimated times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from actbench.results.measured import MeasuredRecord, Measurement
 
 
 def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
-    """Yield what ``est.`` means, what was counted roughly, and why there is no time."""
+    """Yield notes: what ``est.`` means, which operators are counted roughly, and why a time is missing."""
     found = [(record.case, record.outcome) for record in records if isinstance(record.outcome, Measurement)]
     timed = [(case, measured.estimated) for case, measured in found if measured.estimated]
     if timed:

@@ -1,4 +1,4 @@
-"""What ``actbench fit`` found, from its records: the shortlist, the same with adapters, and the frontier."""
+"""The tables of ``actbench fit``: the shortlist, the shortlist with adapters, and the frontier."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _COLUMNS: tuple[Column[Tried], ...] = (
 
 @dataclass(frozen=True)
 class _Row:
-    """A stack as it was simulated, or as it was measured on a device.
+    """A stack, simulated or measured on a device.
 
     Attributes:
-        simulated: What the measurement is compared with; None in the row of the simulation.
+        simulated: The simulation that a measured row is compared with; None in the row of the simulation.
     """
 
     record: FitRecord
@@ -62,17 +62,17 @@ class _Row:
 
     @property
     def measured(self) -> Measurement | None:
-        """What its meter read; None where it failed."""
+        """The measurement; None if the case failed."""
         return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
 
     @property
     def step(self) -> Spread | None:
-        """The median step of a device."""
+        """The median step on a device."""
         return step_time(self.measured.step_seconds) if self.measured else None
 
 
 def _warnings(rows: Sequence[Tried]) -> list[str]:
-    """Return what the simulations of rows have to say, each once, and what was counted roughly."""
+    """Return the warnings of the rows' simulations, each once, and the operators that are counted roughly."""
     said = dict.fromkeys(text for each in rows for text in each.measured.warnings)
     unknown = dict.fromkeys(
         name for each in rows if each.measured.estimated for name in each.measured.estimated.unknown
@@ -82,7 +82,7 @@ def _warnings(rows: Sequence[Tried]) -> list[str]:
 
 
 def _pairs(found: Fitted) -> list[_Row]:
-    """Return what was simulated of each stack that was measured, and what was measured, one under the other."""
+    """Return two rows for each measured stack: the simulation, and below it the measurement."""
     tried = {each.record.case: each for each in found.tried}
     return [
         row
@@ -118,7 +118,7 @@ _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
 
 
 def _notes_of_pairs(found: Fitted) -> list[str]:
-    """Return where was measured, and why what failed did."""
+    """Return the devices of the measurements, and the reasons of failures."""
     devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
     failed = [(each.case, each.outcome) for each in found.on_device if isinstance(each.outcome, Failure)]
     where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
@@ -129,13 +129,13 @@ def _notes_of_pairs(found: Fitted) -> list[str]:
 
 
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
-    """Return the tables of a file of fits: for each exact step the shortlist, that with adapters, the frontier."""
+    """Return the tables of a file of fits: for each exact step, two shortlists (one with adapters) and a frontier."""
     tables = [table for found in fitted(records) for table in tables_of(found, title)]
     return tuple(tables) or (fill(title, _COLUMNS, []),)
 
 
 def tables_of(found: Fitted, title: str) -> tuple[Table, ...]:
-    """Return the tables of what was tried for one exact step."""
+    """Return the tables of the stacks that were tried for one exact step."""
     about = f"{found.case.model}, batch {found.case.batch_size}, on {found.case.device_profile}"
     columns = _columns(found, _COLUMNS)
     rows = found.shortlist()

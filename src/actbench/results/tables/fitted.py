@@ -1,4 +1,4 @@
-"""What ``actbench fit`` tried for one exact step, from its records, and which of it is worth showing."""
+"""The stacks that ``actbench fit`` tried for one exact step, from its records, and which are worth showing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from actbench.results.measured import Measurement
 from actbench.results.records import Case
 
 MOST_ROWS = 10
-_ALIKE = 0.02  # of a step's time; estimates are further off than that
+_ALIKE = 0.02  # share of a step's time; the errors of estimates are larger
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A stack that was simulated, beside the exact step.
+    """A simulated stack, beside the exact step.
 
     Attributes:
         exact_seconds: Estimated time of the exact step.
-        on_frontier: Whether nothing that was tried needs less and is as fast.
+        on_frontier: Whether no tried stack needs less and is as fast.
     """
 
     record: FitRecord
@@ -31,7 +31,7 @@ class Tried:
 
     @property
     def training(self) -> Training:
-        """In what its training differs from the exact step's."""
+        """How its training differs from the exact step's."""
         return self.record.training
 
     @property
@@ -40,22 +40,22 @@ class Tried:
         return self.seconds / self.exact_seconds
 
     def outdoes(self, other: Tried) -> bool:
-        """Whether it is as fast as another, as far as estimates tell, and nearer to the exact step's training."""
+        """Whether it is as fast as ``other``, as far as estimates tell, and nearer to the exact step's training."""
         nearer = self.training.is_as_near(other.training) and self.training != other.training
         return nearer and self.seconds <= (1 + _ALIKE) * other.seconds
 
     @property
     def need_bytes(self) -> int:
-        """Bytes of the device that it needs, with what the allocator loses between blocks."""
+        """Bytes of the device that it needs, with those that the allocator loses between blocks."""
         return needed_bytes(self.measured)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """All that was tried for one exact step, the fastest first; ``exact`` is among it.
+    """All stacks that were tried for one exact step, the fastest first; ``exact`` is one of them.
 
     Attributes:
-        on_device: What was measured on a device, failures included.
+        on_device: Records measured on a device, with failures.
     """
 
     exact: Tried
@@ -69,11 +69,11 @@ class Fitted:
 
     @property
     def max_slowdown(self) -> float:
-        """What was asked for last."""
+        """The largest slowdown of the last request."""
         return self.exact.record.asked.max_slowdown
 
     def fitting(self, *, adapters: bool = False) -> list[Tried]:
-        """Return what fits and is not slower than asked, the fastest first."""
+        """Return the stacks that fit and are fast enough, the fastest first."""
         trained = "adapters" if adapters else "all"
         return [
             each
@@ -82,10 +82,10 @@ class Fitted:
         ]
 
     def shortlist(self, *, adapters: bool = False) -> list[Tried]:
-        """Return the rows of a shortlist: of each way of training the fastest, then the next ones and the frontier.
+        """Return the rows of a shortlist: the fastest of each way of training, then the frontier and other stacks.
 
-        What is further from the exact step's training than something that is as fast, but for what an estimate cannot
-        tell, is left out. Where nothing fits: what needs least.
+        A stack is left out if another is as fast, within the error of estimates, and nearer to the exact step's
+        training. If nothing fits, return the three stacks that need least.
         """
         everything = self.fitting(adapters=adapters)
         if not everything:
@@ -105,7 +105,7 @@ class Fitted:
 
 
 def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
-    """Return what records tell of each exact step that stacks were tried for."""
+    """Return the tried stacks of each exact step in the records."""
     groups: dict[Case, list[FitRecord]] = {}
     exact: dict[Case, FitRecord] = {}
     for record in records:
@@ -131,7 +131,7 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
 
 
 def simulated(case: Case) -> Case:
-    """Return the simulated case that a measured one stands beside."""
+    """Return the simulated case of a measured one."""
     return case.model_copy(update={"meter": "simulated"})
 
 

@@ -1,4 +1,4 @@
-"""Groups of comparable records, the order of schemes in them, and which scheme no other beats."""
+"""Groups of comparable records, the order of schemes within them, and the schemes that no other beats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HOW = tuple(name for name in Case.model_fields if name in _HOW_MEASURED)
 _BUILT_FROM = ("model", "task", "sequence_length", "image_size", "dtype", "optimizer", "trust_remote_code")
 
 FIELDS = ("model", *_WORKLOAD, "batch_size", "meter", *_HOW)
-"""Fields of the case, from the one that rows are sorted by first."""
+"""Fields of the case, in the order in which rows are sorted by them."""
 
 _values = attrgetter(*FIELDS)
 
@@ -47,16 +47,16 @@ def _of(names: Iterable[str]) -> Callable[[Group], Any]:
 
 
 what_is_measured = _of(name for name in FIELDS if name != "meter" and name not in _HOW)
-"""From a group: what an estimate and a measurement of the same thing have in common, but for the scheme."""
+"""From a group to the values that an estimate and a measurement of the same thing share, apart from the scheme."""
 
 what_is_built = _of(_BUILT_FROM)
-"""From a group: what the model is built from."""
+"""From a group to the values that the model is built from."""
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
     """Sort groups by machine, then by :data:`FIELDS`."""
     found = list(groups)
-    for place in reversed(range(2 + len(FIELDS))):  # the least first: sorting leaves those in order that are equal
+    for place in reversed(range(2 + len(FIELDS))):  # the last field first: sorting is stable
         if len({group[place] for group in found}) > 1:
             found.sort(key=lambda group: _sortable(group[place]))
     return found
@@ -68,19 +68,19 @@ def _sortable(value: Any) -> tuple[Any, ...]:
 
 
 def scheme_places(schemes: Iterable[str]) -> dict[str, int]:
-    """Return the place of each scheme among all; two spellings of one scheme share a place."""
+    """Return the position of each scheme among all; two spellings of one scheme share a position."""
     keys = {scheme: _key(scheme) for scheme in set(schemes)}
     places = {key: place for place, key in enumerate(sorted(set(keys.values())))}
     return {scheme: places[key] for scheme, key in keys.items()}
 
 
 def stack_of(scheme: str) -> tuple[str, ...]:
-    """Return the schemes that one composes, sorted: none for the exact model."""
+    """Return the sorted parts of a composed scheme; none for the exact model."""
     return () if scheme == "exact" else tuple(sorted(scheme.split("+")))
 
 
 def _key(scheme: str) -> tuple[Any, ...]:
-    """Order schemes by the number of their parts, then by name, then by value, as a number where it is one."""
+    """Return a sort key: the number of parts, then names, then values, as numbers if possible."""
     try:
         parts = spec.parse(scheme)
     except SpecError:
@@ -93,20 +93,20 @@ def _number(value: str | None) -> float:
         number = float(value or 0)
     except ValueError:
         return 0.0
-    return 0.0 if math.isnan(number) else number  # which has no place among numbers
+    return 0.0 if math.isnan(number) else number  # NaN cannot be sorted
 
 
 Costs = tuple[float, float]
 
 
 def unbeaten(costs: Sequence[Costs]) -> list[bool]:
-    """Return for each pair of costs whether no other is as low in both and lower in one, in the time of a sort.
+    """Return for each pair of costs whether no other is as low in both and lower in one; takes the time of a sort.
 
-    Equal ones do not beat each other, and NaN neither beats nor is beaten.
+    Equal pairs do not beat each other. NaN neither beats nor is beaten.
     """
     known = sorted({pair for pair in costs if not any(map(math.isnan, pair))})
     beaten: set[Costs] = set()
     for pair, least in zip(known[1:], accumulate((second for _, second in known), min), strict=False):
-        if least <= pair[1]:  # that of one before, whose first cost is no higher
+        if least <= pair[1]:  # of an earlier pair, whose first cost is no higher
             beaten.add(pair)
     return [pair not in beaten for pair in costs]

@@ -10,7 +10,7 @@ from actbench.results.tables.columns import Column
 from actbench.results.tables.table import Table, fill
 
 DEAREST = 10
-"""Operators that a table of them names."""
+"""Most operators in a table."""
 
 _REST, _ALL, _BESIDE = "(all others)", "step", ", beside the step"
 
@@ -25,7 +25,7 @@ class _Operator:
 
 
 def operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
-    """Return, for each case that was simulated, the operators in which most of the step's time goes, by estimate.
+    """Return, for each simulated case, the operators that take most of the step's estimated time.
 
     Schemes of one case stand beside each other, and the rows add up to the step; below it stands what runs beside that.
     """

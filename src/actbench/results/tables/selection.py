@@ -1,4 +1,4 @@
-"""The columns that a user asks for, by their names."""
+"""The columns that a user selects, by name."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from actbench.results.tables.columns import BATCH, LABEL, MACHINE, METER, MODEL,
 from actbench.results.tables.entries import Entry
 
 IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
-"""Columns that tell rows apart, beside settings in which rows differ."""
+"""Columns that distinguish rows, beside settings in which rows differ."""
 
 CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.within}
-"""What there is to ask for, by name."""
+"""The columns that a user can select, by name."""
 
 
 def names_in(text: str) -> tuple[str, ...]:
     """Return the names of columns in ``peak,saved,speed``.
 
     Raises:
-        UsageError: There is no such column, or one stands twice; the message has the closest names.
+        UsageError: There is no such column, or a name is repeated; the message has the closest names.
     """
     names = tuple(name.strip() for name in text.split(","))
     for place, name in enumerate(names):
@@ -37,12 +37,12 @@ def names_in(text: str) -> tuple[str, ...]:
 def selected(
     names: Sequence[str], identity: Sequence[Column[Entry]], results: Sequence[Column[Entry]]
 ) -> tuple[Column[Entry], ...]:
-    """Return the columns of a table: those that tell rows apart, then those that were asked for, in that order.
+    """Return the columns of a table: those that distinguish rows, then the selected ones, in their order.
 
     Args:
-        names: What was asked for. Where any of :data:`IDENTITY` is, no other of these stands in the table.
-        identity: Those that tell rows apart, the settings in which rows differ among them.
-        results: The others, as they are where nothing is asked for.
+        names: The selected columns. If any is in :data:`IDENTITY`, the table has no other column of these.
+        identity: Columns that distinguish rows, with the settings in which rows differ.
+        results: The other columns, if nothing is selected.
     """
     if not names:
         return (*identity, *results)

@@ -40,7 +40,7 @@ Group = tuple[str, str]
 
 _ALL = "All rows"
 _OF_BATCH = "Largest batch: what fits, found and proved. All other columns are of a step at Batch."
-_NOTHING = 0.0005  # what the column of savings shows as 0.0 %
+_NOTHING = 0.0005  # the column of savings shows less as 0.0 %
 
 
 class Settings:
@@ -68,7 +68,7 @@ class Settings:
 def constant(
     entries: Sequence[Entry], columns: Sequence[Column[Entry]]
 ) -> dict[Column[Entry], dict[Group, Value] | None]:
-    """Return for each column the value of the rows of each model and meter; None where rows of one group differ."""
+    """Return for each column the value of each model and meter; None if rows of one group differ."""
     groups: set[Group] = set()
     found: dict[Column[Entry], set[tuple[Group, Value]]] = {column: set() for column in columns}
     for block in blocks(entries):
@@ -80,7 +80,7 @@ def constant(
 
 
 def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
-    """Yield the value of all, or else those of the models, or else those of each model and meter."""
+    """Yield the value of all rows, or else of each model, or else of each model and meter."""
     if len(set(values.values())) == 1:
         yield _ALL, next(iter(values.values()))
         return
@@ -140,7 +140,7 @@ def _failure(record: MeasuredRecord) -> str:
 
 
 def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
-    """Yield which schemes save nothing of the peak, or nothing beside those that they extend, where why is known."""
+    """Yield the schemes that save nothing of the peak, or nothing more than their stack without them, with why."""
     alike: dict[tuple[str, str], list[MeasuredRecord]] = {}
     for entry in entries:
         measured, before, beside = entry.measured, entry.exact_peak_bytes, ""
@@ -164,7 +164,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of raw values, by column key, in base units; a column without any value is not among the columns."""
+    """Rows of raw values, by column key, in base units; ``columns`` has no column without any value."""
 
     title: str
     columns: tuple[Column[Any], ...]
@@ -179,7 +179,7 @@ def fill(
     notes: Sequence[str] = (),
     asked: Collection[str] = (),
 ) -> Table:
-    """Compute every column of every item; empty columns are left out but for those whose names are ``asked`` for."""
+    """Compute every column of every item; empty columns are left out, except those with names in ``asked``."""
     values: dict[str, list[Value]] = {column.key: [] for column in columns}
     for block in blocks(items):
         for column in columns:
@@ -191,24 +191,24 @@ def fill(
 
 
 def results_table(records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()) -> Table:
-    """Return the comparison of schemes: a row for each record, ratios against the exact model's.
+    """Return the comparison of schemes: a row for each record, with ratios to the exact model.
 
-    ``columns`` are the names of those to show, in place of all; see :mod:`actbench.results.tables.selection`.
+    ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.results.tables.selection`.
     """
     return _results_table(join(records), title, columns)
 
 
 def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
-    """Return how far the simulated meter was off, a row for each case that was measured and simulated."""
+    """Return the errors of the simulated meter: a row for each case that was measured and simulated."""
     return _estimates_table(join(records), title)
 
 
 def report_tables(
     records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()
 ) -> tuple[Table, ...]:
-    """Return the comparison of schemes and, where there are any, the table of estimates.
+    """Return the comparison of schemes and, if there are estimates, their table.
 
-    With ``columns``, as of :func:`results_table`, the first stands alone.
+    With ``columns``, as for :func:`results_table`, return only the comparison.
     """
     entries = join(records)
     results = _results_table(entries, title, columns)
@@ -240,10 +240,10 @@ def _identity(entries: Sequence[Entry], settings: Settings) -> tuple[Column[Entr
 
 
 def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
-    """Return the columns of results that say something.
+    """Return the columns of results that are of interest.
 
-    Optimizer state is quiet where all rows of a model have the same; "vs previous" is there where stacks of schemes
-    extend others than the exact model.
+    Optimizer state is quiet if it is the same in all rows of a model. "vs previous" is shown if a stack of schemes
+    extends another than the exact model.
     """
     known = [entry for entry in entries if OPTIMIZER_STATE.compute(entry) is not None]
     is_usual = all(entry.record.case.optimizer == OPTIMIZER for entry in entries)
@@ -258,7 +258,7 @@ def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
 
 
 def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:
-    """Return the columns of what schemes report that none of :data:`RESULTS` shows."""
+    """Return columns for the diagnostics that :data:`RESULTS` does not show."""
     known = {column.key for column in RESULTS}
     found = {each.name: each.title for entry in entries if entry.measured for each in entry.measured.diagnostics}
     return [diagnostic(name, title) for name, title in found.items() if name not in known]
@@ -266,6 +266,6 @@ def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:
 
 def to_frame(table: Table) -> pandas.DataFrame:
     """Return the table as a data frame with the columns' keys, in bytes and seconds."""
-    import pandas  # takes a third of a second, which a report in a terminal should not
+    import pandas  # takes a third of a second, too long for a report on a terminal
 
     return pandas.DataFrame(list(table.rows), columns=[column.key for column in table.columns])

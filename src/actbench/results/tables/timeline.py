@@ -14,25 +14,25 @@ from actbench.results.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, T
 from actbench.units import format_bytes
 
 LARGEST = 10
-"""Holders that a table names."""
+"""Most holders in a table."""
 
 _NAMES = {BATCH: "(batch)", OPTIMIZER: "(optimizer)", OTHER: "(others)"}
 
 
 def display_holder(holder: Holder) -> str:
-    """Return how people are shown the module of a holder."""
+    """Return the module of a holder as users see it."""
     return _NAMES.get(holder.module) or display_path(holder.module)
 
 
 def with_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[MeasuredRecord, Timeline]]:
-    """Yield the records that say where the memory is over their step."""
+    """Yield the records with a timeline, each with its timeline."""
     for record in records:
         if isinstance(record.outcome, Measurement) and record.outcome.timeline is not None:
             yield record, record.outcome.timeline
 
 
 def title_of(record: MeasuredRecord) -> str:
-    """Return what a timeline is called by."""
+    """Return the title of a timeline."""
     case = record.case
     device = f" {case.device_profile}" if case.meter == "simulated" and case.device_profile else ""
     return f"{record.label or case.scheme} on {case.model}, batch {case.batch_size} ({case.meter}{device})"
@@ -40,7 +40,7 @@ def title_of(record: MeasuredRecord) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of a table of holders; of sums there is neither kind nor operator."""
+    """A row of a table of holders; sums have neither kind nor operator."""
 
     module: str
     kind: str | None
@@ -51,7 +51,7 @@ class _Row:
 
 
 def holders_table(record: MeasuredRecord, timeline: Timeline, largest: int = LARGEST) -> Table:
-    """Return the largest holders at the peak of a step, the rest in one row, and the peak, which is their sum."""
+    """Return the largest holders at the peak of a step, the rest in one row, and their sum, the peak."""
     device = [holder for holder in timeline.holders if holder.kind != "host"]
     named = [holder for holder in device if holder.module != OTHER or holder.operator][:largest]
     rest = [holder for holder in device if holder not in named]

@@ -1,7 +1,7 @@
 """The table of training runs: one row for each model and scheme, over the seeds.
 
-Differences from the exact model are of runs with the same seed, that is with the same first weights and batches; their
-spread is therefore smaller than that of the runs themselves.
+Differences from the exact model compare runs with the same seed, that is with the same first weights and batches, so
+their spread is smaller than that of the runs themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Score = Callable[[Trained], float | None]
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one scheme that differ in their seed only, and those of the exact model."""
+    """The runs of one scheme that differ only in the seed, and those of the exact model."""
 
     runs: tuple[TrainingRun, ...]
     exact: tuple[TrainingRun, ...]
@@ -36,19 +36,19 @@ class Row:
 
     @property
     def trained(self) -> tuple[Trained, ...]:
-        """What came of the runs that did not fail."""
+        """The outcomes of the runs that did not fail."""
         return tuple(outcome for run in self.runs if isinstance(outcome := run.outcome, Trained))
 
 
 def accuracy_table(runs: Sequence[TrainingRun], title: str) -> Table:
-    """Return the comparison of schemes by how well the trained models do."""
+    """Return the comparison of schemes by the quality of the trained models."""
     rows = rows_of(runs)
     machine = (MACHINE,) if len({run.machine.identity for run in runs}) > 1 else ()
     return fill(title, (*machine, *COLUMNS), rows, _notes(rows))
 
 
 def mean_and_deviation(values: Sequence[float]) -> Spread | None:
-    """Return the mean with the sample standard deviation, which one value alone does not have."""
+    """Return the mean with the sample standard deviation; a single value has none."""
     if not values:
         return None
     if len(values) == 1 or not all(map(math.isfinite, values)):
@@ -57,7 +57,7 @@ def mean_and_deviation(values: Sequence[float]) -> Spread | None:
 
 
 def difference(row: Row, of: Score) -> Spread | None:
-    """Return by how much the scheme exceeds the exact model, paired by seed; None for the exact model itself."""
+    """Return the difference of scheme and exact model, paired by seed; None for the exact model itself."""
     if row.case.scheme == "exact":
         return None
     exact = {run.case.seed: run.outcome for run in row.exact}
@@ -79,7 +79,7 @@ def rows_of(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
 
 
 def _final(name: str) -> Score:
-    """Return a function to a field of the evaluation of the finished model."""
+    """Return a function that reads a field of the finished model's evaluation."""
     return lambda outcome: getattr(outcome.final, name)
 
 
@@ -114,7 +114,7 @@ def _status(row: Row) -> str | None:
 def _metric(
     key: str, title: str, unit: Unit, better: Literal["lower", "higher"], *, changes: Unit, detail: int = 0
 ) -> tuple[Column[Row], ...]:
-    """Return the columns of a metric's mean and of its difference from the exact model, with spreads."""
+    """Return the columns of a metric's mean and its difference from the exact model, with spreads."""
     score, more = _scores(_final(key)), lambda row: difference(row, _final(key))
     difference_key = f"{key}_difference"
     return (

@@ -1,4 +1,4 @@
-"""Values of tables: how each is written, what is made of the seconds of steps, and rows."""
+"""Values of tables: how each is written, times and ratios with spreads, and rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Unit = Literal[
     "text", "bytes", "seconds", "share", "change", "ratio", "reduction", "rate", "count", "number", "difference", "flag"
 ]
 
-_LARGEST_RATIO = 1000  # of what is nearly nothing the rest of a ratio is chance
+_LARGEST_RATIO = 1000  # a ratio above this has a denominator near zero, and is noise
 
 
 def write(value: Value, unit: Unit) -> str:
-    """Write one value; None is a dash, or nothing where text is expected."""
+    """Write one value; None is a dash, or an empty text in a text column."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -44,7 +44,7 @@ def _reduction(value: float) -> str:
 
 
 def _percent(share: float) -> float:
-    return round(100 * share, 1) + 0.0  # without a minus in front of zero
+    return round(100 * share, 1) + 0.0  # turns -0.0 into 0.0
 
 
 _NUMBERS: dict[Unit, Callable[[float], str]] = {
@@ -65,9 +65,9 @@ _NUMBERS: dict[Unit, Callable[[float], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A value and its spread, which is None where it is not known.
+    """A value and its spread, which is None if unknown.
 
-    The value is a median and the spread half the interquartile range, or both are computed from such.
+    The value is a median and the spread half the interquartile range, or both are computed from such values.
     """
 
     value: float
@@ -103,7 +103,7 @@ def ratio(above: Spread | None, below: Spread | None) -> Spread | None:
 
 
 def quotient(above: float | None, below: float | None) -> float | None:
-    """Return ``above / below``, or None where one is missing or negative, or ``below`` is zero."""
+    """Return ``above / below``, or None if one is missing or negative, or ``below`` is zero."""
     return above / below if above is not None and below is not None and above >= 0 and below > 0 else None
 
 
@@ -119,12 +119,12 @@ _AT_ONCE = 256
 
 
 def blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Yield a few hundred items at a time, which stay in the processor's cache while several columns read them."""
+    """Yield a few hundred items at a time, so that they stay in the cache while several columns read them."""
     return (items[start : start + _AT_ONCE] for start in range(0, len(items), _AT_ONCE))
 
 
 class Rows(Sequence[Mapping[str, Value]]):
-    """A number of rows, made as they are asked for, from the values of each column by its key."""
+    """Rows that are made on access from the values of each column, by its key."""
 
     def __init__(self, columns: Mapping[str, Sequence[Value]], count: int) -> None:
         self._columns = dict(columns)

@@ -1,4 +1,4 @@
-"""Graph networks in plain torch, trained on a whole generated graph at once."""
+"""Graph networks in plain torch, trained on a whole generated graph."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Sums over the edges of a graph that save no message: backward needs the graph and the nodes' features.
+"""Sums over the edges of a graph that save no messages: backward needs only the graph and the nodes' features.
 
 ``actbench::edge_sum(row_pointers, columns, weights, x)`` is the product of a sparse matrix, one for each head, with
-the features of the nodes; ``actbench::edge_dot(row_pointers, columns, left, right)`` is the inner product of the
-features at the two ends of each edge, which is the gradient of the first one's weights.
+the features of the nodes. ``actbench::edge_dot(row_pointers, columns, left, right)`` is the inner product of the
+features at the two ends of each edge: the gradient of the weights of ``edge_sum``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actbench.nn.refusals import first_order
 library = torch.library.Library("actbench", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 CHUNK_ELEMENTS = 2**22
-"""Elements that ``edge_dot`` gathers at a time from each end: two temporaries of 16 MiB in float32."""
+"""Elements that ``edge_dot`` gathers at a time from each end of the edges: two temporaries of 16 MiB in float32."""
 
 
 class Graph(NamedTuple):
@@ -27,9 +27,9 @@ class Graph(NamedTuple):
 
     Attributes:
         row_pointers: ``(nodes + 1,)`` int64, where the edges of each row begin.
-        columns: ``(edges,)`` int64, the node that each edge brings a message from.
-        reverse: ``(edges,)`` int64, the place of the same edge in the other direction, so that ``weights[reverse]``
-            are the weights of the transposed matrix.
+        columns: ``(edges,)`` int64, the node that sends the message along each edge.
+        reverse: ``(edges,)`` int64, the index of the same edge in the other direction: ``weights[reverse]`` are the
+            weights of the transposed matrix.
     """
 
     row_pointers: Tensor
@@ -40,7 +40,7 @@ class Graph(NamedTuple):
 def aggregate(x: Tensor, weights: Tensor, graph: Graph) -> Tensor:
     """Return for each node the weighted sum of its neighbours' features.
 
-    Saved for backward are the graph, the weights, and ``x`` only where the weights want a gradient.
+    Backward saves the graph and the weights, and ``x`` only if the weights need a gradient.
 
     Args:
         x: Features ``(nodes, heads, width)``.
@@ -48,14 +48,14 @@ def aggregate(x: Tensor, weights: Tensor, graph: Graph) -> Tensor:
         graph: The edges.
 
     Returns:
-        ``(nodes, heads, width)`` of the type of ``x``. Second derivatives are refused.
+        ``(nodes, heads, width)`` of the dtype of ``x``. Second derivatives are refused.
     """
     summed: Tensor = _Aggregation.apply(x, weights, *graph)
     return summed
 
 
 def softmax_over_edges(scores: Tensor, rows: Tensor, nodes: int) -> Tensor:
-    """Return the softmax of scores over the edges of each row, computed in float32 or better; its result is saved.
+    """Return the softmax of scores over the edges of each row, computed in float32 or better; saves its result.
 
     Args:
         scores: ``(edges, heads)``.
@@ -118,7 +118,7 @@ def _edge_sum_cpu(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Ten
     summed = torch.empty_like(x, memory_format=torch.contiguous_format)
     for head in range(x.shape[1]):
         matrix = _matrix(row_pointers, columns, weights[:, head].to(x.dtype))
-        # Unlike MKL's product, the reducing one takes half types and no copies of the indices.
+        # Unlike MKL's product, the product with a reduction takes half types and does not copy the indices.
         summed[:, head] = torch.sparse.mm(matrix, x[:, head], "sum")
     return summed
 
@@ -162,7 +162,7 @@ def _matrix(row_pointers: Tensor, columns: Tensor, values: Tensor) -> Tensor:
 
 @functools.cache
 def _take_the_warning() -> None:
-    """Make a first sparse matrix, for which torch warns once in a process that their support is in beta state."""
+    """Make a sparse matrix without a warning: torch warns once per process that their support is in beta state."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         index = torch.zeros(1, dtype=torch.int64)

@@ -1,6 +1,6 @@
 """A generated graph like a network of citations: as large as ogbn-arxiv, with hubs and learnable classes.
 
-Every shape follows from the sizes alone, so all of it works on fake tensors too.
+Every shape follows from the sizes alone, so everything here works on fake tensors too.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from torch import Tensor
 from actbench.workloads.graphs.aggregation import Graph
 
 HUBS = 3.0
-"""By how much early nodes are preferred: at 3, degrees follow a power law of exponent 2.5, and the largest is near that
-of ogbn-arxiv, 13,161."""
+"""Preference for early nodes: at 3, degrees follow a power law of exponent 2.5, and the largest is near the 13,161 of
+ogbn-arxiv."""
 
 HOMOPHILY = 0.65
-"""Share of citations that are made within a class; of ogbn-arxiv's edges 0.655 are."""
+"""Share of citations within one class; 0.655 in ogbn-arxiv."""
 
 SIGNAL = 0.2
-"""Standard deviation of the features' means between classes, where it is 1 within a class."""
+"""Standard deviation between the mean features of classes; within a class it is 1."""
 
 
 def citations(nodes: int, edges: int, classes: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw distinct pairs of a node and an earlier one that it cites; node i is of class i modulo ``classes``.
+    """Draw distinct pairs of a node and an earlier node that it cites; node i has class i modulo ``classes``.
 
     Returns:
-        The citing and the cited nodes, ``(edges,)`` int64 each, sorted by both.
+        The citing and the cited nodes, ``(edges,)`` int64 each, sorted by the citing and then by the cited node.
     """
     counts = _citations_of_each(nodes, edges, random)
     ends = counts.cumsum(0)
@@ -42,7 +42,7 @@ def citations(nodes: int, edges: int, classes: int, random: torch.Generator) -> 
     same_class = torch.where(same_class < 0, same_class + classes, same_class)
     alike = (torch.rand(edges, generator=random) < HOMOPHILY) & (same_class < citing)
     keys = (citing * nodes + torch.where(alike, same_class, cited)).sort().values
-    distinct = (keys - place).cummax(0).values + place  # moves what was drawn twice to the next node
+    distinct = (keys - place).cummax(0).values + place  # a node drawn twice becomes the next one
     return citing, torch.minimum(distinct - citing * nodes, citing - count + rank)
 
 
@@ -66,7 +66,7 @@ def adjacency(citing: Tensor, cited: Tensor, nodes: int, *, self_loops: bool) ->
 
 
 def side_by_side(graph: Graph, copies: int) -> Graph:
-    """Return a graph of so many unconnected copies of one."""
+    """Return ``copies`` of a graph as one graph, with no edge between them."""
     nodes, edges = graph.row_pointers.numel() - 1, graph.columns.numel()
     starts = repeated(graph.row_pointers[:-1], copies, edges)
     return Graph(
@@ -82,10 +82,10 @@ def repeated(values: Tensor, copies: int, step: int) -> Tensor:
 
 
 def symmetric_weights(graph: Graph, rows: Tensor) -> Tensor:
-    """Return one over the root of the degrees of both ends of each edge, ``(edges, 1)`` float32.
+    """Return 1 / sqrt(d_i d_j) for each edge, with d the degrees of its two nodes, ``(edges, 1)`` float32.
 
     Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", arXiv 1609.02907, equation 2;
-    the self-loops are those of the graph.
+    the graph itself has the self-loops.
     """
     scale = graph.row_pointers.diff().float().rsqrt()
     return (scale[rows] * scale[graph.columns])[:, None]
@@ -97,7 +97,7 @@ def mean_weights(graph: Graph, rows: Tensor) -> Tensor:
 
 
 def features(labels: Tensor, width: int, classes: int, random: torch.Generator) -> Tensor:
-    """Draw features around a mean of their class, ``(nodes, width)`` float32."""
+    """Draw the features of each node around the mean of its class, ``(nodes, width)`` float32."""
     means = SIGNAL * torch.randn(classes, width, generator=random)
     return means[labels] + torch.randn(labels.numel(), width, generator=random)
 
@@ -107,11 +107,11 @@ def _citations_of_each(nodes: int, edges: int, random: torch.Generator) -> Tenso
     usual = _usual_citations(nodes, edges)
     node = torch.arange(nodes)
     spare = edges - _most_citations(nodes, usual)
-    later = max(1, nodes - 1 - usual)  # nodes that can cite one more, among which the spare ones are spread evenly
+    later = max(1, nodes - 1 - usual)  # nodes that can cite one more; the spare citations are spread evenly over them
     turn = (node - usual - 1).clamp(0, later)
     more = ((turn + 1) * spare // later - turn * spare // later) * (node > usual)
     counts = node.clamp(max=usual) + more
-    # Of two neighbours one gives some of its citations to the other, which must have as many nodes before it.
+    # In each pair, one node gives some of its citations to the other, which must have as many nodes before it.
     pairs = counts[: nodes // 2 * 2].view(-1, 2)
     given = torch.randint(usual + 1, pairs.shape[:1], generator=random) * (node[: nodes // 2 * 2 : 2] >= 2 * usual + 2)
     pairs += torch.stack((given, -given), dim=1)

@@ -1,4 +1,4 @@
-"""GCN, GraphSAGE and GAT in plain torch, as their usual examples on ogbn-arxiv have them."""
+"""GCN, GraphSAGE and GAT in plain torch, as in their usual examples on ogbn-arxiv."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INPUT_DROPOUT = 0.1
 
 
 class GraphConvolution(nn.Module):
-    """The layer of a GCN: a linear layer and then the sum over neighbours and the node itself.
+    """The layer of a GCN: a linear layer, then the sum over neighbours and the node itself.
 
     Kipf and Welling, "Semi-Supervised Classification with Graph Convolutional Networks", arXiv 1609.02907, equation 2.
     """
@@ -35,8 +35,8 @@ class GraphConvolution(nn.Module):
 class MeanConvolution(nn.Module):
     """The layer of a GraphSAGE with mean aggregation: one linear layer on the neighbours' mean, one on the node.
 
-    Hamilton et al., "Inductive Representation Learning on Large Graphs", arXiv 1706.02216, algorithm 1, with the sum
-    of two products for the product with a concatenation, and no sampling: each node has all of its neighbours.
+    Hamilton et al., "Inductive Representation Learning on Large Graphs", arXiv 1706.02216, algorithm 1. The sum of two
+    products replaces the product with a concatenation. Nothing is sampled: each node has all of its neighbours.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
@@ -78,7 +78,7 @@ class AttentionConvolution(nn.Module):
 
 
 class GraphBlock(nn.Module):
-    """A hidden layer: a convolution, batch norm, ReLU and dropout, the last two as functions."""
+    """A hidden layer: a convolution, batch norm, ReLU and dropout; the last two are functions, not modules."""
 
     def __init__(self, convolution: nn.Module, width: int, dropout: float) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class GraphBlock(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, graph: Graph, edges: Tensor) -> Tensor:
-        """Return ``(nodes, width)``; ``edges`` is what the convolution takes."""
+        """Return ``(nodes, width)``; ``edges`` is the third argument of the convolution."""
         x = F.relu(self.norm(self.convolution(x, graph, edges)))
         return F.dropout(x, self.dropout, self.training)
 
 
 class GCN(nn.Module):
-    """Hidden layers of :class:`GraphConvolution` and one more for the class scores."""
+    """Hidden layers of :class:`GraphConvolution`, and a last one for the class scores."""
 
     convolution: ClassVar[type[GraphConvolution | MeanConvolution]] = GraphConvolution
 
@@ -113,13 +113,13 @@ class GCN(nn.Module):
 
 
 class GraphSAGE(GCN):
-    """Hidden layers of :class:`MeanConvolution` and one more for the class scores."""
+    """Hidden layers of :class:`MeanConvolution`, and a last one for the class scores."""
 
     convolution = MeanConvolution
 
 
 class GAT(nn.Module):
-    """Hidden layers of :class:`AttentionConvolution`, whose width is that of one head, and a last one of one head."""
+    """Hidden layers of :class:`AttentionConvolution`, and a last one of one head; ``width`` is the width of a head."""
 
     def __init__(self, sizes: tuple[int, ...], dropout: float, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Graph networks as workloads: which there are, and their settings after the ``@``."""
+"""Graph networks as workloads: their names, and their settings after the ``@``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
 from actbench.workloads.optimizers import make_optimizer
 
 ARXIV_NODES, ARXIV_TRAINING_NODES = 169_343, 90_941
-ARXIV_PAIRS = 1_157_799  # of its 1,166,243 citations 8,444 are answered by one in the other direction
+ARXIV_PAIRS = 1_157_799  # 1,166,243 citations, of which 8,444 repeat another in the other direction
 
 Count = Annotated[int, Field(strict=True, gt=0)]
 
 
 class Settings(Data):
-    """Sizes of a graph network and of its graph; by default those of OGB's GCN example on ogbn-arxiv.
+    """Sizes of a graph network and of its graph; the defaults are OGB's GCN example on ogbn-arxiv.
 
     Attributes:
-        num_layers: Layers, the last one included.
+        num_layers: Number of layers, with the last one.
         dropout: Share of activations that each hidden layer drops.
         num_nodes: Nodes of one graph.
         num_edges: Pairs of nodes with an edge in both directions.
@@ -54,12 +54,12 @@ class Settings(Data):
 
     @property
     def training_nodes(self) -> int:
-        """How many nodes, the first ones, have a part in the loss, in the proportion of ogbn-arxiv."""
+        """The number of first nodes that the loss counts; the same share of nodes as in ogbn-arxiv."""
         return max(1, self.num_nodes * ARXIV_TRAINING_NODES // ARXIV_NODES)
 
 
 class AttentionSettings(Settings):
-    """A GAT, by default of the sizes of DGL's example on ogbn-arxiv; ``hidden_size`` is the width of each head."""
+    """Sizes of a GAT; the defaults are DGL's example on ogbn-arxiv. ``hidden_size`` is the width of each head."""
 
     hidden_size: Count = 250
     num_heads: Count = 3
@@ -68,10 +68,10 @@ class AttentionSettings(Settings):
 
 @dataclass(frozen=True)
 class Network:
-    """A graph network by its name.
+    """A kind of graph network.
 
-    ``module`` builds it from its settings. ``edges`` makes what it takes beside the graph, from the graph and the row
-    of each edge.
+    ``module`` builds it from its settings. ``edges`` makes the third argument of its forward pass, from the graph and
+    the row of each edge.
     """
 
     settings: type[Settings]
@@ -81,7 +81,7 @@ class Network:
     note: str
 
     def changed(self, changes: Mapping[str, Any], spec: str) -> Settings:
-        """Return its settings with changes; a ModelError if a key does not exist, or a value is wrong."""
+        """Return the settings with changes; a ModelError if a key does not exist, or a value is wrong."""
         keys = list(self.settings.model_fields)
         for key in changes:
             if key not in keys:
@@ -126,7 +126,7 @@ NETWORKS = {
         note="3 layers of 3 heads of 250; a sample is a graph like ogbn-arxiv",
     ),
 }
-"""The networks by name. Each one's graph is as large as ogbn-arxiv unless changed."""
+"""The networks by name. By default each graph is as large as ogbn-arxiv."""
 
 
 TASK = "node-classification"
@@ -135,12 +135,12 @@ TASK = "node-classification"
 class GraphWorkload:
     """A graph network on a whole generated graph, with cross-entropy at its training nodes.
 
-    The batch size is the number of graphs: n copies of one graph side by side, with no edge between them, the features
-    drawn anew in each. At 1 it is the usual full-batch training. ``changes`` are those of its settings; sequence
-    lengths, image sizes and attention implementations mean nothing here.
+    The batch size is the number of graphs: n copies of one graph with no edge between them, each with its own
+    features. Batch size 1 is the usual full-batch training. ``changes`` are changes of the settings. Sequence length,
+    image size and attention implementation have no effect.
 
     Raises:
-        ModelError: A change is not possible, or another task or published weights are asked of it.
+        ModelError: A change is impossible, or the case asks for another task or published weights.
     """
 
     def __init__(self, name: str, changes: Mapping[str, Any], case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Two charts of points: memory against time, with the rows that no other beats, and the gradient's error."""
+"""Two charts of points: memory against time, which marks the rows that no other beats, and the gradient's error."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from actbench.results.render.page import marks
 from actbench.results.render.page.pictures import Picture, Values
 
 _SHAPES = {"measured": "circle", "estimated": "diamond"}
-_RIGHT = 0.6  # of the width
-_FEW = 12  # points whose names do not hide one another
+_RIGHT = 0.6  # share of the width
+_FEW = 12  # the names of more points would overlap
 
 
 def memory_against_time(rows: Values, memory: marks.Scale, limit: int | None) -> Picture:
-    """Return the frontier: faded rows are beaten by another in both memory and time."""
+    """Return the frontier chart; a row that another beats in both memory and time is faded."""
     time = marks.second_scale(max(row["seconds"] for row in rows))
     values = [
         {**row, "drawn_time": row["seconds"] / time.factor, "drawn": row["peak_bytes"] / memory.factor} for row in rows
@@ -62,7 +62,7 @@ def memory_against_time(rows: Values, memory: marks.Scale, limit: int | None) ->
 
 
 def error_beside_memory(rows: Values, memory: marks.Scale) -> Picture:
-    """Return how far the gradient is from the exact model's, beside the peak."""
+    """Return a chart of the peak and the distance of the gradient from the exact model's."""
     ticks, least = marks.ticks_of([row["gradient_error"] for row in rows])
     values = [{**row, "drawn": row["peak_bytes"] / memory.factor} for row in rows]
     _choose_sides(values, "gradient_error")
@@ -103,14 +103,14 @@ _SIDES = {
 
 
 def _choose_sides(values: list[dict[str, Any]], field: str) -> None:
-    """Let the names of points at the right end of a chart stand at their left, where there is room."""
+    """Put the names of points at the right end of a chart to their left, where there is room."""
     first, last = min(row[field] for row in values), max(row[field] for row in values)
     for row in values:
         row["at_right"] = row[field] > first + _RIGHT * (last - first)
 
 
 def _names(only: dict[str, Any] | None, x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
-    """Return the names of schemes beside their points; the pointer shows those that are cut."""
+    """Return the names of schemes beside their points; the pointer shows names that are cut."""
     return {
         "transform": [only] if only else [],
         "mark": {"type": "text", "color": marks.colour("ink"), "fontSize": 11.5, "dy": -8, **_SIDES},

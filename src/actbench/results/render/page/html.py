@@ -1,4 +1,4 @@
-"""The page as lines of HTML. What a browser runs is ours or the chart library's, and the page names their hashes."""
+"""The page as lines of HTML. A browser runs only our scripts and the chart library, whose hashes the page names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from actbench.results.render.page.sections import section
 from actbench.results.tables import Table
 
 MOST_DETAILED = 5000
-"""Rows with settings and commands; a table of more has none, so that the file stays small."""
+"""Most rows with settings and commands; a larger table has none, so that the file stays small."""
 
 
 def html_page(tables: Sequence[Table], title: str, beside: Beside | None = None) -> str:
@@ -28,8 +28,8 @@ def html_page(tables: Sequence[Table], title: str, beside: Beside | None = None)
 def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None) -> Iterator[str]:
     """Yield the lines of a page that needs no other file and no network.
 
-    Charts are left out, and the page says so, where the library that draws them is not installed; without scripts the
-    tables can still be read.
+    If the library that draws charts is not installed, the page has none and says so. Without scripts the tables can
+    still be read.
     """
     beside = beside or Beside()
     details = beside.details if len(beside.details) <= MOST_DETAILED else ()
@@ -61,7 +61,7 @@ _CHARTS = (
 
 
 def _data(groups: Sequence[Group], details: Sequence[Details]) -> dict[str, Any]:
-    """Return what scripts read: charts, each text of the details once, and for each row the places of its texts."""
+    """Return the data for the scripts: charts, each text of the details once, and the indices of each row's texts."""
     texts: dict[str, int] = {}
     rows = [{heading: texts.setdefault(text, len(texts)) for heading, text in each.texts.items()} for each in details]
     drawn = [
@@ -82,7 +82,7 @@ _ESCAPED = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"
 
 
 def _json(value: Any) -> str:
-    """Write JSON that ends no script and is no markup, whatever the names in it."""
+    """Write JSON that cannot end the script or be markup, whatever names it holds."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
 
 

@@ -15,7 +15,7 @@ Format = Literal["png", "svg"]
 _WIDTH = 760
 _LETTERS = 120
 _SCALE = 2
-"""Pixels of a PNG to one of the chart."""
+"""Pixels of a PNG for one pixel of the chart."""
 
 _INK, _DIM, _LINE = "#1f2328", "#5f6770", "#e8ebee"
 _COLOURS = {"ink": _INK, "dim": _DIM, "accent": "#4c78a8"}
@@ -39,7 +39,7 @@ def check() -> None:
     """Check that pictures can be drawn here.
 
     Raises:
-        UsageError: What draws them is not installed.
+        UsageError: The library that draws them is not installed.
     """
     if not library.is_installed():
         raise UsageError(f"pictures are drawn by vl-convert-python, which is not installed: {library.EXTRA}")

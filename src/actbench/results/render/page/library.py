@@ -14,7 +14,7 @@ import platformdirs
 from actbench.results.render import exports
 
 EXTRA = "pip install 'actbench[html]'"
-"""What installs the library."""
+"""The command that installs the library."""
 
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
@@ -27,7 +27,7 @@ def is_installed() -> bool:
 def script() -> str:
     """Return the script that defines ``vegaEmbed``.
 
-    vl-convert takes several seconds to bundle it, so the text is kept in the user's cache, where that can be written.
+    vl-convert takes several seconds to bundle it, so the script is stored in the user's cache, if that can be written.
     """
     version = importlib.metadata.version("vl-convert-python")
     kept = platformdirs.user_cache_path("actbench") / f"vega-embed-{version}.js"
@@ -40,7 +40,7 @@ def script() -> str:
 
 
 def _keep(path: Path, text: str) -> None:
-    """Put a text into the cache, whole or not at all; a cache that cannot be written is done without."""
+    """Write a text into the cache, completely or not at all; ignore a cache that cannot be written."""
     if path.is_absolute() and os.access(next(place for place in path.parents if place.exists()), os.W_OK):
         with suppress(Exception):
             exports.export({path: text})

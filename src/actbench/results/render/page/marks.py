@@ -19,7 +19,7 @@ _LONGEST_LABEL = 420  # pixels
 
 @dataclass(frozen=True)
 class Scale:
-    """The unit in which amounts are drawn, and how many base units it is."""
+    """The unit of a chart, and its size in base units."""
 
     unit: str
     factor: float
@@ -42,9 +42,9 @@ def second_scale(most: float) -> Scale:
 
 
 def spec(values: Values, layers: Sequence[Mapping[str, Any]], height: int = HEIGHT) -> dict[str, Any]:
-    """Return a chart as wide as its place, of layers over the same values.
+    """Return a chart of layers over the same values, as wide as its place on the page.
 
-    Marks may name the colours of the page, which are light or dark: ``ink``, ``dim`` and ``accent``.
+    Marks may use the page's light or dark colours by name: ``ink``, ``dim`` and ``accent``.
     """
     return {
         "$schema": SCHEMA,
@@ -57,7 +57,7 @@ def spec(values: Values, layers: Sequence[Mapping[str, Any]], height: int = HEIG
 
 
 def tooltip(**titles: str) -> list[dict[str, str]]:
-    """Return what stands beside a mark under the pointer: fields and their titles."""
+    """Return the fields, with titles, that the pointer shows beside a mark."""
     return [{"field": field, "title": title, "type": "nominal"} for field, title in titles.items()]
 
 
@@ -72,7 +72,7 @@ def colour(name: str) -> dict[str, str]:
 
 
 def limit_line(channel: str, limit: int, scale: Scale) -> list[dict[str, Any]]:
-    """Return a line where the memory ends, with its name."""
+    """Return a named line at the memory limit."""
     place = {"datum": limit / scale.factor, "type": "quantitative"}
     data: dict[str, Any] = {"values": [{}]}
     return [
@@ -101,7 +101,7 @@ _NAME_PLACES: dict[str, dict[str, Any]] = {
 
 
 def stacked_bars(parts: Values, kinds: Mapping[str, str], scale: Scale, limit: int | None) -> Picture:
-    """Return a bar for each row, of what its peak is made of; ``kinds`` have colours and stand from left to right."""
+    """Return a bar for each row with the parts of its peak; ``kinds`` gives colours, and the order from the left."""
     names = list(dict.fromkeys(part["name"] for part in parts))
     present = [kind for kind in kinds if any(part["kind"] == kind for part in parts)]
     bars = {
@@ -132,7 +132,7 @@ def stacked_bars(parts: Values, kinds: Mapping[str, str], scale: Scale, limit: i
 
 
 def ticks_of(values: Sequence[float]) -> tuple[list[float], float]:
-    """Return ticks for amounts that may be zero, by powers of ten, and the least power."""
+    """Return ticks at powers of ten for amounts that may be zero, and the least power."""
     positive = [value for value in values if value > 0]
     if not positive:
         return [0.0, 1.0], 1.0

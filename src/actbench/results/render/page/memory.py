@@ -1,4 +1,4 @@
-"""Charts of measured cases: memory against time, what the peak is made of, and the error of the gradient."""
+"""Charts of measured cases: memory against time, the parts of the peak, and the error of the gradient."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ KINDS = {
     "communication_bytes": ("gathered and reduced", "#c9b458"),
     "temporary_bytes": ("temporaries", "#67a58a"),
 }
-"""What the page calls the fields of :class:`PeakParts`, with colours, in the order in which they are stacked."""
+"""Titles and colours of the fields of :class:`PeakParts` on the page, in the order of the stack."""
 
 MOST_BARS = 60
 MOST_TIMELINES = 12
 
 
 def groups_of(entries: Sequence[Entry]) -> list[Group]:
-    """Return the charts of each model, batch and device; only rows of these can be compared."""
+    """Return a group of charts for each model, batch and device; only rows within a group can be compared."""
     found: dict[Any, list[MeasuredRecord]] = {}
     for entry in entries:
         if entry.measured is not None:
@@ -48,7 +48,7 @@ def groups_of(entries: Sequence[Entry]) -> list[Group]:
 
 
 def _device(record: MeasuredRecord) -> str:
-    """Return what the case ran on, or was simulated for; a simulated CPU is the CPU."""
+    """Return the device of a case, real or simulated; a simulated CPU is the CPU."""
     case = record.case
     if case.meter == "simulated":
         return case.device_profile or "a CUDA device"
@@ -62,7 +62,7 @@ def _comparable(record: MeasuredRecord) -> Any:
 
 
 def _names(records: Sequence[MeasuredRecord]) -> tuple[str, ...]:
-    """Return what a group may be called by, the shortest first."""
+    """Return the possible names of a group, the shortest first."""
     record, case = records[0], records[0].case
     short = f"{case.model}, batch {case.batch_size}, {_device(record)}"
     settings = ", ".join(
@@ -149,12 +149,12 @@ def _row(record: MeasuredRecord) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a value that can be drawn, and None for others."""
+    """Return a value if it can be drawn, else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def _bar_names(records: Sequence[MeasuredRecord]) -> list[str]:
-    """Return a name for each row: that of its scheme, with what tells it from others of the same scheme."""
+    """Return a name for each row: its scheme, with what distinguishes it from other rows of the same scheme."""
     names: list[str] = []
     for record in records:
         name = plain(record.label or record.case.scheme)

@@ -1,4 +1,4 @@
-"""What a page shows beside its tables: charts as Vega-Lite, in groups of comparable rows, and details of rows."""
+"""The parts of a page beside its tables: Vega-Lite charts in groups of comparable rows, and details of rows."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Values = Sequence[Mapping[str, Any]]
-"""The data of a chart: raw values in base units, with what is drawn and written of them."""
+"""The data of a chart: raw values in base units, with the values to draw and the texts to show."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """One chart. ``spec`` is Vega-Lite with its data; names stand in the data only, never in an expression."""
+    """One chart. ``spec`` is Vega-Lite with its data; names are only in the data, never in an expression."""
 
     title: str
     about: str
@@ -22,7 +22,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Group:
-    """The charts of rows that can be compared, under the name that a reader chooses them by."""
+    """The charts of rows that can be compared, under a name for the reader to choose."""
 
     name: str
     pictures: tuple[Picture, ...]
@@ -31,7 +31,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Details:
-    """What the page tells of a row of its first table when it is opened, by heading."""
+    """What the page shows when a reader opens a row of its first table, by heading."""
 
     texts: Mapping[str, str]
     is_estimated: bool = False
@@ -39,7 +39,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Beside:
-    """What stands beside the tables; ``details`` are those of the rows of the first one, in their order."""
+    """What a page shows beside the tables; ``details`` belong to the rows of the first table, in their order."""
 
     groups: tuple[Group, ...] = ()
     details: tuple[Details, ...] = ()
@@ -51,11 +51,11 @@ class Beside:
 
 
 MOST_GROUPS = 40
-"""Groups whose charts a page holds: a file of a few MB that a browser opens at once."""
+"""Most groups with charts on a page: a file of a few MB opens at once."""
 
 
 def shown(groups: Sequence[Group]) -> tuple[Group, ...]:
-    """Return the groups that a page holds, those with the most charts first."""
+    """Return the groups for a page, those with the most charts first."""
     drawn = sorted((group for group in groups if group.pictures), key=lambda group: -len(group.pictures))
     if len(drawn) <= MOST_GROUPS:
         return tuple(drawn)

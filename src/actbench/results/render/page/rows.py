@@ -57,6 +57,6 @@ def _texts(record: Record[Any, Any]) -> dict[str, str]:
 
 
 def _settings(case: dict[str, Any]) -> str:
-    """Return the fields of a case that say something."""
+    """Return the fields of a case that are not None or false, as text."""
     told = ((name.replace("_", " "), value) for name, value in case.items() if value is not False)
     return ", ".join(name if value is True else f"{name} {value}" for name, value in told)

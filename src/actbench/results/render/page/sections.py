@@ -1,4 +1,4 @@
-"""A table of the page: cells are text, numbers have their value in full beside it for sorting."""
+"""A table of the page: cells are text, and numbers also have their full value, for sorting."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from actbench.results.tables import Table
 from actbench.results.tables.columns import Column
 from actbench.results.tables.values import Rows, Value
 
-_LONGEST_LINE = 26  # letters of a cell that is not wrapped
+_LONGEST_LINE = 26  # most characters of a cell that is not wrapped
 SHOWN_DETAIL = 1
-"""Columns of more detail than this are shown when a reader asks for all."""
+"""Columns of more detail are shown only when a reader asks for all."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What is alike in all cells of a column: its class, and whether cells have a value to sort by."""
+    """What all cells of a column share: their class, and whether they have a value to sort by."""
 
     mark: str
     has_value: bool
 
 
 def section(table: Table, details: Sequence[Details], *, heading: bool) -> Iterator[str]:
-    """Yield the lines of a table with its notes; ``details`` are those of its rows, or none."""
+    """Yield the lines of a table with its notes; ``details`` belong to its rows, and may be empty."""
     table, text = readable(table), cells(table)
     columns = [column for column in table.columns if not column.within]
     yield "<section>\n"
@@ -69,7 +69,7 @@ def _heading(title: str, form: _Form) -> str:
 
 
 def _start(details: Details) -> str:
-    """Return the begin of a row that can be opened; one whose time is estimated is marked."""
+    """Return the beginning of a row that can be opened, with a mark if its time is estimated."""
     mark = '<abbr title="the time of the step is estimated">est.</abbr>' if details.is_estimated else ""
     return f'<tr{" class=estimated" if details.is_estimated else ""}><td class="opener">{mark}</td>'
 

@@ -21,14 +21,14 @@ COLOURS: dict[Kind, str] = {
     "communication": "#c9b458",
     "temporary": "#67a58a",
 }
-"""Of the kinds that add up to the peak."""
+"""Colours of the kinds that add up to the peak."""
 
 _NAMED = 3  # holders that the text names
 _FEW_SPANS = 5
 
 
 def memory_over_step(name: str, timeline: Timeline) -> Picture:
-    """Return the bytes alive over a step, in stacked areas; ``name`` is what the row is called."""
+    """Return the bytes alive over a step as stacked areas; ``name`` is the name of the row."""
     scale = marks.byte_scale(timeline.peak_bytes)
     kinds = [kind for kind in COLOURS if kind in timeline.held_bytes]
     titles = [TITLES[kind] for kind in kinds]
@@ -84,7 +84,7 @@ def _host(timeline: Timeline, x: dict[str, Any], scale: marks.Scale) -> list[dic
 
 
 def _spans(timeline: Timeline, x: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a line where each part of the step begins, with its name where there are few."""
+    """Return a line at the beginning of each part of the step, with its name if there are few parts."""
     data = {"values": [{"at": span.start, "phase": span.phase} for span in timeline.spans]}
     rule = {"type": "rule", "color": marks.colour("dim"), "strokeDash": [2, 3]}
     text = {
@@ -109,7 +109,7 @@ def _peak(timeline: Timeline, x: dict[str, Any], scale: marks.Scale) -> list[dic
 
 
 def _about(timeline: Timeline) -> str:
-    """Return what the chart shows, and who holds the most at the peak."""
+    """Return a text about the chart and the largest holders at the peak."""
     named = [holder for holder in timeline.holders if holder.kind != "host"][:_NAMED]
     most = "; ".join(
         f"{display_holder(each)}, {TITLES[each.kind]} of {each.operator}, {format_bytes(each.held_bytes)}"

@@ -11,7 +11,7 @@ from actbench.results.render.page import marks
 from actbench.results.render.page.pictures import Group, Picture
 from actbench.results.runs import TrainingRun
 
-_FEW = 4  # schemes whose bands of deviation can be told apart
+_FEW = 4  # the bands of deviation of more schemes could not be told apart
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
