@@ -40,7 +40,7 @@ def vocabulary_of(model: nn.Module, size: int) -> Vocabulary:
         reasons = {layer: why or "it is tied to one that is not shared" for layer, why in reasons.items()}
     shared = {layer: (paths[layer], layer) for layer, why in reasons.items() if not why}
     why_not = {paths[layer]: why for layer, why in reasons.items() if why}
-    return Vocabulary(shared.get(embedding), shared.get(head), why_not)  # type: ignore[arg-type]
+    return Vocabulary(shared.get(embedding), shared.get(head), why_not)
 
 
 def share(vocabulary: Vocabulary, ranks: Ranks) -> None:
