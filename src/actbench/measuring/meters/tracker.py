@@ -90,13 +90,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._resizing = ExitStack()
 
     def __enter__(self) -> Self:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         self._resizing.enter_context(_resizes_told(self._resized))
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._resizing.close()
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and enter what it returns; of one on a tensor made of others, the operators on these."""
