@@ -105,12 +105,13 @@ def _run_together(
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
     """Run a comparison with the other processes, if there are any; only the first one returns from it."""
     from actbench.errors import UsageError
+    from actbench.launch import is_first
     from actbench.training import launch
 
     try:
         place = launch.read(os.environ)
     except UsageError:
-        if launch.is_first(os.environ):
+        if is_first(os.environ):
             raise
         time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None

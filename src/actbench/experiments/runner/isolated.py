@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Sequence
+from multiprocessing.connection import wait
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import ValidationError
 
 from actbench import errors
 from actbench.errors import ActbenchError, MeasurementError
-from actbench.experiments.runner.processes import ForkServer, NoAnswerError, Process, ProcessDiedError, describe
-from actbench.experiments.runner.worker import REPLIES, Answer, CaseRequest, GarbledError, Raised, Seconds, TaskRequest
-from actbench.results.machine import available_memory_bytes, memory_kills
+from actbench.experiments.runner import merged
+from actbench.experiments.runner.member import LocalMember, Member, Question, Report
+from actbench.experiments.runner.processes import (
+    ForkServer,
+    NoAnswerError,
+    Process,
+    ProcessDiedError,
+    deadline_after,
+    describe,
+    left_until,
+)
+from actbench.experiments.runner.worker import (
+    Answer,
+    AnyReply,
+    CaseRequest,
+    GarbledError,
+    Lost,
+    Raised,
+    Seconds,
+    TaskRequest,
+)
+from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
 from actbench.units import format_bytes, format_seconds
@@ -23,90 +42,115 @@ from actbench.units import format_bytes, format_seconds
 LOG = logging.getLogger(__name__)
 """Tells, for ``--debug``, what the processes of failed cases wrote: their tracebacks."""
 
-Reply = TypeVar("Reply", Measurement, Seconds)
+_GRACE_SECONDS = 10.0
+"""How long the rank that others lost may take to say why it ended."""
 
 
-class IsolatedSession:
-    """``actbench.measuring.bench.Session`` in another process; errors come back as failures.
+class CaseSession:
+    """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
-    ``timeout_seconds`` limits the time that the process may work; waiting for its turn is not work. Of a trial nothing
-    but the peak is read. ``died`` is whether the process ended without an answer.
+    ``timeout_seconds`` limits the time that the processes may work; waiting for its turn is not work. Where one of
+    several fails, so does the case, and the others are killed. ``died`` is whether one ended without an answer.
     """
 
     def __init__(
-        self, server: ForkServer, case: Case, timeout_seconds: float | None, *, is_trial: bool = False
+        self, members: Sequence[Member], requests: Sequence[CaseRequest], timeout_seconds: float | None
     ) -> None:
-        self._kills_before = memory_kills()
-        self._process = server.fork()
-        self._case = case
-        self._is_trial = is_trial
+        self._members = members
+        self._requests = requests
         self._timeout_seconds = timeout_seconds
         self._worked_seconds = 0.0
         self.died = False
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
-        request = CaseRequest(case=self._case, is_trial=self._is_trial)
-        return self._ask(request.model_dump_json(), Measurement, "its memory was read")
+        replies = self._ask([Question.memory(request) for request in self._requests])
+        if isinstance(replies, Failure):
+            return replies
+        return merged.measurement([reply for reply in replies if isinstance(reply, Measurement)])
 
     def time(self, steps: int) -> tuple[float, ...] | Failure | None:
         """Run one round of timed steps; None where the meter has no clock."""
-        reply = self._ask(str(steps), Seconds, "its steps were timed")
-        return reply.steps if isinstance(reply, Seconds) else reply
+        replies = self._ask([Question.time(steps)] * len(self._members))
+        if isinstance(replies, Failure):
+            return replies
+        return merged.seconds([reply.steps for reply in replies if isinstance(reply, Seconds)])
 
-    def _ask(self, request: str, expected: type[Reply], doing: str) -> Reply | Failure:
-        """Send a request and return the answer, or the failure of the process.
+    def _ask(self, questions: Sequence[Question]) -> list[AnyReply] | Failure:
+        """Ask each process its question, and return their answers by rank, or the failure of one.
 
         Raises:
-            MeasurementError: The fork server is gone, and this process with it.
+            MeasurementError: Who started a process is gone, and the process with it.
         """
         left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
-        started = time.monotonic()
+        started, deadline = time.monotonic(), deadline_after(left)
         try:
-            reply = REPLIES.validate_json(self._process.ask(request.encode(), left))
-            if isinstance(reply, Failure):
-                LOG.debug("%s: in its process:\n%s", self._case.name, self._process.written)
-            if isinstance(reply, expected | Failure):
-                return reply
-            raise GarbledError("the answer to another question")
-        except ProcessDiedError as death:
-            if death.code is None:
-                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
-            self.died = True
-            return self._failure(death)
+            for member, question in zip(self._members, questions, strict=True):
+                member.ask(question, deadline)
+            return self._answers(deadline)
         except NoAnswerError:
-            self._process.kill()
+            self._kill()
             limit = format_seconds(self._timeout_seconds or 0)
             return Failure(
                 reason="timeout",
-                message=f"the case worked for longer than --timeout {limit} and was stopped while {doing}; allow more",
-            )
-        except (GarbledError, ValidationError) as garbled:
-            self._process.kill()
-            found = garbled if isinstance(garbled, GarbledError) else "an answer that cannot be read"
-            return Failure(
-                reason="crash",
-                message=f"the process of the case sent {found}; does the model write into descriptors that are not "
-                f"its own? The process was stopped while {doing}",
+                message=f"the case worked for longer than --timeout {limit} and was stopped while "
+                f"{questions[0].doing}; allow more",
             )
         finally:
             self._worked_seconds += time.monotonic() - started
 
-    def _failure(self, death: ProcessDiedError) -> Failure:
-        kills = memory_kills()
-        before = self._kills_before
-        if death.code == -signal.SIGKILL and kills is not None and before is not None and kills > before:
-            return Failure(
-                reason="out-of-memory",
-                message="the kernel ended the process of the case, because memory had run out: try a smaller batch, or "
-                "close other programs and give --retry-failed",
-            )
-        advice = " and give --retry-failed"
-        return Failure(reason="crash", message=f"the process of the case {describe(death, advice)}")
+    def _answers(self, deadline: float | None) -> list[AnyReply] | Failure:
+        found: dict[int, AnyReply] = {}
+        lost: Failure | None = None
+        grace: float | None = None
+        waiting = dict(enumerate(self._members))
+        while waiting:
+            sources = [source for member in waiting.values() for source in member.sources]
+            ready = wait(sources, left_until(grace or deadline))
+            if not ready:
+                if lost is not None:
+                    break
+                raise NoAnswerError
+            for rank, member in list(waiting.items()):
+                report = member.read(deadline) if any(source in ready for source in member.sources) else None
+                if report is None:
+                    continue
+                del waiting[rank]
+                self._note(rank, report)
+                if isinstance(report.reply, Failure):
+                    return self._failed(rank, report.reply)
+                if isinstance(report.reply, Lost):
+                    lost = lost or self._failed_because(rank, report.reply)
+                    grace = grace or deadline_after(_GRACE_SECONDS)
+                found[rank] = report.reply
+        if lost is not None:
+            self._kill()
+            return lost
+        return [found[rank] for rank in sorted(found)]
+
+    def _note(self, rank: int, report: Report) -> None:
+        self.died |= report.died
+        if report.written:
+            LOG.debug("%s, rank %d: in its process:\n%s", self._requests[rank].case.name, rank, report.written)
+
+    def _failed(self, rank: int, failure: Failure) -> Failure:
+        """Return the failure of one process as that of the case; the others would wait for it."""
+        if len(self._members) == 1:
+            return failure
+        self._kill()
+        return failure.model_copy(update={"message": f"rank {rank} of {len(self._members)}: {failure.message}"})
+
+    def _failed_because(self, rank: int, lost: Lost) -> Failure:
+        return Failure(reason="crash", message=f"rank {rank} of {len(self._members)} lost the others: {lost.message}")
 
     def close(self) -> None:
-        """Let the process end."""
-        self._process.end()
+        """Let the processes end."""
+        for member in self._members:
+            member.close()
+
+    def _kill(self) -> None:
+        for member in self._members:
+            member.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +161,16 @@ class IsolatedSession:
         if error is None:
             self.close()
         else:
-            self._process.kill()
+            self._kill()
+
+
+class IsolatedSession(CaseSession):
+    """A case of one process, on this machine; of a trial nothing but the peak is read."""
+
+    def __init__(
+        self, server: ForkServer, case: Case, timeout_seconds: float | None, *, is_trial: bool = False
+    ) -> None:
+        super().__init__([LocalMember(server)], [CaseRequest(case=case, is_trial=is_trial)], timeout_seconds)
 
 
 class Tasks:
