@@ -66,8 +66,10 @@ class Session:
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self.setup = start if self._others is None else self._others.apply(start)
+        local, placing = (None, None) if self._others is None else self._others.placed()
+        self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
+        self.setup = self.setup if placing is None else placing.apply(self.setup)
         self.sites, self.unreached = self.setup.sites, self.setup.unreached
         if before is not None and after is not None:
             self._inspect(before, after)

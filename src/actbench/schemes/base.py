@@ -33,6 +33,8 @@ Change = Literal[
 ]
 """What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
 
+PLACEMENT: Final = "placement over processes"
+
 OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters"))
 """What is changed module by module, and so in a part of a model alone."""
 
@@ -174,6 +176,13 @@ class Scheme(Data):
         The gradient of the whole is compared with that of the first alone, or of the exact model where there is none.
         """
         return (self, None) if "parameters" in self.changes else (None, self)
+
+    def placed(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return what changes the model of one process, and what spreads the result over processes; None for nothing.
+
+        What a model saves is traced between the two: afterwards it runs with all its processes only.
+        """
+        return (None, self) if PLACEMENT in self.changes else (self, None)
 
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return what else can be said of the gradients of a setup that this scheme was applied to.

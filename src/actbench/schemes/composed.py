@@ -9,7 +9,7 @@ from torch import nn
 from actbench.errors import ConversionError, SpecError
 from actbench.results.fits import GRADIENTS, Gradient
 from actbench.results.measured import Diagnostic
-from actbench.schemes.base import Change, Scheme
+from actbench.schemes.base import PLACEMENT, Change, Scheme
 from actbench.schemes.only import common_part
 from actbench.setup import Batch, TrainingSetup
 
@@ -60,6 +60,14 @@ class Composed(Scheme):
         """Return the parts up to the last that changes parameters, in the order of :meth:`apply`, and the others."""
         places = [place for place, part in enumerate(self.parts, 1) if "parameters" in part.changes]
         end = max(places, default=0)
+        return self._cut(end)
+
+    def placed(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return the parts up to the last that spreads nothing over processes, and the others."""
+        places = [place for place, part in enumerate(self.parts, 1) if PLACEMENT not in part.changes]
+        return self._cut(max(places, default=0))
+
+    def _cut(self, end: int) -> tuple[Scheme | None, Scheme | None]:
         first, others = self.parts[:end], self.parts[end:]
         return Composed(parts=first) if first else None, Composed(parts=others) if others else None
 

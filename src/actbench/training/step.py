@@ -7,15 +7,13 @@ schemes have been applied before, keeps the names of its parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch._guards import active_fake_mode
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
@@ -24,10 +22,8 @@ from actbench.errors import ModelError, UntraceableError, UsageError, boundary
 from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
 from actbench.microbatches import MicroBatch
-from actbench.nn.hooked import HookedForward
+from actbench.nn.parallel.sharded import ShardedModel
 from actbench.nn.recomputed import blocks
-from actbench.nn.saved import SavedTensors
-from actbench.nn.saved.packer import own_tensors
 from actbench.nn.saved.samplegradients import samples
 from actbench.results.runs import TrainingCase
 from actbench.setup import Batch, HoldsGradients, StepsInBackward, TrainingSetup, TrainStep
@@ -70,36 +66,21 @@ class _Sharded(_Distributed):
     """A setup, changed in place, whose parameters are gathered block by block where they are used (FSDP2).
 
     Raises:
-        UsageError: The scheme runs backward passes of its own.
+        ConversionError: The scheme runs backward passes of its own.
     """
 
     def __init__(self, setup: TrainingSetup, group: ProcessGroup) -> None:
         super().__init__(setup)
         module, launch = setup.module, group.launch
-        bound = HookedForward.of(module)
-        if bound is not None and bound.probing is not None:
-            raise UsageError(
-                "gact finds out how many bits each tensor needs by backward passes of its own, which FSDP2 does not "
-                "gather the parameters for: give it auto_prec=false, as gact:L1 does, or train with DDP"
-            )
-        units = [block for _, block in blocks(module, launch.blocks) if block is not module]
-        device = next(module.parameters()).device.type
-        mesh = init_device_mesh(device, (group.size,))
-        for unit in units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=launch.reshard)
-        self._root = fully_shard(module, mesh=mesh)
-        if device == "cpu":  # gloo adds up, and averages nothing
-            for part in self._parts():
-                part.set_force_sum_reduction_for_comms(True)
-        if bound is not None:
-            _leave_gathered(bound.hooks.packer, units)
+        units = [block for _, block in blocks(module, launch.blocks)]
+        mesh = init_device_mesh(next(module.parameters()).device.type, (group.size,))
+        self._model = ShardedModel(module, units, mesh, reshard=launch.reshard)
 
     def average_gradients(self, wanted: bool) -> None:
-        self._root.set_requires_gradient_sync(wanted)
+        self._model.reduce_gradients(wanted)
 
     def reshard(self) -> None:
-        for part in self._parts():
-            part.reshard()
+        self._model.reshard()
 
     def full_tensor(self, tensor: Tensor) -> Tensor:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -108,22 +89,6 @@ class _Sharded(_Distributed):
         if not isinstance(tensor, DTensor):
             return given
         return distribute_tensor(given.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
-
-    def _parts(self) -> list[FSDPModule]:
-        return [part for part in self.setup.module.modules() if isinstance(part, FSDPModule)]
-
-
-def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
-    """Let ``packer`` leave out the parameters that FSDP2 has gathered for a unit.
-
-    When the model begins to run, hooks know only the parameters that are there already.
-    """
-
-    def leave(unit: nn.Module, _: Any) -> None:
-        packer.exclude.add(own_tensors(unit))
-
-    for unit in units:
-        unit.register_forward_pre_hook(leave)
 
 
 class _Replicated(_Distributed):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -80,6 +82,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._on_host: set[int] = set()
         self._names = itertools.count()
+        self._resizing = ExitStack()
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._resizing.enter_context(_resizes_told(self._resized))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._resizing.close()
+        super().__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and enter what it returns; of one on a tensor made of others, the operators on these."""
@@ -188,6 +200,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live_bytes += amount - before
             self.events.append((name, amount))
 
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage anew that was freed or allocated again while tensors hold it, as FSDP2 does."""
+        self._settle()
+        key = id(storage)
+        if key not in self._known:
+            return
+        name, before = self._known[key]
+        if before and not storage.nbytes():
+            self.events.append((name, 0))
+            self._live_bytes -= before
+        if not storage.nbytes() or not before:
+            self._known[key] = (next(self._names), 0)
+        if storage.nbytes():
+            self._made(self._known[key][0], None)
+            self._enter(storage, None)
+            self._raise_peak()
+
     def _leave(self, key: int) -> None:
         del self._watched[key]
         name, amount = self._known.pop(key)
@@ -197,6 +226,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in self._on_host:
             self._on_host.remove(name)
             self.host.append(HostEvent(len(self.events), name, 0))
+
+
+@contextmanager
+def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
+    """Tell of each storage that Python code resizes inside the block, which no operator does."""
+    resize = torch.UntypedStorage.resize_
+
+    def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        tell(storage)
+        return result
+
+    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
 
 
 def _can_be_added_to(gradient: Any) -> bool:

@@ -1,0 +1,1 @@
+"""A model that several processes train together: copies, shares of its parameters, shares of its optimizer state."""

@@ -1,0 +1,42 @@
+"""The processes that a scheme spreads a model over, as it finds them in a setup or in torch's default group."""
+
+from __future__ import annotations
+
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from actbench.errors import ConversionError
+
+DATA: str = "dp"
+"""The axis of a mesh along which processes have batches of their own."""
+
+
+def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) -> DeviceMesh:
+    """Return the ``ranks`` processes that train with batches of their own, as a mesh of one axis.
+
+    Args:
+        mesh: The processes of a setup, with an axis ``dp``; None for those of torch's default process group.
+        module: The model; the mesh is of its device.
+        ranks: How many there must be.
+        who: The specification of who asks, for messages.
+
+    Raises:
+        ConversionError: There are not as many.
+    """
+    if mesh is None:
+        found = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 0
+        if found != ranks:
+            there = f"torch's process group has {found}" if found else "this process belongs to no process group"
+            raise ConversionError(
+                f"{who} spreads the model over {ranks} processes, and {there}: start as many, by 'torchrun "
+                f"--nproc-per-node {ranks} …', and call torch.distributed.init_process_group() before; or simulate one "
+                "of them by 'actbench measure --meter simulated'"
+            )
+        return init_device_mesh(next(module.parameters()).device.type, (ranks,), mesh_dim_names=(DATA,))
+    names = mesh.mesh_dim_names or ()
+    if DATA not in names:
+        raise ConversionError(f"{who} needs a mesh with an axis {DATA!r}; the one of the setup has {', '.join(names)}")
+    found = mesh[DATA]
+    if found.size() != ranks:
+        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {DATA!r}, which has {found.size()}")
+    return found

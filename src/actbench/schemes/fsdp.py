@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+
+from actbench.errors import ConversionError
+from actbench.nn.parallel.mesh import data_mesh
+from actbench.nn.recomputed import blocks, repeated
+from actbench.results.records import Site
+from actbench.schemes.base import DATA_PARALLEL, PRECISION, Change, Scheme, refuse_untrained
+from actbench.setup import Part, TrainingSetup
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+Ranks = Annotated[int, Field(ge=2, le=1 << 16)]
+"""How many processes train together with batches of their own."""
+
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Fsdp(Scheme):
+    """Each process holds a share of parameters, gradients and optimizer state, and gathers a block where it runs.
+
+    Paper: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277, after
+    Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054 (stage
+    3); by torch's ``fully_shard`` (FSDP2).
+    Kept by each process: of each parameter the rows of ``ceil(rows / ranks)``, gradients and state the same. A block's
+    parameters are gathered before its forward pass, freed after it and gathered again for its backward pass; what is in
+    no block (embeddings, the last norm, the head) is gathered from the first forward pass to the end of the backward
+    pass. Beside them lie the buffers of the gathering and of the reduction that are under way.
+    The batch size is that of one process. Gradients are the mean over processes, exact to rounding; with ``mixed``
+    weights are rounded to a half type as they are gathered.
+
+    Attributes:
+        ranks: How many processes there are.
+        reshard: Whether a block's parameters are freed between forward and backward pass; a number gathers them again
+            among so many processes only, which keep larger shares in between.
+        mixed: The type in which parameters are gathered and blocks compute (bf16, fp16); none is the parameters' own.
+        reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
+    """
+
+    name: ClassVar[str] = "fsdp"
+    summary: ClassVar[str] = "shares of parameters, gradients and optimizer state; blocks are gathered as they run"
+    paper: ClassVar[str] = "Zhao et al. 2023, arXiv 2304.11277"
+    positional: ClassVar[str | None] = "ranks"
+    rank: ClassVar[int] = 80  # around what all others have made of modules and optimizer
+
+    ranks: Ranks = 8
+    reshard: bool | Annotated[int, Field(ge=2)] = True
+    mixed: Literal["none", "bf16", "fp16"] = "none"
+    reduce: Literal["fp32", "same"] = "fp32"
+
+    @field_validator("reshard", mode="before")
+    @classmethod
+    def _no_digit_for_a_word(cls, reshard: Any) -> Any:
+        if reshard in ("0", "1"):
+            raise ValueError("say true or false, or a number of at least 2 processes that divides the ranks")
+        return reshard
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Where parameters are, and with ``mixed`` in which type is computed."""
+        return ("placement over processes",) if self.mixed == "none" else ("placement over processes", "precision")
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """One scheme shares the model out over batches, and one says in which type is computed."""
+        return (DATA_PARALLEL,) if self.mixed == "none" else (DATA_PARALLEL, PRECISION)
+
+    @property
+    def mesh_axes(self) -> Mapping[str, int]:
+        """The processes, along the axis of data."""
+        return {"dp": self.ranks}
+
+    @property
+    def needs_bfloat16(self) -> bool:
+        """Whether the device has to compute in bfloat16."""
+        return self.mixed == "bf16"
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients vanish unless the loss is scaled: those of float16."""
+        return self.mixed == "fp16"
+
+    @property
+    def lossy_forward(self) -> bool:
+        """Whether weights are rounded where they are gathered."""
+        return self.mixed != "none"
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """None: ``actbench fit`` asks what fits on one card."""
+        return ()
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Share out the parameters of the model, block by block.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: There are not as many processes, or torch cannot share out a parameter.
+        """
+        from actbench.nn.parallel.localshards import on_local_shards  # imports as much as all of torch
+        from actbench.nn.parallel.sharded import ShardedModel
+
+        module = setup.module
+        refuse_untrained(self.name, module)
+        if self.mixed != "none" and setup.autocast_dtype is not None:
+            raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
+        if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
+            raise ConversionError(f"{self.spec}: {self.ranks} ranks are no multiple of reshard={self.reshard}")
+        mesh = data_mesh(setup.mesh, module, self.ranks, self.spec)
+        units = [unit for _, unit in blocks(module) or repeated(module)]
+        names = sorted({type(unit).__name__ for unit in units})
+        was = type(module).__name__
+        ShardedModel(module, units, mesh, reshard=self.reshard, policy=self._policy)
+        of = f", gathered by {' and '.join(names)}" if names else ", gathered as one"
+        site = Site(path="(parameters)", was=was, becomes=f"shares of {self.ranks} processes{of}")
+        make = setup.make_optimizer and on_local_shards(setup.make_optimizer)
+        return replace(setup.changed(module, (site,), by=Part(self.spec)), make_optimizer=make)
+
+    @property
+    def _policy(self) -> MixedPrecisionPolicy:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        if self.mixed == "none":
+            return MixedPrecisionPolicy()
+        half = _HALVES[self.mixed]
+        return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=half if self.reduce == "same" else torch.float32)
