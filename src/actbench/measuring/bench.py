@@ -24,8 +24,10 @@ from actbench.errors import (
     shortened,
     told,
 )
-from actbench.measuring import inspection, meters, processes, search
+from actbench.measuring import inspection, meters, processes, ranks, search
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.measuring.ranks import is_of_others as is_of_others
+from actbench.measuring.ranks import join as join
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import Diagnostic, LargestBatch, Measurement
@@ -54,6 +56,7 @@ class Session:
             why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._mesh = processes.mesh(self.scheme, self.meter)
+        self._batch_seed = ranks.batch_seed(case.seed, self._mesh)
         self.workload = workloads.load(case)
         self._warm = False
         self._step: TrainStep | None = None
@@ -118,13 +121,14 @@ class Session:
         """Run a round of timed steps, the first after a warm-up; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
+        together = ranks.starts(self._mesh)
         if self._step is None:
             self._step = self._new_step(self.case.batch_size)
         if not self._warm:
             with waiting():
-                self.meter.seconds(self._step, self.case.warmup_steps)
+                self.meter.seconds(self._step, self.case.warmup_steps, together)
             self._warm = True
-        return self.meter.seconds(self._step, steps)
+        return self.meter.seconds(self._step, steps, together)
 
     @property
     def _wants_gradient_quality(self) -> bool:
@@ -134,7 +138,7 @@ class Session:
 
     def _new_step(self, batch_size: int) -> TrainStep:
         with self.meter.active():
-            batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
+            batch = self.meter.place(self.workload.batch(batch_size, seed=self._batch_seed))
             return TrainStep(self.setup, batch)
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
@@ -189,7 +193,7 @@ class Session:
         return {**quality, "diagnostics": diagnostics}, ()
 
     def _batch(self) -> Batch:
-        return self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
+        return self.meter.place(self.workload.batch(self.case.batch_size, seed=self._batch_seed))
 
     def _largest_batch(self) -> LargestBatch:
         seconds: dict[int, float] = {}

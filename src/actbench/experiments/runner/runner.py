@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.isolated import IsolatedSession
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sessions import Launched, Sessions
 from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.measuring import search
 from actbench.results.machine import available_memory_bytes, provenance
@@ -28,12 +28,11 @@ class _UndecidedError(Exception):
 class Trials:
     """Finds largest batches on a device that nothing else uses meanwhile.
 
-    ``memory_bytes`` limits a step whose case sets no limit; ``timeout_seconds`` limits each trial.
+    ``memory_bytes`` limits a step whose case sets no limit.
     """
 
-    server: ForkServer
+    sessions: Sessions
     memory_bytes: int | None
-    timeout_seconds: float | None
     progress: Progress
 
     def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
@@ -93,7 +92,7 @@ class Trials:
         return trial
 
     def _memory(self, case: Case) -> Measurement | Failure:
-        with IsolatedSession(self.server, case, self.timeout_seconds, is_trial=True) as session:
+        with self.sessions.open(case, is_trial=True) as session:
             return session.memory()
 
 
@@ -132,6 +131,7 @@ def run(
     progress: Progress | None = None,
     bench: str = BENCH,
     preload: Sequence[str] = PRELOAD,
+    launched: Launched = Launched(),  # noqa: B008  (frozen)
 ) -> Summary:
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
@@ -151,6 +151,7 @@ def run(
         progress: Told what happens.
         bench: Module that measures a case; see :class:`actbench.experiments.runner.worker.Bench`.
         preload: Modules that cases need, imported once.
+        launched: The processes that were launched together, of which this is the first, and how many a case needs.
 
     Raises:
         MeasurementError: The processes cannot be started at all.
@@ -162,8 +163,10 @@ def run(
     if not todo:
         return Summary(skipped=len({entry.case for entry in plan}))
     origin = provenance(command)
+    if launched.team is not None:
+        launched.team.begin(bench, preload)
     with ForkServer(bench, preload) as server:
-        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress)
+        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, launched)
         with closing(sweep.outcomes(todo)) as outcomes:
             return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
 
@@ -178,11 +181,20 @@ class Sweep:
     jobs: int
     timeout_seconds: float | None
     progress: Progress
+    launched: Launched = Launched()
+
+    @property
+    def _sessions(self) -> Sessions:
+        return Sessions(self.server, self.timeout_seconds, self.launched)
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
         """Yield each case with its outcome as soon as it ends."""
+        misfits = {case: failure for case in cases if (failure := self.launched.misfit(case)) is not None}
+        for case, failure in misfits.items():
+            self.progress.started(case)
+            yield case, failure
         yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        for group in timing_groups([case for case in cases if case.meter != "simulated"]):
+        for group in timing_groups([case for case in cases if case.meter != "simulated" and case not in misfits]):
             yield from self._measure(group)
 
     def _simulate(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
@@ -198,19 +210,22 @@ class Sweep:
 
     def _simulate_one(self, case: Case) -> Outcome:
         self.progress.started(case)
-        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+        with self._sessions.open(case) as session:
             return session.memory()
 
     def _measure(self, group: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
         memory_bytes = self._memory_bytes(group[0].meter)
-        rounds = TimingGroup(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress)
+        rounds = TimingGroup(self._sessions, memory_bytes or math.inf, self.progress)
         exact = exact_of(group[0])
         is_known = exact not in group and self.done(exact)
         for case, outcome in rounds.measure(group, exact if is_known else None):
             yield case, self._with_largest_batch(case, outcome) if needs_search(case, outcome) else outcome
 
     def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
-        trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress)
+        memory = self._memory_bytes(case.meter)
+        if memory is not None and case.meter == "cpu" and self.launched.spreads(case):
+            memory //= self.launched.size  # which share the machine
+        trials = Trials(self._sessions, memory, self.progress)
         return trials.add_largest_batch(case, outcome)
 
     def _memory_bytes(self, meter: MeterName) -> int | None:
