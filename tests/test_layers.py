@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each room may import those that stand in its set, and itself.
 WORDS = {"errors", "units", "paths", "spec", "validation"}
-SETUP = WORDS | {"results", "setup", "microbatches"}
+SETUP = WORDS | {"results", "setup", "microbatches", "protocols"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
@@ -28,7 +28,8 @@ ALLOWED = {
     "experiments": WORDS | {"results", "launch", "measuring", "schemes", "workloads"},
     # measuring
     "microbatches": {"errors"},
-    "setup": {"errors", "results", "microbatches"},
+    "protocols": set(),
+    "setup": {"errors", "results", "microbatches", "protocols"},
     "ops": {"errors", "kernels"},
     "codecs": WORDS | {"results", "ops"},
     "optim": WORDS | {"ops", "codecs"},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,32 +15,12 @@ from torch.utils._pytree import tree_map
 from actbench.errors import MeasurementError, ModelError
 from actbench.microbatches import Batch as Batch
 from actbench.microbatches import MicroBatch, Share, cut
+from actbench.protocols import HoldsGradients as HoldsGradients
+from actbench.protocols import StepsInBackward as StepsInBackward
 from actbench.results.records import Built, Phase, Site, Unreached
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-@runtime_checkable
-class HoldsGradients(Protocol):
-    """An optimizer that holds gradients itself, in a form of its own, while they wait for its step."""
-
-    def gradients(self) -> Mapping[Tensor, Tensor]:
-        """Return the gradients by parameter, as the step is given them."""
-        ...
-
-    def gradient_parts(self) -> Iterable[Tensor]:
-        """Return the tensors that hold them, but those on the parameters themselves."""
-        ...
-
-
-@runtime_checkable
-class StepsInBackward(Protocol):
-    """An optimizer that steps each parameter as soon as a backward pass has made its gradient."""
-
-    def hold(self) -> None:
-        """Let gradients wait for ``step()`` from now on."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -84,6 +64,8 @@ class TrainingSetup:
         parts: What each scheme changed, one after the other.
         built: What the module and its batches are; None where the maker does not say.
         mesh: The processes that train together, by axis (``dp`` data, ``tp`` tensor parallel); None for one alone.
+        average: Told before each pass whether gradients are averaged over processes in it; only the last of a step.
+        gradient_buckets: Tensors that gradients lie in, which are there from step to step.
         path: Of the module, where it is a part of a model that a scheme is limited to; paths of sites begin with it.
     """
 
@@ -103,6 +85,8 @@ class TrainingSetup:
     parts: tuple[Part, ...] = ()
     built: Built | None = None
     mesh: DeviceMesh | None = None
+    average: Callable[[bool], None] = lambda last: None
+    gradient_buckets: Sequence[Tensor] = ()
     path: str = ""
 
     def changed(
@@ -280,6 +264,7 @@ class TrainStep:
         """Run the forward pass of the next micro-batch, and return what it adds to the loss."""
         self.phase = "forward"
         part = self._waiting.pop(0)
+        self.setup.average(not self._waiting)
         self.around_forward()
         loss = self._forward(part)
         if loss.numel() != 1:

@@ -140,6 +140,17 @@ class NotInParallel:
             raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
 
 
+def refuse_unshared(module: nn.Module, who: str) -> None:
+    """Raise a ConversionError, told by ``who``, for a model with what does not go with several processes.
+
+    Raises:
+        ConversionError: It has a :class:`NotInParallel` hook.
+    """
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, NotInParallel):
+            raise ConversionError(f"{who} does not go with {hook.what}: {hook.why}")
+
+
 def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
     """Raise a ConversionError where FSDP has sharded the parameters of a model with ``what``, and say why.
 

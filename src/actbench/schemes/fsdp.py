@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from actbench.errors import ConversionError
 from actbench.nn.parallel.mesh import data_mesh
 from actbench.nn.recomputed import blocks, repeated
+from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
 from actbench.schemes.base import DATA_PARALLEL, PRECISION, Change, Scheme, refuse_untrained
 from actbench.setup import Part, TrainingSetup
@@ -109,6 +110,7 @@ class Fsdp(Scheme):
 
         module = setup.module
         refuse_untrained(self.name, module)
+        refuse_unshared(module, f"{self.spec} (FSDP2)")
         if self.mixed != "none" and setup.autocast_dtype is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         if not isinstance(self.reshard, bool) and self.ranks % self.reshard:

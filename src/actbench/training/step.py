@@ -15,13 +15,13 @@ from torch import Tensor, distributed
 from torch._guards import active_fake_mode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from actbench.errors import ModelError, UntraceableError, UsageError, boundary
 from actbench.measuring.inspection import refuse_idle, trace
 from actbench.measuring.meters import Meter
 from actbench.microbatches import MicroBatch
+from actbench.nn.parallel.replicated import ReplicatedModel
 from actbench.nn.parallel.sharded import ShardedModel
 from actbench.nn.recomputed import blocks
 from actbench.nn.saved.samplegradients import samples
@@ -97,12 +97,11 @@ class _Replicated(_Distributed):
     def __init__(self, setup: TrainingSetup) -> None:
         loss = setup.loss
         assert loss is not None
-        # Gradients lie where they are averaged, so that there is one copy of them.
-        self._parallel = parallel = DistributedDataParallel(setup.module, gradient_as_bucket_view=True)
-        super().__init__(replace(setup, loss=lambda _, batch: loss(parallel, batch)))
+        self._model = model = ReplicatedModel(setup.module)
+        super().__init__(replace(setup, loss=lambda _, batch: loss(model.forward, batch)))
 
     def average_gradients(self, wanted: bool) -> None:
-        self._parallel.require_backward_grad_sync = wanted
+        self._model.average_gradients(wanted)
 
 
 def parallelize(setup: TrainingSetup, group: ProcessGroup) -> Parallel:

@@ -60,8 +60,9 @@ def model_bytes(step: TrainStep) -> int:
 
 
 def everything(step: TrainStep) -> list[Tensor]:
-    """Return what is alive before a step: weights, batch and optimizer state."""
-    return [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
+    """Return what is alive before a step: weights, batch, optimizer state, and where gradients lie from step to step."""
+    held = [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
+    return [*held, *step.setup.gradient_buckets]
 
 
 def tensors_in(tree: Any) -> list[Tensor]:

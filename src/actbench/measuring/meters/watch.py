@@ -16,6 +16,7 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.measuring.modules import Around, RunningModules
 from actbench.nn import savedtensors
+from actbench.protocols import HoldsShares
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
 from actbench.setup import TrainStep
@@ -96,7 +97,9 @@ def before(step: TrainStep) -> list[HeldStorage]:
         for path, leaf in batch
         if isinstance(leaf, Tensor)
     ]
-    for kind, held in (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs)):
+    buckets = [(Origin(OPTIMIZER, "gradient bucket"), list(step.setup.gradient_buckets))]
+    groups = (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs), ("gradients", buckets))
+    for kind, held in groups:
         for origin, tensors in held:
             for storage in storages(tensors):
                 found.setdefault(id(storage), HeldStorage(kind, origin, storage))  # type: ignore[arg-type]
@@ -142,4 +145,7 @@ def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
 
 
 def _paths(step: TrainStep) -> Mapping[int, str]:
-    return {id(parameter): name.rpartition(".")[0] for name, parameter in step.setup.module.named_parameters()}
+    found = {id(parameter): name.rpartition(".")[0] for name, parameter in step.setup.module.named_parameters()}
+    if not isinstance(step.optimizer, HoldsShares):
+        return found
+    return {share: found[id(whole)] for share, whole in step.optimizer.wholes.items() if id(whole) in found}

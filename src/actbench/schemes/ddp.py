@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from actbench.errors import ConversionError
+from actbench.nn.parallel.mesh import data_mesh
+from actbench.nn.refusals import refuse_unshared
+from actbench.results.records import Site
+from actbench.schemes.base import DATA_PARALLEL, PLACEMENT, Change, Scheme, refuse_untrained
+from actbench.schemes.fsdp import Ranks
+from actbench.setup import Part, TrainingSetup
+
+
+class _Replicated(Scheme):
+    """Each process has a copy of the model; of the optimizer, a subclass says."""
+
+    positional: ClassVar[str | None] = "ranks"
+    rank: ClassVar[int] = 80  # around what all others have made of modules and optimizer
+    claims: ClassVar[tuple[str, ...]] = (DATA_PARALLEL,)
+
+    ranks: Ranks = 8
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Where the model is."""
+        return (PLACEMENT,)
+
+    @property
+    def mesh_axes(self) -> Mapping[str, int]:
+        """The processes, along the axis of data."""
+        return {"dp": self.ranks}
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """None: ``actbench fit`` asks what fits on one card."""
+        return ()
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Average the gradients of the model in its backward pass.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: There is no loss, there are not as many processes, or gradients of one process alone are
+                packed or stepped.
+        """
+        from actbench.nn.parallel.replicated import ReplicatedModel
+
+        module, loss = setup.module, setup.loss
+        refuse_untrained(self.name, module)
+        refuse_unshared(module, f"{self.spec} (DistributedDataParallel)")
+        if loss is None:
+            raise ConversionError(
+                f"{self.spec}: a model brings no loss, and DistributedDataParallel has to be called in its place: "
+                "convert the model by the other schemes, and wrap it by torch's DistributedDataParallel(model)"
+            )
+        group = data_mesh(setup.mesh, module, self.ranks, self.spec).get_group()
+        model = ReplicatedModel(module, group)
+        site = Site(path="(gradients)", was="gradients", becomes=f"the mean over {self.ranks} processes")
+        changed = setup.changed(module, (site,), by=Part(self.spec))
+        return replace(
+            changed,
+            loss=lambda _, batch: loss(model.forward, batch),
+            average=model.average_gradients,
+            gradient_buckets=model.buckets,
+        )
+
+
+class Ddp(_Replicated):
+    """Each process trains a copy of the model on a batch of its own; gradients are averaged in the backward pass.
+
+    Paper: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", arXiv 2006.15704; by
+    torch's ``DistributedDataParallel``.
+    Kept by each process: all that one alone keeps, and its gradients from step to step: they lie in buckets of 25 MiB,
+    which are averaged while the backward pass runs. Under ``accumulate`` the gradients of all but the last micro-batch
+    wait beside the buckets. The batch size is that of one process. Gradients are exact to rounding.
+    Simulated, the buckets are our own in torch code that allocates as torch's do.
+
+    Attributes:
+        ranks: How many processes there are.
+    """
+
+    name: ClassVar[str] = "ddp"
+    summary: ClassVar[str] = "a copy of the model in each process, gradients averaged in buckets (DDP)"
+    paper: ClassVar[str] = "Li et al. 2020, arXiv 2006.15704"
+
+
+class Zero1(_Replicated):
+    """A copy of the model in each process, as with ``ddp``, and of the optimizer's state a share.
+
+    Paper: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", arXiv 1910.02054
+    (stage 1).
+    Kept by each process: weights and averaged gradients as a whole, in buckets; of each parameter the state of
+    ``ceil(elements / ranks)`` elements, of which it makes the step, and the others give theirs. A parameter whose
+    elements the ranks do not divide is gathered beside itself. Gradients and updates are exact to rounding.
+    The optimizer has to treat elements, or blocks of them, by themselves, as Adam and SGD do.
+
+    Attributes:
+        ranks: How many processes there are.
+    """
+
+    name: ClassVar[str] = "zero1"
+    summary: ClassVar[str] = "as ddp, with the optimizer's state shared out (ZeRO stage 1)"
+    paper: ClassVar[str] = "Rajbhandari et al. 2019, arXiv 1910.02054"
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Average gradients, and step a share of each parameter.
+
+        Raises:
+            NothingToConvertError: Nothing is trained.
+            ConversionError: As of ``ddp``; or there is no optimizer, or one that needs whole parameters.
+        """
+        from actbench.nn.parallel.flatshards import on_flat_shards
+
+        if setup.make_optimizer is None:
+            raise ConversionError(f"{self.spec}: a model brings no optimizer; apply it to a TrainingSetup with one")
+        setup = super().change(setup)
+        assert setup.make_optimizer is not None
+        group = data_mesh(setup.mesh, setup.module, self.ranks, self.spec).get_group()
+        return replace(setup, make_optimizer=on_flat_shards(setup.make_optimizer, group, self.spec))
