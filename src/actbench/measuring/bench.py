@@ -69,6 +69,7 @@ class Session:
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
+        self._exact_gradient = ranks.mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else self._others.placed()
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
@@ -182,7 +183,9 @@ class Session:
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
-        found = None if exact is None else _if_it_fits(self._judged_gradient)
+        alone = not ranks.are_real(self._mesh)  # else the others wait for the step to go on
+        fit = _if_it_fits if alone else _computed
+        found = None if exact is None else ranks.whole(fit(self._judged_gradient), self.setup.module, self._mesh)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
@@ -216,6 +219,10 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         if not is_out_of_memory(error):
             raise
         return None
+
+
+def _computed(compute: Callable[[], Found]) -> Found | None:
+    return compute()
 
 
 def measure(case: Case, *, timeline: bool = False) -> Measurement:

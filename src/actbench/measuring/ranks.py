@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Final
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from actbench.errors import MeasurementError
 from actbench.launch import Meeting
+from actbench.measuring.gradients import Gradients
 from actbench.results.records import Case
 
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
@@ -58,9 +60,14 @@ def is_of_others(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
 
 
+def are_real(mesh: DeviceMesh | None) -> bool:
+    """Return whether several processes measure the case, rather than one that stands for them."""
+    return mesh is not None and distributed.get_backend() != "fake"
+
+
 def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
     """Return what makes the ranks begin a step together; nothing where there is one."""
-    if mesh is None or distributed.get_backend() == "fake":
+    if mesh is None or not are_real(mesh):
         return _nothing
     if mesh.device_type != "cuda":
         return distributed.barrier
@@ -82,3 +89,51 @@ def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
     if mesh is None or mesh.mesh_dim_names is None or "dp" not in mesh.mesh_dim_names:
         return seed
     return seed + _STRIDE * mesh.get_local_rank("dp")
+
+
+def mean(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
+    """Return the mean of gradients over the ranks with batches of their own, by name, in host memory.
+
+    That is the gradient of their batches together. Without other ranks the gradients are returned as they are. None is
+    what a rank has whose memory was not enough: then all return None.
+    """
+    if mesh is None or not are_real(mesh):
+        return gradients
+    if not _have_all(gradients is not None) or gradients is None:
+        return None
+    found: dict[str, Tensor] = {}
+    for name, gradient in _named(gradients, module):
+        total = gradient.detach().cpu().clone()
+        if "dp" in (mesh.mesh_dim_names or ()):
+            group = mesh.get_group("dp")
+            distributed.all_reduce(total, group=group)
+            total /= group.size()
+        found[name] = total
+    return found
+
+
+def whole(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
+    """Return gradients of which each rank may hold a part as whole ones, by name, in host memory.
+
+    Without other ranks they are returned as they are.
+    """
+    if gradients is None or not are_real(mesh):
+        return gradients
+    return {name: _whole(gradient).cpu() for name, gradient in _named(gradients, module)}
+
+
+def _whole(gradient: Tensor) -> Tensor:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+def _have_all(here: bool) -> bool:
+    missing = torch.tensor(0 if here else 1)
+    distributed.all_reduce(missing)
+    return not missing.item()
+
+
+def _named(gradients: Gradients, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield gradients by the names of their parameters, in an order that all ranks share."""
+    for name, parameter in module.named_parameters():
+        if parameter in gradients:
+            yield name, gradients[parameter]
