@@ -11,8 +11,13 @@ from actbench.units import format_bytes
 
 PHASES: dict[Phase, str] = {"forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
 
-PARTS = {"activation_bytes": "saved activations", "batch_bytes": "the batch", "temporary_bytes": "temporaries"}
-"""What people call those fields of :class:`PeakParts` that grow with the batch."""
+PARTS = {
+    "activation_bytes": "saved activations",
+    "batch_bytes": "the batch",
+    "communication_bytes": "what is gathered from other processes and reduced",
+    "temporary_bytes": "temporaries",
+}
+"""What people call those fields of :class:`PeakParts` that are not there whatever is done in the step."""
 
 FindSchemes = Callable[[Sequence[str]], Sequence[str]]
 """From what schemes may change to the names of those that change any of it; records are read without the schemes."""

@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 from actbench.results.records import Data, Phase
 from actbench.units import NonNegativeInt
 
-Kind = Literal["weights", "gradients", "optimizer", "saved", "packed", "batch", "temporary", "host"]
+Kind = Literal["weights", "gradients", "optimizer", "saved", "packed", "batch", "communication", "temporary", "host"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 """In the order in which they are stacked; ``host`` is other memory, and no part of any sum."""
 
@@ -18,6 +18,7 @@ TITLES: Final[dict[Kind, str]] = {
     "saved": "saved tensors",
     "packed": "packed codes",
     "batch": "batch",
+    "communication": "gathered and reduced",
     "temporary": "temporaries",
     "host": "host memory",
 }

@@ -70,8 +70,10 @@ class CpuMeter:
             gc.collect()
             traced.begin()
             step.around_forward = traced.turn
+            own = footprint.own_weights(step.setup.module)
             loss = step.forward()
             trace.mark("forward")
+            gathered_bytes = footprint.stored_bytes(footprint.gathered(step.setup.module, own))
             step.backward(loss)
             gradients_bytes = footprint.stored_bytes(footprint.gradients(step))
             traced.backward()
@@ -87,7 +89,7 @@ class CpuMeter:
             weights_bytes=footprint.stored_bytes(footprint.weights(step.setup.module)),
             gradients_bytes=gradients_bytes,
             optimizer_bytes=footprint.stored_bytes(footprint.optimizer_state(step.optimizer)),
-            activation_bytes=trace.live_bytes("forward") - trace.live_bytes("begin"),
+            activation_bytes=trace.live_bytes("forward") - trace.live_bytes("begin") - gathered_bytes,
             peak_bytes=sum(base.model_dump().values()) + trace.peak_bytes("begin", "end"),
             peak_phase=traced.moments.phase(peak_at),
             peak_parts=Moments.parts(trace.events, peak_at, traced.kinds, base),

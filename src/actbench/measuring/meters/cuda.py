@@ -177,8 +177,9 @@ def _read(step: TrainStep, traced: TracedStep | None = None) -> MemoryReading:
     if traced:
         traced.begin()
     step.around_forward = turn
+    own = footprint.own_weights(step.setup.module)
     loss = step.forward()
-    after = torch.cuda.memory_allocated()
+    after = torch.cuda.memory_allocated() - footprint.stored_bytes(footprint.gathered(step.setup.module, own))
     step.backward(loss)
     if traced:
         traced.backward()

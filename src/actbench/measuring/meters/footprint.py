@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -59,8 +60,28 @@ def model_bytes(step: TrainStep) -> int:
     return stored_bytes([*weights(module), *gradients(step), *optimizer_state(step.optimizer)])
 
 
+def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
+    """Return the weights that a model shared out over processes has of the others just now.
+
+    Args:
+        module: The model, which has run forward.
+        before: The storages' tensors of its weights before that, from :func:`own_weights`.
+    """
+    known = {id(storage) for storage in map(Tensor.untyped_storage, before)}
+    held = own_weights(module)
+    return [tensor for tensor in held if id(tensor.untyped_storage()) not in known] if before else []
+
+
+def own_weights(module: nn.Module) -> list[Tensor]:
+    """Return the plain tensors that hold the weights of a model shared out by FSDP2; none of another model."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, nothing is shared out
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return []
+    return [plain for tensor in weights(module) for plain in plain_tensors(tensor)]
+
+
 def everything(step: TrainStep) -> list[Tensor]:
-    """Return what is alive before a step: weights, batch, optimizer state, and where gradients lie from step to step."""
+    """Return what is alive before a step: weights, batch, optimizer state and buckets of gradients."""
     held = [*weights(step.setup.module), *tensors_in(dict(step.batch)), *optimizer_state(step.optimizer)]
     return [*held, *step.setup.gradient_buckets]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actbench.results.measured import PeakParts, PhasePeaks
 from actbench.results.records import Phase
@@ -20,6 +20,7 @@ _PARTS: Mapping[Kind, str] = {
     "saved": "activation_bytes",
     "packed": "activation_bytes",
     "batch": "batch_bytes",
+    "communication": "communication_bytes",
     "temporary": "temporary_bytes",
 }
 
@@ -30,6 +31,19 @@ Event = tuple[int, int]
 def alive(events: Iterable[Event]) -> dict[int, int]:
     """Return the bytes of the storages that are alive after ``events``, by name."""
     return {name: amount for name, amount in dict(events).items() if amount}
+
+
+@dataclass
+class Communicated:
+    """Names of storages that collectives read or write.
+
+    Attributes:
+        buffers: Of all of them: a tensor that is saved, say, may be one.
+        gathered: Of parameters of which other processes hold shares, and the buffers they come in.
+    """
+
+    buffers: set[int] = field(default_factory=set)
+    gathered: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,7 @@ class Moments:
         state: Set[int],
         gradients: Set[int],
         packed: Set[int] = frozenset(),
+        communicated: Communicated | None = None,
     ) -> dict[int, Kind]:
         """Return what each storage is; those that are not named are temporaries.
 
@@ -101,6 +116,7 @@ class Moments:
             state: Names of those of optimizer state.
             gradients: Names of those of gradients.
             packed: Names of those that hold what a scheme packed.
+            communicated: What other processes send, and are sent.
         """
         held = set(alive(events[: self.begun]))
         live, saved, played = dict(events[: self.begun]), set[int](), self.begun
@@ -108,10 +124,13 @@ class Moments:
             live.update(events[played:end])
             played = end
             saved.update(name for name, amount in live.items() if amount)
+        communicated = communicated or Communicated()
         groups: tuple[tuple[Kind, Set[int]], ...] = (
+            ("communication", communicated.buffers),
             ("saved", saved),
             ("packed", saved & packed),
             ("batch", held),
+            ("communication", communicated.gathered),
             ("gradients", gradients),
             ("optimizer", state),
             ("weights", weights),

@@ -168,8 +168,12 @@ def _read(
     if watch:
         simulatedstep.own_before(watch, tracker)
     step.around_forward = turn
+    own = footprint.own_weights(step.setup.module)
     loss, before, begun = _forward(step, tracker, recorder)
-    after = tracker.live_bytes
+    gathered = footprint.gathered(step.setup.module, own)
+    tracker.communicated.gathered |= tracker.names(gathered)
+    after = tracker.live_bytes - footprint.stored_bytes(gathered)
+    del gathered
     step.backward(loss)
     step.around_forward = lambda: None
     recorder.is_on = False
@@ -200,6 +204,7 @@ def _read(
         state=state_named | tracker.names(state),
         gradients=gradients_named,
         packed=packed,
+        communicated=tracker.communicated,
     )
     if watch:
         parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))

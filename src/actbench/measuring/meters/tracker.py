@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 from unittest import mock
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters.footprint import plain_tensors
-from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
@@ -29,6 +29,9 @@ Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 
 Made = Callable[[int, Any], None]
 """Told the name of a storage that is new, and the operator that makes it; None for what was made before."""
+
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
 def round_up(amount: int, block: int) -> int:
@@ -55,6 +58,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             part of the events can be played again.
         peak_at: How many events there were when the peak was reached.
         host: The same of storages in host memory that are left out.
+        communicated: What collectives read and write, and what FSDP2 gathers.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._on_host: set[int] = set()
         self._names = itertools.count()
+        self.communicated = Communicated()
         self._resizing = ExitStack()
 
     def __enter__(self) -> Self:
@@ -111,6 +116,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if on_host:
             self._mark_new(found)
         self.add(found, func)
+        if func.namespace in _COLLECTIVES:
+            self._communicate(func, args, kwargs or {}, found)
         if self._temporaries is not None and not on_host:
             self._enter_temporaries(self._temporaries(func, args, result), func)
         return result
@@ -121,6 +128,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for plain in plain_tensors(tensor):
                 if id(plain.untyped_storage()) not in self._known:
                     hostmemory.mark(plain.untyped_storage())
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
+        """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered."""
+        if func.namespace != "fsdp":
+            self.communicated.buffers |= self.names([*found, *tensors_of(args)])
+        elif "all_gather" in func._schema.name:
+            self.communicated.gathered |= self.names([*found, *tensors_of(args)])
+        else:
+            self.communicated.gathered |= self.names([*found, *tensors_of(kwargs)])
 
     def _settle(self) -> None:
         """Count the sum of two gradients once its addends are gone, if nobody else holds them.

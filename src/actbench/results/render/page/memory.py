@@ -25,6 +25,7 @@ KINDS = {
     "optimizer_bytes": ("optimizer state", "#8f78ad"),
     "activation_bytes": ("saved for backward", "#cf6a63"),
     "batch_bytes": ("batch", "#9a9a9a"),
+    "communication_bytes": ("gathered and reduced", "#c9b458"),
     "temporary_bytes": ("temporaries", "#67a58a"),
 }
 """What the page calls the fields of :class:`PeakParts`, with colours, in the order in which they are stacked."""
