@@ -92,7 +92,8 @@ class Session:
         searched = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
-        reading = self.meter.memory(step, watch)
+        with ranks.settled(self._mesh):
+            reading = self.meter.memory(step, watch)
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Final
 
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from actbench.errors import MeasurementError
 from actbench.launch import Meeting
 from actbench.measuring.gradients import Gradients
+from actbench.measuring.released import released_at_once
 from actbench.results.records import Case
 
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
@@ -63,6 +65,11 @@ def is_of_others(error: BaseException) -> bool:
 def are_real(mesh: DeviceMesh | None) -> bool:
     """Return whether several processes measure the case, rather than one that stands for them."""
     return mesh is not None and distributed.get_backend() != "fake"
+
+
+def settled(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
+    """Return what is entered to read the memory of a step in which ranks talk to each other."""
+    return released_at_once() if mesh is not None and are_real(mesh) else nullcontext()
 
 
 def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
