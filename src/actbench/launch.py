@@ -110,8 +110,8 @@ def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
 
 
 def is_first(self) -> bool:
-        """Whether this process is the one that prints and writes."""
-        return self.rank == 0
+    """Whether this process is the one that prints and writes."""
+    return self.rank == 0
 
 
 @dataclass(frozen=True)

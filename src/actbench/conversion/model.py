@@ -19,6 +19,7 @@ from actbench.measuring.inspection import inspect, trace
 from actbench.measuring.inspection.sites import Trace
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
+from actbench.schemes.base import refuse_spread
 from actbench.setup import Batch, TrainingSetup
 
 _MARK = "actbench_conversion"
@@ -125,6 +126,12 @@ def _converted(
     model: nn.Module, scheme: Scheme, example_batch: Any, loss: Callable[[nn.Module, Any], Tensor] | None
 ) -> nn.Module:
     refuse_converted(model, scheme)
+    refuse_spread(
+        scheme,
+        "a conversion changes a model that stands in one process",
+        "leave it out and spread the converted model, by torch's fully_shard or DistributedDataParallel or by "
+        "accelerate; or apply all of it to the step of a program that torchrun starts, by actbench.apply",
+    )
     setup = TrainingSetup(model, loss=_example_loss(loss))
 
     def traced(setup: TrainingSetup) -> Trace:

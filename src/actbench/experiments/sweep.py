@@ -13,10 +13,10 @@ from actbench.errors import UsageError
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.cluster.cluster import run as on_cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
+from actbench.experiments.ranks.team import Team
 from actbench.experiments.recipes import Recipe, load, names, runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
-from actbench.experiments.ranks.team import Team
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.sessions import Launched
 from actbench.measuring import meters
@@ -91,8 +91,14 @@ def run(
     launched.check([entry.case for entry in planned])
     bench = _WITH_TIMELINES if timelines else runner.BENCH
     if team is not None and cluster is not None:
-        raise UsageError("--cluster has nodes that measure, and these processes were launched to: leave one of them out")
-    measure = partial(runner.run, jobs=jobs, bench=bench, launched=launched) if cluster is None else partial(on_cluster, cluster)
+        raise UsageError(
+            "--cluster has nodes that measure, and these processes were launched to: leave one of them out"
+        )
+    measure = (
+        partial(runner.run, jobs=jobs, bench=bench, launched=launched)
+        if cluster is None
+        else partial(on_cluster, cluster)
+    )
     with MEASURED.opened(recipe.name, output, of_any_machine=cluster is not None) as opened:
         summary = measure(
             planned,

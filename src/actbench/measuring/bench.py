@@ -12,26 +12,22 @@ from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
 from actbench.errors import (
-    ActbenchError,
-    ConversionError,
     IdleError,
     MeasurementError,
     UntraceableError,
     UsageError,
     boundary,
     is_out_of_memory,
-    place_of,
-    shortened,
-    told,
 )
 from actbench.measuring import inspection, meters, processes, ranks, search
+from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
-from actbench.results.measured import Diagnostic, LargestBatch, Measurement
-from actbench.results.records import Built, Case, Failure, FailureReason
+from actbench.results.measured import Diagnostic, LargestBatch, Measurement, Mesh
+from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
 
@@ -100,6 +96,7 @@ class Session:
             **quality,
             largest_batch=searched and searched.batch_size,
             largest_batch_search=searched,
+            mesh=Mesh(**self.scheme.mesh_axes) if self.scheme.mesh_axes else None,
             dtype=meters.types(self.setup.module),
             optimizer=step.optimizer_class,
             weights_origin=self.workload.weights_origin,
@@ -226,6 +223,7 @@ def _computed(compute: Callable[[], Found]) -> Found | None:
     return compute()
 
 
+@processes.left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: bytes first, then time in a pass of its own.
 
@@ -249,6 +247,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
+@processes.left_after()
 def snapshot(case: Case) -> bytes:
     """Return what torch's memory visualiser (pytorch.org/memory_viz) shows of a step of a case, as a pickle.
 
@@ -260,6 +259,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
+@processes.left_after()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -273,9 +273,10 @@ def itemize(case: Case) -> Ledger:
         setup = workload.setup(materialize=False, seed=case.seed)
     if not meter.materialize:
         setup = meter.adopt(setup)
-    setup = replace(setup, mesh=processes.mesh(scheme, meter))
+    local, _ = scheme.placed()  # a tensor that is saved is saved by each process
+    setup = replace(setup, mesh=processes.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
-        setup = scheme.apply(setup)
+        setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):
         return inspection.itemize(setup, lambda: workload.batch(case.batch_size, seed=case.seed))
 
@@ -284,21 +285,3 @@ def itemize_all(text: str) -> str:
     """Do :func:`itemize` as a task of a process: from a list of cases to their ledgers, in JSON."""
     ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
     return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()
-
-
-_REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
-    (UntraceableError, "unsupported"),
-    (ConversionError, "nothing-converted"),
-    (MeasurementError, "unavailable"),
-    (UsageError, "unsupported"),
-)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Return the record of an error, with the part of the step in which memory ran out where it is known."""
-    reasons = [reason for kind, reason in _REASONS if isinstance(error, kind)]
-    reason: FailureReason = "out-of-memory" if is_out_of_memory(error) else (*reasons, "crash")[0]
-    message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"
-    if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
-        message += place_of(error.__cause__)
-    return Failure(reason=reason, message=message, phase=getattr(error, "phase", None))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from torch import distributed
@@ -36,6 +38,16 @@ def mesh(scheme: Scheme, meter: Meter) -> DeviceMesh | None:
         _pretend(scheme, wanted)
     device = "cuda" if meter.name == "cuda" else "cpu"  # simulated tensors are those of a CPU
     return init_device_mesh(device, sizes, mesh_dim_names=names)
+
+
+@contextmanager
+def left_after() -> Iterator[None]:
+    """Leave the group of a simulation at the end of the block, so that this process may join a real one."""
+    try:
+        yield
+    finally:
+        if distributed.is_initialized() and distributed.get_backend() == "fake":
+            distributed.destroy_process_group()
 
 
 def _check(scheme: Scheme, wanted: int) -> None:

@@ -93,21 +93,25 @@ class ShardOptimizer(WrappedOptimizer):
 
 def by_element(optimizer: optim.Optimizer) -> bool:
     """Return whether an optimizer updates each element of a parameter, or a block of elements, by itself."""
-    inner = optimizer
-    while isinstance(inner, WrappedOptimizer):
-        inner = inner.inner
-    kind = type(inner)
+    kind = type(_innermost(optimizer))
     if kind.__module__.startswith("torch.optim."):
         return kind.__name__ in _ELEMENT_BY_ELEMENT
     return kind.__module__.startswith(("actbench.optim.", "torchao.", "bitsandbytes."))
 
 
+def _innermost(optimizer: optim.Optimizer) -> optim.Optimizer:
+    while isinstance(optimizer, WrappedOptimizer):
+        optimizer = optimizer.inner
+    return optimizer
+
+
 def refuse_whole_matrices(optimizer: optim.Optimizer, who: str) -> None:
     """Raise a ConversionError, told by ``who``, for an optimizer whose updates need whole parameters."""
     if not by_element(optimizer):
+        name = type(_innermost(optimizer)).__name__
         raise ConversionError(
-            f"{who}: {type(optimizer).__name__} updates a parameter as a whole, for all that is known, and a process "
-            "holds state of a share of it: take adamw, adam or sgd"
+            f"{who}: {name} updates a parameter as a whole, for all that is known, and a process holds state of a "
+            "share of it: take adamw, adam or sgd"
         )
 
 

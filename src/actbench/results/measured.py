@@ -34,6 +34,23 @@ class LargestBatch(Data):
     estimated_step_seconds: NonNegativeFloat | None = None
 
 
+class Mesh(Data):
+    """How many processes train together along each axis.
+
+    Attributes:
+        dp: Data parallel: each has batches of its own.
+        tp: Tensor parallel: they share the layers of one batch.
+    """
+
+    dp: PositiveInt = 1
+    tp: PositiveInt = 1
+
+    @property
+    def size(self) -> int:
+        """How many there are in all."""
+        return self.dp * self.tp
+
+
 class PeakParts(Data):
     """What the peak is made of; the parts add up to it.
 
@@ -155,6 +172,7 @@ class Measurement(Data):
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, where its own record is of others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         diagnostics: What the scheme reports of itself.
+        mesh: The processes that train together; bytes are those of one of them, the first. None for one alone.
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.
@@ -189,6 +207,7 @@ class Measurement(Data):
     gradient_cosine: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     loss: float | None = None
+    mesh: Mesh | None = None
     dtype: str | None = None
     optimizer: str | None = None
     weights_origin: str = "random"
@@ -212,6 +231,11 @@ class Measurement(Data):
     def diagnostic(self, name: str) -> float | None:
         """Return a number that the scheme reports; None where it does not."""
         return next((each.value for each in self.diagnostics if each.name == name), None)
+
+    @property
+    def batches(self) -> int:
+        """How many batches a step takes at once: each data-parallel process has its own."""
+        return self.mesh.dp if self.mesh else 1
 
     @property
     def fits(self) -> bool:

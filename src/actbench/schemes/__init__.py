@@ -7,10 +7,10 @@ A scheme is a frozen value whose fields are its parameters. It lives in one file
 from __future__ import annotations
 
 from actbench.schemes.base import Scheme
-from actbench.schemes.registry import build, changing, find, lookup, names
+from actbench.schemes.registry import alone, build, changing, find, lookup, names
 from actbench.setup import TrainingSetup
 
-__all__ = ["Scheme", "apply", "build", "changing", "find", "lookup", "names"]
+__all__ = ["Scheme", "alone", "apply", "build", "changing", "find", "lookup", "names"]
 
 
 def apply(setup: TrainingSetup, scheme: str | Scheme) -> TrainingSetup:

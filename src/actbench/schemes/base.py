@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import ClassVar, Final, Literal, Self
 from pydantic import field_validator, model_validator
 from torch import nn
 
-from actbench.errors import NothingToConvertError
+from actbench.errors import ConversionError, NothingToConvertError
 from actbench.nn.wrapped import bind_entries
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic
@@ -54,6 +55,20 @@ def refuse_untrained(who: str, module: nn.Module) -> None:
     """Raise a NothingToConvertError, told by ``who``, for a model of which nothing is trained."""
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise NothingToConvertError(f"{who}: {type(module).__name__} has no parameter to train; unfreeze one")
+
+
+def refuse_spread(scheme: Scheme, who: str, instead: str) -> None:
+    """Raise a ConversionError for a scheme that spreads a model over processes.
+
+    Args:
+        scheme: The scheme.
+        who: Who cannot have it, as the beginning of a sentence.
+        instead: What to do.
+    """
+    if scheme.mesh_axes:
+        _, placing = scheme.placed()
+        named = (placing or scheme).spec
+        raise ConversionError(f"{who}, and {named} spreads it over {math.prod(scheme.mesh_axes.values())}: {instead}")
 
 
 NOTHING_PACKED = (

@@ -58,9 +58,8 @@ class Composed(Scheme):
 
     def parted(self) -> tuple[Scheme | None, Scheme | None]:
         """Return the parts up to the last that changes parameters, in the order of :meth:`apply`, and the others."""
-        places = [place for place, part in enumerate(self.parts, 1) if "parameters" in part.changes]
-        end = max(places, default=0)
-        return self._cut(end)
+        places = [place for place, part in enumerate(self.parts, 1) if part.parted()[0] is not None]
+        return self._cut(max(places, default=0))
 
     def placed(self) -> tuple[Scheme | None, Scheme | None]:
         """Return the parts up to the last that spreads nothing over processes, and the others."""

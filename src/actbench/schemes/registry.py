@@ -23,6 +23,11 @@ def names() -> list[str]:
     return list(find())
 
 
+def alone() -> list[str]:
+    """Return the names of the schemes that one process runs alone."""
+    return [name for name, scheme in find().items() if not scheme.model_construct().mesh_axes]
+
+
 def changing(changes: Collection[str]) -> list[str]:
     """Return the names of the schemes that may change any of these; see :data:`actbench.schemes.base.Change`."""
     return [name for name, scheme in find().items() if not set(changes).isdisjoint(scheme.model_construct().changes)]

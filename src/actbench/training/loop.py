@@ -16,6 +16,7 @@ from actbench.measuring import meters
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.records import Case
 from actbench.results.runs import Evaluation, Trained, TrainingCase
+from actbench.schemes.base import refuse_spread
 from actbench.setup import Batch, MakeOptimizer
 from actbench.training.batches import check_scores, check_vocabulary, evaluation_interval, feed, total_steps
 from actbench.training.checkpoint import CheckpointFolder, Progress, restore, state_of
@@ -38,6 +39,12 @@ class TrainingLoop:
     def __init__(self, case: TrainingCase, group: ProcessGroup = SINGLE_PROCESS) -> None:
         self.case, self.group = case, group
         scheme = schemes.build(case.scheme)
+        refuse_spread(
+            scheme,
+            "a training run has as many processes as it was started with",
+            "leave it out, and start the run by 'torchrun --nproc-per-node N -m actbench train …' for DDP, or by "
+            "'accelerate launch --use_fsdp --fsdp_version 2 -m actbench train …' for FSDP2",
+        )
         described = _model_case(case)
         self._meter = meters.open_meter(described)
         self._workload = workloads.load(described)

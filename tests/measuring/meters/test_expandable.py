@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actbench.measuring.meters.caching import CachingAllocator, OutOfSegments
-from actbench.measuring.meters.expandable import ExpandableAllocator, reserved_bytes
+from actbench.measuring.meters.expandable import ExpandableAllocator
+from actbench.measuring.meters.reserved import reserved_bytes
 from actbench.units import GIB, KIB, MIB
 
 PAGES = {True: 2 * MIB, False: 20 * MIB}

@@ -34,7 +34,7 @@ EXAMPLES = {
     "fewbit": "fewbit:3",
     "randomized": "randomized:0.5",
 }
-SPECS = [EXAMPLES.get(name, name) for name in schemes.names()]
+SPECS = [EXAMPLES.get(name, name) for name in schemes.alone()]
 QUICK = ("exact", "fewbit:3", "checkpoint", "accumulate", "optimizer_offload", "release")
 LM_ONLY = ("chunked_loss", "division")
 OF_BLOCKS = ("checkpoint", "selective")

@@ -64,6 +64,24 @@ def test_a_resized_storage_counts_anew(mode) -> None:
         assert ledger.live_bytes == 100 * FLOAT
 
 
+def test_a_storage_that_is_freed_while_a_tensor_holds_it_counts_until_then(mode) -> None:
+    """FSDP2 frees gathered parameters so, and allocates them again."""
+    with mode, StorageTracker() as ledger:
+        a = torch.empty(8)
+        size = a.untyped_storage().nbytes()
+        a.untyped_storage().resize_(0)
+        assert ledger.live_bytes == 0
+        b = torch.empty(2)
+        a.untyped_storage().resize_(size)
+        assert ledger.live_bytes == (8 + 2) * FLOAT
+        del a
+
+        assert ledger.live_bytes == 2 * FLOAT
+        assert ledger.peak_bytes == (8 + 2) * FLOAT
+        assert len({name for name, amount in ledger.events if amount}) == 3  # no name is used again
+        assert b.shape == (2,)
+
+
 def test_an_out_argument_is_not_new(mode) -> None:
     with mode, StorageTracker() as ledger:
         a = torch.empty(8)

@@ -66,9 +66,7 @@ def following(place: Place, address: Address) -> Iterator[Frames]:
     with connection:
         _keep_alive(connection)
         frames = Frames(connection, bytes.fromhex(said["token"]))
-        hello = Hello(
-            rank=place.rank, local_rank=place.local_rank, host=socket.gethostname(), versions=_versions()
-        )
+        hello = Hello(rank=place.rank, local_rank=place.local_rank, host=socket.gethostname(), versions=_versions())
         frames.send(hello.model_dump_json().encode())
         yield frames
 

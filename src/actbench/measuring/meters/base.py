@@ -94,9 +94,7 @@ class Meter(Protocol):
             OutOfMemoryError: It cannot: an allocation failed.
         """
 
-    def seconds(
-        self, step: TrainStep, steps: int, before: Callable[[], None] = at_once
-    ) -> tuple[float, ...] | None:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock.
 
         ``before`` is called before each step, and not timed.

@@ -77,11 +77,14 @@ class Block:
 
 
 class CachingAllocator:
-    """Follows allocations by name, on a device of ``limit_bytes``; ``reserved_bytes`` is the sum of all segments."""
+    """Follows allocations by name, on a device of ``limit_bytes``; ``reserved_bytes`` is the sum of all segments.
+
+    ``limit_bytes`` may be changed between two of them.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        self._limit_bytes: float = limit_bytes
+        self.limit_bytes: float = limit_bytes
         self._segments = 0
         self._blocks: dict[int, Block] = {}
         self._free: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
@@ -92,7 +95,7 @@ class CachingAllocator:
         small = size <= _SMALL
         block = self._best_fit(small, size) or self._more(small, size)
         if block is None:
-            self._give_back()
+            self.give_back()
             block = self._more(small, size)
         if block is None:
             raise OutOfSegments
@@ -102,9 +105,9 @@ class CachingAllocator:
 
     def allocate_beyond(self, name: int, size: int) -> None:
         """Serve a request that found no room, on a device that is as much larger as that takes."""
-        self._limit_bytes = math.inf
+        self.limit_bytes = math.inf
         self.allocate(name, size)
-        self._limit_bytes = self.reserved_bytes
+        self.limit_bytes = self.reserved_bytes
 
     def free(self, name: int) -> None:
         """Take back what a name was given."""
@@ -128,14 +131,15 @@ class CachingAllocator:
         self._segments += 1
         return Block(amount, self._segments * _FAR, small)
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Give the device what is wholly free."""
         for small, free in self._free.items():
             whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
             self.reserved_bytes -= sum(size for size, _, _ in whole)
             self._free[small] = [entry for entry in free if entry[2].before is not None or entry[2].after is not None]
 
     def _reserve(self, amount: int) -> bool:
-        if self.reserved_bytes + amount > self._limit_bytes:
+        if self.reserved_bytes + amount > self.limit_bytes:
             return False
         self.reserved_bytes += amount
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)

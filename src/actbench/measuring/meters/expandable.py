@@ -1,4 +1,4 @@
-"""What torch's caching allocator reserves for one step's allocations, with and without expandable segments.
+"""What torch's caching allocator reserves where its segments may grow.
 
 The rules of ``expandable_segments:True`` are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream. A pool has
 one segment: a range of addresses an eighth longer than the device's memory (another one when it is full). Memory is
@@ -10,10 +10,8 @@ page that is used in part stays, and so gaps add up here as well.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Sequence
 
-from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator, OutOfSegments
-from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.caching import SMALLEST_BLOCK, Block, CachingAllocator
 from actbench.units import MIB
 
 _PAGES = {True: 2 * MIB, False: 20 * MIB}  # of the pool of small requests, and of the other
@@ -77,7 +75,8 @@ class ExpandableAllocator(CachingAllocator):
         self._join_and_put_back(block)
         return True
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Give the device the pages that no block touches."""
         for free in self._free.values():
             for _, _, block in list(free):
                 self._unmap(block)
@@ -127,30 +126,3 @@ def _is_run(block: Block | None, size: int) -> bool:
         size -= block.size
         block = block.after
     return size <= 0
-
-
-def reserved_bytes(parts: Iterable[Sequence[Event]], *, limit_bytes: int, expandable: bool) -> int:
-    """Return the most bytes that torch's allocator reserves in a run of ``parts``, which may repeat.
-
-    More than ``limit_bytes`` where an allocation would fail, be it that as many bytes are free in pieces that are too
-    small: the device then becomes as much larger as each such allocation takes.
-    """
-    allocator = ExpandableAllocator(limit_bytes) if expandable else CachingAllocator(limit_bytes)
-    held: set[int] = set()
-    for part in parts:
-        for event in part:
-            _follow(allocator, held, event)
-    return allocator.peak_reserved_bytes
-
-
-def _follow(allocator: CachingAllocator, held: set[int], event: Event) -> None:
-    name, amount = event
-    if name in held:
-        allocator.free(name)
-        held.remove(name)
-    if amount:
-        try:
-            allocator.allocate(name, amount)
-        except OutOfSegments:
-            allocator.allocate_beyond(name, amount)
-        held.add(name)

@@ -40,10 +40,12 @@ class Communicated:
     Attributes:
         buffers: Of all of them: a tensor that is saved, say, may be one.
         gathered: Of parameters of which other processes hold shares, and the buffers they come in.
+        streams: Streams of a device beside the one that computes, by the names of what is allocated on them.
     """
 
     buffers: set[int] = field(default_factory=set)
     gathered: set[int] = field(default_factory=set)
+    streams: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

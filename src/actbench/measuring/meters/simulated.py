@@ -18,10 +18,10 @@ from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.base import MemoryReading, at_once
-from actbench.measuring.meters.expandable import reserved_bytes
 from actbench.measuring.meters.operators import device_operators
-from actbench.measuring.meters.peak import Event, Moments
+from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
+from actbench.measuring.meters.reserved import reserved_bytes
 from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
@@ -115,7 +115,8 @@ class SimulatedMeter:
             reading, run = _read(step, tracker, recorder, watch)
         if self.profile.is_cuda:
             grows = step.setup.expandable_segments
-            reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows)
+            streams = tracker.communicated.streams
+            reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
             reading = replace(reading, reserved_bytes=reserved)
         untimed = _UNTIMED.format(self.profile.name) if self.profile.rates is None else None
         self.done = recorder.done
@@ -170,10 +171,10 @@ def _read(
     step.around_forward = turn
     own = footprint.own_weights(step.setup.module)
     loss, before, begun = _forward(step, tracker, recorder)
-    gathered = footprint.gathered(step.setup.module, own)
-    tracker.communicated.gathered |= tracker.names(gathered)
-    after = tracker.live_bytes - footprint.stored_bytes(gathered)
-    del gathered
+    gathered = tracker.names(footprint.gathered(step.setup.module, own))
+    tracker.communicated.gathered |= gathered
+    held = alive(tracker.events) if gathered else {}
+    after = tracker.live_bytes - sum(held.get(name, 0) for name in gathered)
     step.backward(loss)
     step.around_forward = lambda: None
     recorder.is_on = False

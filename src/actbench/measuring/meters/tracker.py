@@ -131,12 +131,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _communicate(self, func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
         """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered."""
+        communicated, given = self.communicated, tensors_of(args)
         if func.namespace != "fsdp":
-            self.communicated.buffers |= self.names([*found, *tensors_of(args)])
-        elif "all_gather" in func._schema.name:
-            self.communicated.gathered |= self.names([*found, *tensors_of(args)])
+            communicated.buffers |= self.names([*found, *given])
+            if func is torch.ops.c10d._reduce_scatter_base_.default:
+                communicated.streams.update(dict.fromkeys(self.names(given[:1]), "reduce"))
+        elif func is torch.ops.fsdp.all_gather_copy_in.default:
+            shares, into = self.names(args[0]), self.names([args[1]])
+            communicated.gathered |= shares | into
+            cast = shares if len(shares) == 1 < len(args[0]) else set()  # those of another type are copied into one
+            communicated.streams.update(dict.fromkeys(into | cast, "gather"))
         else:
-            self.communicated.gathered |= self.names([*found, *tensors_of(kwargs)])
+            communicated.gathered |= self.names([*found, *tensors_of(kwargs)])
 
     def _settle(self) -> None:
         """Count the sum of two gradients once its addends are gone, if nobody else holds them.

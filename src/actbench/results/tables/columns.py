@@ -182,6 +182,8 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("seed", "Seed", "count"),
 )
 
+PROCESSES: Column[Entry] = Column("processes", "Processes", "count", computed.processes, detail=1)
+
 OPTIMIZER_STATE: Column[Entry] = Column(
     "optimizer_bytes",
     "Optimizer state",
@@ -217,6 +219,7 @@ RESULTS: tuple[Column[Entry], ...] = (
         detail=1,
     ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
+    PROCESSES,
     Column("peak_bytes", "Peak", "bytes", computed.peak, "lower"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
     Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),

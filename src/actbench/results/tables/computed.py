@@ -92,14 +92,22 @@ def step_vs_previous(entry: Entry) -> Value:
 
 
 def estimated_throughput(entry: Entry) -> Value:
-    """Return samples a second by estimate."""
-    return quotient(entry.record.case.batch_size, entry.estimated_step)
+    """Return samples a second by estimate, of all processes."""
+    return quotient(entry.samples, entry.estimated_step)
+
+
+def processes(entry: Entry) -> Value:
+    """Return how many processes train together; None for one alone."""
+    mesh = entry.measured.mesh if entry.measured else None
+    return mesh.size if mesh else None
 
 
 def largest_batch_rate(entry: Entry) -> Value:
-    """Return samples a second, by estimate, at the largest batch that fits."""
+    """Return samples a second of all processes, by estimate, at the largest batch that fits."""
     found = entry.measured.largest_batch_search if entry.measured else None
-    return quotient(found.batch_size, found.estimated_step_seconds) if found else None
+    if entry.measured is None or found is None:
+        return None
+    return quotient(found.batch_size * entry.measured.batches, found.estimated_step_seconds)
 
 
 def estimate_of_step(entry: Entry) -> Value:

@@ -126,9 +126,14 @@ class Entry(NamedTuple):
         return known.built if known else None
 
     @property
+    def samples(self) -> int:
+        """Samples of a step, those of all data-parallel processes."""
+        return self.record.case.batch_size * (self.measured.batches if self.measured else 1)
+
+    @property
     def throughput(self) -> Spread | None:
-        """Samples a second."""
-        return throughput(self.record.case.batch_size, self.step)
+        """Samples a second, of all processes."""
+        return throughput(self.samples, self.step)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+from torch import nn
+
+from actbench.errors import ConversionError
+from actbench.nn.refusals import refuse_compiled
+from actbench.nn.tensorparallel.crossings import Entry
+from actbench.nn.tensorparallel.cutting import check
+from actbench.nn.tensorparallel.plan import Plan, plan_of
+from actbench.nn.tensorparallel.ranks import Ranks
+from actbench.nn.tensorparallel.sharing import share_layers
+from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
+from actbench.results.fits import Gradient
+from actbench.results.records import Site, Unreached
+from actbench.schemes.base import TENSOR_PARALLEL, Change, Scheme
+from actbench.setup import TrainingSetup
+
+
+class TensorParallel(Scheme):
+    """Processes share the layers of one batch: each has some attention heads and a part of every MLP's width.
+
+    Paper: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
+    arXiv 1909.08053; ``sequence`` is of Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+    Models", arXiv 2205.05198.
+    Queries, keys, values and what widens in an MLP are cut by outputs, what follows by inputs; embedding and head of a
+    language model by words, where these divide. Each process keeps its parts of weights, gradients and optimizer state;
+    all of norms, other embeddings and classifiers. Kept for backward are parts of what is inside of attention and MLP,
+    and all of what is around them; with ``sequence`` a part of the tokens of that too. Gradients are exact to the
+    rounding of sums over processes. A bias that is added to such a sum is with the first process alone.
+    What is dropped in parts is drawn by each process for itself, all else is drawn alike.
+    Known are models of transformers whose configs say how they are cut (``base_model_tp_plan``: Llama, Qwen, Mistral,
+    Gemma and more), BERT, RoBERTa, DistilBERT, GPT-2 and ViT. What is cut is not saved: a process has its part only.
+    Not reproduced: the cross entropy of parts of the logits (here all processes gather the logits), and communication
+    that runs beside computing.
+
+    Attributes:
+        ranks: How many processes share the layers.
+        sequence: Whether norms, dropout and residuals are shared, too, by tokens.
+    """
+
+    name: ClassVar[str] = "tp"
+    summary: ClassVar[str] = "processes share each layer: attention heads, MLP widths and words of one batch"
+    paper: ClassVar[str] = "Shoeybi et al. 2019, arXiv 1909.08053"
+    positional: ClassVar[str | None] = "ranks"
+    rank: ClassVar[int] = 8  # after adapters and types of parameters, before layers are replaced
+    claims: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL,)
+    draws_alike: ClassVar[bool] = False
+
+    ranks: Annotated[int, Field(ge=2, le=1 << 16)] = 2
+    sequence: bool = False
+
+    @classmethod
+    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
+        """None: ``fit`` is for one device."""
+        return ()
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """Which process has what."""
+        return ("placement over processes",)
+
+    @property
+    def mesh_axes(self) -> Mapping[str, int]:
+        """How many processes share the layers."""
+        return {"tp": self.ranks}
+
+    @property
+    def gradient(self) -> Gradient:
+        """The same, to the rounding of sums over processes."""
+        return "exact"
+
+    def parted(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return this, and nothing: gradients of parts are compared with gradients of parts."""
+        return self, None
+
+    def placed(self) -> tuple[Scheme | None, Scheme | None]:
+        """Return this, and nothing: what one process saves shows once its layers are cut."""
+        return self, None
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        """Cut the layers of the model down to this process's part.
+
+        Raises:
+            NothingToConvertError: Nobody says how the model's layers are to be cut.
+            ConversionError: They do not divide, or there is no mesh with as many processes.
+        """
+        module = setup.module
+        ranks = self._ranks(setup)
+        refuse_compiled(module, *Entry.uncompilable)
+        plan = plan_of(module, self.spec)
+        check(module, plan, self.ranks, self.spec)
+        vocabulary = vocabulary_of(module, self.ranks)
+        sites = tuple(self._sites(module, plan, vocabulary))
+        left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
+        share_layers(module, plan, ranks, of_sequence=self.sequence)
+        share(vocabulary, ranks)
+        return setup.changed(module, sites, left)
+
+    def _ranks(self, setup: TrainingSetup) -> Ranks:
+        mesh = setup.mesh
+        if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
+            raise ConversionError(
+                f"{self.spec}: the setup has no mesh of processes with an axis 'tp': simulate one of them by 'actbench "
+                "measure --meter simulated', or give TrainingSetup(…, mesh=init_device_mesh(device, "
+                f"({self.ranks},), mesh_dim_names=('tp',))) in each; a model alone cannot be converted: each process "
+                "would save another part of it under the same names"
+            )
+        ranks = Ranks.of(mesh, "tp")
+        if ranks.size != self.ranks:
+            raise ConversionError(f"{self.spec}: the axis 'tp' of the mesh has {ranks.size} processes")
+        return ranks
+
+    def _sites(self, module: nn.Module, plan: Plan, vocabulary: Vocabulary) -> Iterator[Site]:
+        for place in plan.places:
+            was = type(module.get_submodule(place.path)).__name__
+            yield Site(path=place.path, was=was, becomes=f"1/{self.ranks} of its {place.cut}")
+        for found in (vocabulary.embedding, vocabulary.head):
+            if found is not None:
+                layer: Any = found[1]
+                yield Site(path=found[0], was=type(layer).__name__, becomes=f"1/{self.ranks} of its words")

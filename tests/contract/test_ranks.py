@@ -1,0 +1,88 @@
+"""What every scheme of one process does beside those that spread a model over several: it works, or says why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from actbench import schemes
+from actbench.errors import ConversionError, MeasurementError, SpecError
+from actbench.measuring import bench
+from actbench.results.measured import Measurement, Mesh
+from actbench.results.records import Case
+from actbench.schemes.base import PLACEMENT
+
+EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
+MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
+SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"]
+QUICK = ("checkpoint", "fewbit:3")
+SPREAD = ["fsdp:8", "ddp:8", "zero1:8"]
+REFUSED = {
+    ("encode:int:6,on=weights", "fsdp:8"): "FSDP does not go with weights in a number format",
+    ("encode:int:6,on=gradients", "ddp:8"): "does not go with weight gradients in a number format",
+    ("encode:int:6,on=gradients", "zero1:8"): "does not go with weight gradients in a number format",
+    ("release", "fsdp:8"): "does not go with parameters that are stepped within the backward pass",
+    ("release", "ddp:8"): "does not go with parameters that are stepped within the backward pass",
+    ("release", "zero1:8"): "does not go with parameters that are stepped within the backward pass",
+}
+
+
+def case(spec: str, like: str) -> Case:
+    model = MODELS.get(like, "tiny-gpt2")
+    return Case(model=model, scheme=spec, batch_size=2, sequence_length=16, meter="simulated", gradient_quality=False)
+
+
+def measured(spec: str, like: str) -> Measurement:
+    return bench.measure(case(spec, like))
+
+
+def spreading() -> list[str]:
+    return [name for name in schemes.names() if PLACEMENT in schemes.lookup(name).model_construct().changes]
+
+
+def beside() -> list[object]:
+    found = [spec for spec in SPECS if (spec, "ddp:8") not in REFUSED]
+    return [spec if spec in QUICK else pytest.param(spec, marks=pytest.mark.slow) for spec in found]
+
+
+def test_every_scheme_that_spreads_a_model_is_here() -> None:
+    assert {schemes.build(spec).name for spec in SPREAD} <= set(spreading())
+    assert set(spreading()).isdisjoint(schemes.alone())
+
+
+@pytest.mark.parametrize("spread", SPREAD)
+@pytest.mark.parametrize("spec", beside())
+def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_one_of_several(spec: str, spread: str) -> None:
+    if schemes.build(spec).untraceable:
+        with pytest.raises(MeasurementError, match="is not simulated"):
+            measured(f"{spec}+{spread}", spec)
+        return
+    alone, together = measured(spec, spec), measured(f"{spec}+{spread}", spec)
+
+    assert together.activation_bytes == alone.activation_bytes
+    assert together.mesh == Mesh(dp=8)
+    assert alone.gradients_bytes is not None
+    assert together.gradients_bytes is not None
+    if spread == "fsdp:8":
+        assert together.weights_bytes < alone.weights_bytes / 7
+        assert together.gradients_bytes < alone.gradients_bytes / 7
+    else:
+        assert together.weights_bytes == alone.weights_bytes
+        assert together.gradients_bytes == alone.gradients_bytes
+    assert alone.optimizer_bytes is not None
+    assert together.optimizer_bytes is not None
+    if spread == "ddp:8":
+        assert together.optimizer_bytes == alone.optimizer_bytes
+    elif "optimizer" not in schemes.build(spec).changes:  # small parameters are not packed, and shares are smaller
+        assert together.optimizer_bytes < alone.optimizer_bytes / 7
+
+
+@pytest.mark.parametrize(("parts", "reason"), REFUSED.items(), ids="+".join)
+def test_what_does_not_go_together_is_refused_with_the_reason(parts: tuple[str, str], reason: str) -> None:
+    with pytest.raises(ConversionError, match=reason):
+        measured("+".join(parts), parts[0])
+
+
+@pytest.mark.parametrize("parts", ["fsdp:8+ddp:8", "fsdp:8+zero1:8", "ddp:8+zero1:8"])
+def test_one_scheme_shares_a_model_out(parts: str) -> None:
+    with pytest.raises(SpecError, match="both say how processes with batches of their own share the model"):
+        schemes.build(parts)

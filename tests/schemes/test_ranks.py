@@ -1,0 +1,187 @@
+"""Bytes of the first of several processes, in closed form, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import actbench
+from actbench import schemes
+from actbench.errors import ConversionError, SpecError
+from actbench.measuring import processes
+from actbench.measuring.meters import MemoryReading, profiles
+from actbench.measuring.meters.simulated import SimulatedMeter
+from actbench.setup import TrainingSetup, TrainStep
+
+FLOAT = 4
+WIDTH, BLOCKS = 128, 4
+RANKS = [2, 8, 64]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = WIDTH, bias: bool = True) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(width, width, bias=bias), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.activation(self.linear(x))
+        return result
+
+
+def uneven() -> nn.Module:
+    """Parameters of 33, 128 and 7 rows: more and fewer than there are processes, and no multiples of them."""
+    torch.manual_seed(0)
+    first, last = (nn.Linear(5, 33), nn.LayerNorm(33), nn.Linear(33, WIDTH)), nn.Linear(WIDTH, 7)
+    return nn.Sequential(*first, Block(), Block(), last)
+
+
+def even(bias: bool = False) -> nn.Module:
+    return nn.Sequential(*(Block(bias=bias) for _ in range(BLOCKS)))
+
+
+@pytest.fixture(autouse=True)
+def _left() -> Iterator[None]:
+    with processes.left_after():
+        yield
+
+
+def read(net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer]) -> MemoryReading:
+    meter = SimulatedMeter(profiles.get("h100-80gb"))
+    setup = TrainingSetup(
+        net,
+        loss=lambda model, batch: model(batch["x"]).square().mean(),
+        make_optimizer=lambda module: optimizer(module.parameters(), lr=0.1),
+    )
+    scheme = schemes.build(spec)
+    setup = replace(meter.adopt(setup), mesh=processes.mesh(scheme, meter))
+    setup = scheme.apply(setup)
+    with meter.active():
+        step = TrainStep(setup, meter.place({"x": torch.randn(2, inputs)}))
+    return meter.memory(step)
+
+
+def rows_of(parameter: Tensor, ranks: int) -> int:
+    """Return the elements of the share of the first process: rows, rounded up."""
+    return math.ceil(parameter.shape[0] / ranks) * math.prod(parameter.shape[1:])
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shares_of_rows_are_weights_gradients_and_state_to_the_byte(ranks: int) -> None:
+    shares = [rows_of(parameter, ranks) for parameter in uneven().parameters()]
+
+    reading = read(uneven(), f"fsdp:{ranks}", 5, torch.optim.AdamW)
+
+    assert reading.weights_bytes == FLOAT * sum(shares)
+    assert reading.gradients_bytes == FLOAT * sum(shares)
+    assert reading.optimizer_bytes == 2 * FLOAT * sum(shares)  # step counters lie in host memory
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shares_of_elements_are_the_state_of_zero1(ranks: int) -> None:
+    sizes = [parameter.numel() for parameter in uneven().parameters()]
+
+    reading = read(uneven(), f"zero1:{ranks}", 5, torch.optim.AdamW)
+
+    assert reading.weights_bytes == reading.gradients_bytes == FLOAT * sum(sizes)
+    assert reading.optimizer_bytes == 2 * FLOAT * sum(math.ceil(size / ranks) for size in sizes)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_a_copy_keeps_all_and_its_gradients_lie_in_buckets_from_step_to_step(ranks: int) -> None:
+    size = FLOAT * sum(parameter.numel() for parameter in uneven().parameters())
+
+    alone = read(uneven(), "exact", 5, torch.optim.SGD)
+    reading = read(uneven(), f"ddp:{ranks}", 5, torch.optim.SGD)
+
+    assert reading.weights_bytes == reading.gradients_bytes == size
+    assert reading.activation_bytes == alone.activation_bytes
+    assert reading.phase_peaks is not None
+    assert alone.phase_peaks is not None
+    buckets = 512 * math.ceil(size / 512)  # one of less than a MiB
+    assert reading.phase_peaks.forward_bytes == alone.phase_peaks.forward_bytes + buckets
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_what_is_gathered_at_the_peak_is_what_fsdp2_has_under_way(ranks: int, reshard: bool) -> None:
+    """In the backward pass of a block: its parameters, those of the next that come, and the last gradients that go.
+
+    Blocks that are not freed after the forward pass are all there, and none comes.
+    """
+    block = FLOAT * WIDTH * WIDTH
+    spec = f"fsdp:{ranks},reshard={str(reshard).lower()}"
+
+    reading = read(even(), spec, WIDTH, torch.optim.SGD)
+
+    assert reading.peak_parts is not None
+    assert reading.peak_phase == "backward"
+    shown = 3 * block if reshard else BLOCKS * block
+    assert reading.peak_parts.communication_bytes == shown
+    assert reading.peak_parts.temporary_bytes >= block  # its gradient
+
+
+def test_parameters_gathered_in_half_the_bytes_halve_what_is_gathered() -> None:
+    full, half = (read(even(), f"fsdp:8{mixed}", WIDTH, torch.optim.SGD) for mixed in ("", ",mixed=bf16,reduce=same"))
+
+    assert full.peak_parts is not None
+    assert half.peak_parts is not None
+    assert half.peak_parts.communication_bytes * 2 == full.peak_parts.communication_bytes
+    assert half.weights_bytes == full.weights_bytes
+    assert half.gradients_bytes == full.gradients_bytes
+
+
+def test_gradients_of_micro_batches_are_reduced_one_by_one_or_wait_beside_the_buckets() -> None:
+    size = FLOAT * sum(parameter.numel() for parameter in even().parameters())
+
+    shares = read(even(), "accumulate:2+fsdp:8", WIDTH, torch.optim.SGD)
+    copies = read(even(), "accumulate:2+ddp:8", WIDTH, torch.optim.SGD)
+    alone = read(even(), "accumulate:2", WIDTH, torch.optim.SGD)
+
+    assert shares.gradients_bytes == size // 8
+    assert copies.phase_peaks is not None
+    assert alone.phase_peaks is not None
+    assert copies.phase_peaks.backward_bytes >= alone.phase_peaks.backward_bytes + size
+
+
+def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:
+    with pytest.raises(ConversionError, match="zero1:8: Adafactor updates a parameter as a whole"):
+        read(even(), "zero1:8", WIDTH, torch.optim.Adafactor)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("fsdp:1", "greater than or equal to 2"),
+        ("fsdp:8,reshard=1", "a number of at least 2 processes"),
+        ("fsdp:8,mixed=bf16+autocast:bfloat16", "both say in which type is computed"),
+        ("fsdp:8,only=layers.0", "only= limits what modules save"),
+        ("ddp:x", "ranks"),
+    ],
+)
+def test_wrong_specifications_fail_before_anything_runs(spec: str, reason: str) -> None:
+    with pytest.raises(SpecError, match=reason):
+        schemes.build(spec)
+
+
+def test_the_ranks_are_a_multiple_of_those_that_keep_larger_shares() -> None:
+    with pytest.raises(ConversionError, match="8 ranks are no multiple of reshard=3"):
+        read(even(), "fsdp:8,reshard=3", WIDTH, torch.optim.SGD)
+
+
+@pytest.mark.parametrize("spec", ["fsdp:4", "ddp:4", "zero1:4"])
+def test_a_program_of_one_process_is_told_how_to_start_several(spec: str) -> None:
+    setup = TrainingSetup(even(), loss=lambda m, b: m(b["x"]).sum(), make_optimizer=lambda m: torch.optim.SGD([]))
+
+    with pytest.raises(ConversionError, match="this process belongs to no process group: start as many, by 'torchrun"):
+        actbench.apply(setup, spec)
+
+
+@pytest.mark.parametrize("spec", ["fsdp:4", "checkpoint,blocks=Block+ddp:4", "zero1:4"])
+def test_a_model_alone_is_not_converted(spec: str) -> None:
+    with pytest.raises(ConversionError, match="leave it out and spread the converted model"):
+        actbench.convert(even(), spec)
