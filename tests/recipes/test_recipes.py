@@ -23,7 +23,7 @@ def test_a_shipped_recipe_names_only_what_exists(name: str) -> None:
 
 
 def test_the_smoke_recipe_knows_every_scheme() -> None:
-    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.names())
+    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.alone())
 
 
 NOTHING_TO_CONVERT = {
@@ -45,7 +45,7 @@ def test_the_agreement_recipe_has_a_row_for_every_scheme_on_every_model() -> Non
     missing = {
         model: names | NOT_SIMULATED.get(model, set()) | untraceable for model, names in NOTHING_TO_CONVERT.items()
     }
-    assert rows == {model: set(schemes.names()) - names for model, names in missing.items()}
+    assert rows == {model: set(schemes.alone()) - names for model, names in missing.items()}
     assert {entry.case.meter for entry in recipes.load("agreement").cases()} == {"simulated", "cpu"}
 
 

@@ -1,0 +1,157 @@
+"""Bytes of the first of several processes that share layers, in closed form, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actbench import conversion, schemes, workloads
+from actbench.errors import ActbenchError, ConversionError, NothingToConvertError, SpecError, UsageError
+from actbench.measuring import bench, processes
+from actbench.results.measured import Measurement
+from actbench.results.records import Case
+from actbench.setup import TrainingSetup
+
+FLOAT = 4
+HEADS, WIDTH, INNER, WORDS, LAYERS, ROWS, TOKENS = 64, 256, 512, 1024, 2, 2, 64
+WIDE = (
+    f"tiny-llama@num_attention_heads={HEADS},num_key_value_heads={HEADS},hidden_size={WIDTH},"
+    f"intermediate_size={INNER},vocab_size={WORDS}"
+)
+RANKS = [2, 8, 64]
+
+
+@pytest.fixture(autouse=True)
+def _left() -> Iterator[None]:
+    with processes.left_after():
+        yield
+
+
+def case(spec: str, model: str = WIDE, layers: int | None = None) -> Case:
+    model = model if layers is None else f"{model},num_hidden_layers={layers}"
+    return Case(
+        model=model, scheme=spec, batch_size=ROWS, sequence_length=TOKENS, meter="simulated", gradient_quality=False
+    )
+
+
+def measured(spec: str, model: str = WIDE, layers: int | None = None) -> Measurement:
+    return bench.measure(case(spec, model, layers))
+
+
+def applied(spec: str, model: str) -> TrainingSetup:
+    """Return a setup on real tensors of the first of several processes, of which the others do not exist."""
+    session = bench.Session(case("tp:2", "tiny-llama"))
+    setup = workloads.load(case(spec, model)).setup(materialize=True, seed=0)
+    return schemes.build(spec).apply(replace(setup, mesh=session.setup.mesh))
+
+
+@pytest.mark.parametrize("sequence", ["", ",sequence=true"])
+@pytest.mark.parametrize("ranks", RANKS)
+def test_parts_are_weights_gradients_and_state_to_the_byte(ranks: int, sequence: str) -> None:
+    cut = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * INNER) + 2 * WORDS * WIDTH
+    whole = (2 * LAYERS + 1) * WIDTH  # norms
+    frequencies = 2 * FLOAT * (WIDTH // HEADS // 2)  # of rotary embeddings, twice, which nobody trains
+    mine = FLOAT * (cut // ranks + whole)
+
+    reading = measured(f"tp:{ranks}{sequence}")
+
+    assert reading.gradients_bytes == mine
+    assert reading.weights_bytes == mine + frequencies
+    assert reading.optimizer_bytes is not None
+    assert 2 * mine <= reading.optimizer_bytes <= 2 * mine + FLOAT * (9 * LAYERS + 3)  # and a counter a parameter
+
+
+def test_what_attention_and_mlp_save_is_cut_and_what_is_around_them_is_not() -> None:
+    def of_a_layer(spec: str) -> int:
+        more, fewer = (measured(spec, layers=layers).activation_bytes for layers in (3, 2))
+        assert more is not None
+        assert fewer is not None
+        return more - fewer
+
+    exact, by_2, by_4 = of_a_layer("exact"), of_a_layer("tp:2"), of_a_layer("tp:4")
+    tokens = of_a_layer("tp:4,sequence=true")
+    hidden = FLOAT * ROWS * TOKENS * WIDTH
+
+    assert exact - by_2 == 2 * (by_2 - by_4)  # as whole + cut / ranks
+    whole = 2 * by_4 - by_2
+    inputs = 2 * hidden  # of attention and MLP, which are gathered
+    assert tokens == by_4 - whole + inputs + (whole - inputs) // 4
+
+
+def test_a_bias_that_is_added_to_a_sum_is_with_the_first_process() -> None:
+    model = applied("tp:2", "tiny-gpt2").module
+    names = {name for name, _ in model.named_parameters()}
+
+    assert "transformer.h.0.attn.c_proj.bias" in names
+
+
+def test_parameters_ties_and_keys_stay() -> None:
+    setup = workloads.load(case("tp:2", "tiny-gpt2")).setup(materialize=True, seed=0)
+    before, keys = dict(setup.module.named_parameters()), list(setup.module.state_dict())
+    session = bench.Session(case("tp:2", "tiny-llama"))
+
+    changed = schemes.build("tp:2").apply(replace(setup, mesh=session.setup.mesh))
+
+    model = changed.module
+    assert {name: id(p) for name, p in model.named_parameters()} == {name: id(p) for name, p in before.items()}
+    assert list(model.state_dict()) == keys
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert {site.path for site in changed.sites} >= {"transformer.wte", "lm_head", "transformer.h.1.mlp.c_fc"}
+
+
+def test_words_that_do_not_divide_stay_and_it_is_said() -> None:
+    setup = applied("tp:2", "tiny-gpt2@vocab_size=511,bos_token_id=1,eos_token_id=1")
+
+    assert setup.module.get_input_embeddings().weight.shape[0] == 511
+    assert {left.path for left in setup.unreached} == {"transformer.wte", "lm_head"}
+    assert "511 rows do not divide among 2" in setup.unreached[0].reason
+
+
+@pytest.mark.parametrize(
+    ("spec", "model", "reason"),
+    [
+        ("tp:3", "tiny-llama", r"q_proj has 2 attention heads, which do not divide among 3 .* take one of tp:2$"),
+        ("tp:2", "tiny-llama@num_key_value_heads=1", r"k_proj has 1 attention heads, .* tp:\(none\)"),
+        ("tp:2", "tiny-gpt2@n_inner=255", "mlp.c_fc has 255 outputs"),
+        ("tp:2", "tiny-t5", "no base_model_tp_plan, and actbench has plans of its own for bert, roberta"),
+        ("tp:2", "mixtral-8x7b@num_hidden_layers=1,hidden_size=64,intermediate_size=64,vocab_size=64", "fsdp"),
+        ("qlora+tp:2", "tiny-llama", "is a FrozenLinear"),
+        ("tp:2+compile:0.5", "tiny-llama", "cannot be compiled|not simulated"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused_with_the_reason(spec: str, model: str, reason: str) -> None:
+    with pytest.raises(ActbenchError, match=reason):
+        bench.Session(case(spec, model))
+
+
+def test_a_model_of_nobody_is_refused() -> None:
+    session = bench.Session(case("tp:2", "tiny-llama"))
+    with pytest.raises(NothingToConvertError, match="no base_model_tp_plan"):
+        schemes.build("tp:2").apply(TrainingSetup(torch.nn.Linear(2, 2), mesh=session.setup.mesh))
+
+
+def test_a_model_alone_is_not_converted() -> None:
+    model = workloads.load(case("tp:2", "tiny-llama")).setup(materialize=True, seed=0).module
+
+    with pytest.raises(ConversionError, match="each process would save another part of it"):
+        conversion.convert(model, "tp:2")
+
+
+def test_a_mesh_of_other_processes_is_refused() -> None:
+    session = bench.Session(case("tp:2", "tiny-llama"))
+    with pytest.raises(ConversionError, match="the axis 'tp' of the mesh has 2 processes"):
+        schemes.build("tp:4").apply(session.setup)
+
+
+def test_tokens_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"\(2, 17, 64\), .* do not divide among 2 processes"):
+        measured("tp:2,sequence=true", "tiny-vit")
+
+
+@pytest.mark.parametrize("spec", ["tp:1", "tp:x", "tp:2+tp:2", "tp:2,only=h.0"])
+def test_wrong_specifications_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError):
+        schemes.build(spec)
