@@ -109,53 +109,6 @@ def refuse_a_lone_process(environment: Mapping[str, str]) -> None:
         )
 
 
-def is_first(self) -> bool:
-    """Whether this process is the one that prints and writes."""
-    return self.rank == 0
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where the launched processes meet: at a store of torch's.
-
-    Attributes:
-        is_served: Whether the launcher serves the store; else the first process does.
-        attempt: Which start of the processes this is: a launcher may start them again with the same store.
-        one_machine: Whether all of them are known to be on one machine.
-    """
-
-    host: str
-    port: int
-    is_served: bool = False
-    attempt: str = "0"
-    one_machine: bool = False
-
-
-def place(environment: Mapping[str, str]) -> Place:
-    """Return the place of this process, by its environment variables; a process that was started alone is the first.
-
-    Raises:
-        UsageError: The variables are no numbers, or do not go together.
-    """
-    cpu = is_set(environment, "ACCELERATE_USE_CPU")
-    for rank, size, local_rank in _NAMES:
-        if environment.get(size) and environment.get(rank):
-            local = local_rank if environment.get(local_rank) else rank
-            found = Place(_count(environment, rank), _count(environment, size), _count(environment, local), cpu=cpu)
-            if found.rank >= found.size:
-                raise UsageError(
-                    f"{rank}={found.rank} and {size}={found.size}: ranks are counted from 0 below the size"
-                )
-            return found
-    if cpu and "MASTER_ADDR" in environment and "WORLD_SIZE" not in environment:
-        raise UsageError(
-            "accelerate launch --cpu starts one process only, however many --num_processes asks for, unless it is "
-            "given an --mpirun_hostfile: use 'accelerate launch --multi_gpu', which takes the CPU where there is "
-            "no GPU, or 'torchrun --nproc-per-node 2 -m actbench …'"
-        )
-    return Place(cpu=cpu)
-
-
 def is_first(environment: Mapping[str, str]) -> bool:
     """Return whether this process speaks for all, as far as the environment says."""
     return place(environment).is_first

@@ -74,8 +74,8 @@ def _refuse(environment: Mapping[str, str]) -> None:
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no":
         raise UsageError(
-            f"accelerate launch --mixed_precision {precision}: flags say that, so that records have it: leave the option "
-            f"out and give --autocast {precision}"
+            f"accelerate launch --mixed_precision {precision}: flags say that, so that records have it: leave "
+            f"the option out and give --autocast {precision}"
         )
     backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
     if backend.lower() != "no":

@@ -80,7 +80,8 @@ def run(
     ``output`` is a folder, in which ``RECIPE/MACHINE.jsonl`` is written with its tables beside it; a ``.jsonl`` file;
     or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
     too. With a ``cluster`` its nodes measure, and what any machine measured is not measured again. With a ``team`` the
-    processes that were launched together measure the schemes that need as many. The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
+    processes that were launched together measure the schemes that need as many. The other arguments are those of
+    :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
         UsageError: The recipe names something that does not exist, or no case of it needs the processes of the team.
@@ -91,9 +92,7 @@ def run(
     launched.check([entry.case for entry in planned])
     bench = _WITH_TIMELINES if timelines else runner.BENCH
     if team is not None and cluster is not None:
-        raise UsageError(
-            "--cluster has nodes that measure, and these processes were launched to: leave one of them out"
-        )
+        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
     measure = (
         partial(runner.run, jobs=jobs, bench=bench, launched=launched)
         if cluster is None

@@ -92,7 +92,7 @@ def _nothing() -> None:
 
 
 def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
-    """Return the seed of this rank's batch: ranks along ``dp`` have batches of their own, those along ``tp`` share one."""
+    """Return the seed of this rank's batch: ranks along ``dp`` have one each, those along ``tp`` share one."""
     if mesh is None or mesh.mesh_dim_names is None or "dp" not in mesh.mesh_dim_names:
         return seed
     return seed + _STRIDE * mesh.get_local_rank("dp")

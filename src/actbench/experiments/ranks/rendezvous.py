@@ -130,8 +130,8 @@ def _check(links: list[Link]) -> None:
     for link in links:
         if link.hello.versions != mine:
             raise MeasurementError(
-                f"process {link.hello.rank}, on {link.hello.host}, has {link.hello.versions}, and the first one {mine}: "
-                "install the same on all machines"
+                f"process {link.hello.rank}, on {link.hello.host}, has {link.hello.versions}, and the first one "
+                f"{mine}: install the same on all machines"
             )
 
 

@@ -54,8 +54,8 @@ class Link:
     def _gone(self) -> MeasurementError:
         time.sleep(_INTERRUPTING_SECONDS)  # Ctrl-C ends all processes: this one hears of it here
         return MeasurementError(
-            f"process {self.hello.rank} of {self._size}, on {self.hello.host}, is gone, and no case is measured without "
-            "it; what it wrote last says why. Start the same command again: it goes on with the rows that are left"
+            f"process {self.hello.rank} of {self._size}, on {self.hello.host}, is gone, and no case is measured "
+            "without it; what it wrote last says why. Start the same command again: it goes on with the rows that are left"
         )
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.sessions import Launched, Sessions
+from actbench.experiments.runner.sessions import ALONE, Launched, Sessions
 from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.measuring import search
 from actbench.results.machine import available_memory_bytes, provenance
@@ -131,7 +131,7 @@ def run(
     progress: Progress | None = None,
     bench: str = BENCH,
     preload: Sequence[str] = PRELOAD,
-    launched: Launched = Launched(),  # noqa: B008  (frozen)
+    launched: Launched = ALONE,
 ) -> Summary:
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
@@ -181,7 +181,7 @@ class Sweep:
     jobs: int
     timeout_seconds: float | None
     progress: Progress
-    launched: Launched = Launched()
+    launched: Launched = ALONE
 
     @property
     def _sessions(self) -> Sessions:

@@ -46,8 +46,8 @@ class Launched:
         found = "one was started" if self.size == 1 else f"{self.size} were launched"
         return Failure(
             reason="unavailable",
-            message=f"{case.scheme} trains in {wanted} processes, and {found}: start 'torchrun --nproc-per-node {wanted} "
-            "-m actbench …', or take --meter simulated, which needs one",
+            message=f"{case.scheme} trains in {wanted} processes, and {found}: start 'torchrun --nproc-per-node "
+            f"{wanted} -m actbench …', or take --meter simulated, which needs one",
         )
 
     def check(self, cases: list[Case]) -> None:
@@ -57,13 +57,17 @@ class Launched:
         wanted = sorted({self.needed(case) for case in cases if self.spreads(case)})
         if not wanted:
             raise UsageError(
-                f"{self.size} processes were launched, and every case here needs one: start 'actbench …' itself, or add a "
-                f"scheme for {self.size} processes and --meter cpu or cuda, such as --scheme ddp:{self.size}"
+                f"{self.size} processes were launched, and every case here needs one: start 'actbench …' itself, or add "
+                f"a scheme for {self.size} processes and --meter cpu or cuda, such as --scheme ddp:{self.size}"
             )
         raise UsageError(
             f"{self.size} processes were launched, and the schemes here need {' or '.join(map(str, wanted))}: start "
             f"'torchrun --nproc-per-node {wanted[0]} -m actbench …', or give them {self.size}"
         )
+
+
+ALONE = Launched()
+"""This process alone, with cases that need one."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Sessions:
 
     server: ForkServer
     timeout_seconds: float | None
-    launched: Launched = Launched()
+    launched: Launched = ALONE
 
     def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
         """Start what measures a case.
