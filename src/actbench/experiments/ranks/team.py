@@ -55,7 +55,8 @@ class Link:
         time.sleep(_INTERRUPTING_SECONDS)  # Ctrl-C ends all processes: this one hears of it here
         return MeasurementError(
             f"process {self.hello.rank} of {self._size}, on {self.hello.host}, is gone, and no case is measured "
-            "without it; what it wrote last says why. Start the same command again: it goes on with the rows that are left"
+            "without it; what it wrote last says why. Start the same command again: it goes on with the rows that are "
+            "left"
         )
 
     def close(self) -> None:
@@ -127,28 +128,31 @@ class Team:
             link.order(Begin(bench=bench, preload=tuple(preload)))
 
     def open(
-        self, server: ForkServer, case: Case, timeout_seconds: float | None, *, is_trial: bool = False
+        self, server: ForkServer, case: Case, size: int, timeout_seconds: float | None, *, is_trial: bool = False
     ) -> CaseSession:
-        """Start the processes of a case, one forked by each of the launched processes; ``server`` is that of this one.
+        """Start the processes of a case, one forked by each of the first ``size`` launched processes.
+
+        ``server`` is that of this process.
 
         Raises:
             MeasurementError: One of the launched processes is gone.
         """
         number = next(self._numbers)
-        local_ranks = [self._place.local_rank, *(link.hello.local_rank for link in self._links)]
+        links = self._links[: size - 1]
+        local_ranks = [self._place.local_rank, *(link.hello.local_rank for link in links)]
         requests = [
-            CaseRequest(case=case, is_trial=is_trial, meeting=self._meeting(number, rank, local_rank))
+            CaseRequest(case=case, is_trial=is_trial, meeting=self._meeting(number, rank, size, local_rank))
             for rank, local_rank in enumerate(local_ranks)
         ]
-        members: list[Member] = [LocalMember(server), *(RemoteMember(link, number) for link in self._links)]
+        members: list[Member] = [LocalMember(server), *(RemoteMember(link, number) for link in links)]
         return CaseSession(members, requests, timeout_seconds)
 
-    def _meeting(self, number: int, rank: int, local_rank: int) -> Meeting:
+    def _meeting(self, number: int, rank: int, size: int, local_rank: int) -> Meeting:
         return Meeting(
             host=self._address.host,
             port=self._address.port,
             name=f"actbench/{self._name}/{number}",
             rank=rank,
-            size=self.size,
+            size=size,
             local_rank=local_rank,
         )

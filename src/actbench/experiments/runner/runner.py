@@ -224,7 +224,7 @@ class Sweep:
     def _with_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
         memory = self._memory_bytes(case.meter)
         if memory is not None and case.meter == "cpu" and self.launched.spreads(case):
-            memory //= self.launched.size  # which share the machine
+            memory //= self.launched.needed(case)  # which share the machine
         trials = Trials(self._sessions, memory, self.progress)
         return trials.add_largest_batch(case, outcome)
 

@@ -39,9 +39,9 @@ class Launched:
         return case.meter != "simulated" and self.needed(case) > 1
 
     def misfit(self, case: Case) -> Failure | None:
-        """Return why a case cannot be measured by as many processes as there are; None where it can."""
+        """Return why a case cannot be measured: it needs more processes than there are; None where it can."""
         wanted = self.needed(case)
-        if not self.spreads(case) or wanted == self.size:
+        if not self.spreads(case) or wanted <= self.size:
             return None
         found = "one was started" if self.size == 1 else f"{self.size} were launched"
         return Failure(
@@ -51,18 +51,18 @@ class Launched:
         )
 
     def check(self, cases: list[Case]) -> None:
-        """Raise a UsageError where no case of a plan needs as many processes as were launched."""
+        """Raise a UsageError where several processes were launched, and no case of a plan is for several of them."""
         if self.size == 1 or any(self.spreads(case) and self.misfit(case) is None for case in cases):
             return
         wanted = sorted({self.needed(case) for case in cases if self.spreads(case)})
         if not wanted:
             raise UsageError(
-                f"{self.size} processes were launched, and every case here needs one: start 'actbench …' itself, or add "
-                f"a scheme for {self.size} processes and --meter cpu or cuda, such as --scheme ddp:{self.size}"
+                f"{self.size} processes were launched, and every case here needs one: start 'actbench …' itself, or "
+                f"add a scheme for {self.size} processes and --meter cpu or cuda, such as --scheme ddp:{self.size}"
             )
         raise UsageError(
             f"{self.size} processes were launched, and the schemes here need {' or '.join(map(str, wanted))}: start "
-            f"'torchrun --nproc-per-node {wanted[0]} -m actbench …', or give them {self.size}"
+            f"'torchrun --nproc-per-node {wanted[-1]} -m actbench …', or give them {self.size}"
         )
 
 
@@ -86,5 +86,5 @@ class Sessions:
         """
         team = self.launched.team
         if team is not None and self.launched.spreads(case):
-            return team.open(self.server, case, self.timeout_seconds, is_trial=is_trial)
+            return team.open(self.server, case, self.launched.needed(case), self.timeout_seconds, is_trial=is_trial)
         return IsolatedSession(self.server, case, self.timeout_seconds, is_trial=is_trial)
