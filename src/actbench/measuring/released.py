@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from torch import distributed
+import torch
+from torch import Tensor, distributed
 
 _COLLECTIVES: Final = (
     "all_gather_into_tensor",
@@ -41,6 +42,9 @@ def released_at_once() -> Iterator[None]:
             if hasattr(distributed, name):
                 waiting = _waiting(getattr(distributed, name))
                 patched.enter_context(mock.patch.object(distributed, name, waiting))
+        functional = torch.ops._c10d_functional
+        waited = _waited(functional.wait_tensor)
+        patched.enter_context(mock.patch.object(functional, "wait_tensor", waited))
         yield
 
 
@@ -51,12 +55,27 @@ def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
         if async_op or work is None:
             return work
         work.wait()
-        deadline = time.monotonic() + _MOST_SECONDS
-        while _any_works() and time.monotonic() < deadline:
-            time.sleep(_PAUSE_SECONDS)
+        _wait_for_threads()
         return None  # and here the work is given up, when only this thread has it
 
     return call
+
+
+def _waited(wait: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what waits for the result of a functional collective, which it returns."""
+
+    def call(result: Tensor) -> Tensor:
+        result = wait(result)
+        _wait_for_threads()
+        return result
+
+    return call
+
+
+def _wait_for_threads() -> None:
+    deadline = time.monotonic() + _MOST_SECONDS
+    while _any_works() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _any_works() -> bool:

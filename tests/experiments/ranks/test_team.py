@@ -74,4 +74,3 @@ def test_a_process_that_is_ended_leaves_none_behind(start, tmp_path, nothing_lef
             assert "process 1 of 2" in said
             assert "is gone" in said
     nothing_left()
-    assert "name:a" not in outcomes(tmp_path) or isinstance(outcomes(tmp_path)["name:a"], Measurement)
