@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from actbench import schemes
@@ -31,6 +33,7 @@ def case(spec: str, like: str) -> Case:
     return Case(model=model, scheme=spec, batch_size=2, sequence_length=16, meter="simulated", gradient_quality=False)
 
 
+@functools.cache
 def measured(spec: str, like: str) -> Measurement:
     return bench.measure(case(spec, like))
 
@@ -63,7 +66,8 @@ def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_one_of_several(spec:
     assert alone.gradients_bytes is not None
     assert together.gradients_bytes is not None
     if spread == "fsdp:8":
-        assert together.weights_bytes < alone.weights_bytes / 7
+        added = max(0, alone.weights_bytes - measured("exact", spec).weights_bytes)  # such as tables, which are buffers
+        assert together.weights_bytes <= measured("fsdp:8", spec).weights_bytes + added
         assert together.gradients_bytes < alone.gradients_bytes / 7
     else:
         assert together.weights_bytes == alone.weights_bytes

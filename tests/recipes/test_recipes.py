@@ -23,7 +23,7 @@ def test_a_shipped_recipe_names_only_what_exists(name: str) -> None:
 
 
 def test_the_smoke_recipe_knows_every_scheme() -> None:
-    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.alone())
+    assert set().union(*schemes_by_model("smoke").values()) == set(schemes.names())
 
 
 NOTHING_TO_CONVERT = {

@@ -178,7 +178,10 @@ class CaseFlags(ModelFlags):
     batch_size: Annotated[
         str | None,
         option(
-            "--batch-size -b", "8, a list 8,16,32, or a range 8-512*2 or 8-64+8.", metavar="RANGE", show_default=False
+            "--batch-size -b",
+            "8, a list 8,16,32, or a range 8-512*2 or 8-64+8; of one process, under fsdp, zero1 and ddp.",
+            metavar="RANGE",
+            show_default=False,
         ),
     ] = None
     max_batch: Annotated[

@@ -140,6 +140,8 @@ def measure(
 
     actbench measure llama-3.2-1b -s checkpoint -s adam8bit -s chunked_loss:8 --cumulative
 
+    actbench measure llama-3.1-8b -s fsdp:8,mixed=bf16 -s zero1:8 --batch-size 1 --device-profile h100-80gb
+
     actbench measure train.py:build -s randomized:0.2
 
     actbench measure roberta-base -s fewbit:3 --ledger --top 50 --export-csv ledger.csv

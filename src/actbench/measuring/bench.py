@@ -85,11 +85,12 @@ class Session:
 
     def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
-        searched = self._largest_batch() if self.case.find_largest_batch and not self.meter.materialize else None
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
         with ranks.settled(self._mesh):
             reading = self.meter.memory(step, watch)
+        searches = self.case.find_largest_batch and not self.meter.materialize
+        searched = self._largest_batch(reading) if searches else None
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),
@@ -131,8 +132,9 @@ class Session:
 
     @property
     def _wants_gradient_quality(self) -> bool:
-        """Whether gradients can be compared: not those of other parameters than the exact model's."""
-        compared = self.case.scheme != "exact" and self._others is not None
+        """Whether gradients can be compared: not those of other parameters than the exact model's, or of their parts."""
+        parts = "tp" in self.scheme.mesh_axes
+        compared = self.case.scheme != "exact" and self._others is not None and not parts
         return self.case.gradient_quality and self.meter.materialize and compared
 
     def _new_step(self, batch_size: int) -> TrainStep:
@@ -196,16 +198,18 @@ class Session:
     def _batch(self) -> Batch:
         return self.meter.place(self.workload.batch(self.case.batch_size, seed=self._batch_seed))
 
-    def _largest_batch(self) -> LargestBatch:
+    def _largest_batch(self, reading: meters.MemoryReading) -> LargestBatch:
+        """Return the largest batch that fits, of which the reading of the case's batch tells already."""
         seconds: dict[int, float] = {}
 
-        def fits(batch_size: int) -> search.Trial:
-            reading = self.meter.memory(self._new_step(batch_size))
-            if reading.estimated is not None:
-                seconds[batch_size] = reading.estimated.step_seconds
-            return search.Trial(reading.over_limit_bytes is None, reading.peak_bytes)
+        def trial(batch_size: int, known: meters.MemoryReading | None = None) -> search.Trial:
+            found = known or self.meter.memory(self._new_step(batch_size))
+            if found.estimated is not None:
+                seconds[batch_size] = found.estimated.step_seconds
+            return search.Trial(found.over_limit_bytes is None, found.peak_bytes)
 
-        found = search.largest(fits, memory_limit_bytes=self.meter.memory_bytes)
+        known = {self.case.batch_size: trial(self.case.batch_size, reading)}
+        found = search.largest(trial, memory_limit_bytes=self.meter.memory_bytes, known=known)
         return found.model_copy(update={"estimated_step_seconds": seconds.get(found.batch_size)})
 
 

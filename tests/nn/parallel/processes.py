@@ -1,0 +1,85 @@
+"""A program that torchrun starts: a few steps of a model that schemes share out, beside one process with all rows."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
+
+import actbench
+from actbench.setup import Batch, TrainingSetup, TrainStep
+
+ROWS, STEPS = 6, 3
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(width, width), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.activation(self.linear(x))
+        return result
+
+
+def network() -> nn.Module:
+    """Return layers of 33 rows and 7, which two processes do not divide."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 33), Block(33), nn.LayerNorm(33), Block(33), nn.Linear(33, 7))
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    error: Tensor = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+    return error
+
+
+def setup() -> TrainingSetup:
+    return TrainingSetup(
+        network(),
+        loss=loss,
+        make_optimizer=lambda module: torch.optim.AdamW(module.parameters(), lr=0.01, foreach=False),
+    )
+
+
+def batches(count: int) -> list[dict[str, Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    rows = ROWS * count
+    return [
+        {"x": torch.randn(rows, 5, generator=random), "y": torch.randint(7, (rows,), generator=random)}
+        for _ in range(STEPS)
+    ]
+
+
+def trained(setup: TrainingSetup, given: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    step = TrainStep(setup, given[0])
+    for batch in given:
+        step.batch = batch
+        step()
+    return {name: _whole(parameter.detach()) for name, parameter in setup.module.named_parameters()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def main(spec: str) -> None:
+    distributed.init_process_group("gloo")
+    rank, count = distributed.get_rank(), distributed.get_world_size()
+    whole = batches(count)
+    own = [{name: value[rank * ROWS : (rank + 1) * ROWS] for name, value in batch.items()} for batch in whole]
+
+    alone = trained(setup(), whole)
+    together = trained(actbench.apply(setup(), spec), own)
+
+    assert together.keys() == alone.keys()
+    before = dict(network().named_parameters())
+    for name, parameter in together.items():
+        assert torch.allclose(parameter, alone[name], rtol=1e-4, atol=1e-5), name
+        assert not torch.allclose(parameter, before[name], atol=1e-3), name
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
