@@ -132,7 +132,7 @@ class Session:
 
     @property
     def _wants_gradient_quality(self) -> bool:
-        """Whether gradients can be compared: not those of other parameters than the exact model's, or of their parts."""
+        """Whether gradients can be compared: not those of other parameters than the exact model's, or of parts."""
         parts = "tp" in self.scheme.mesh_axes
         compared = self.case.scheme != "exact" and self._others is not None and not parts
         return self.case.gradient_quality and self.meter.materialize and compared

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import nn
 
-from actbench.errors import ConversionError
+from actbench.nn.parallel.mesh import TENSOR, data_mesh
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
 from actbench.nn.tensorparallel.cutting import check
@@ -66,7 +66,7 @@ class TensorParallel(Scheme):
     @property
     def mesh_axes(self) -> Mapping[str, int]:
         """How many processes share the layers."""
-        return {"tp": self.ranks}
+        return {TENSOR: self.ranks}
 
     @property
     def gradient(self) -> Gradient:
@@ -89,7 +89,7 @@ class TensorParallel(Scheme):
             ConversionError: They do not divide, or there is no mesh with as many processes.
         """
         module = setup.module
-        ranks = self._ranks(setup)
+        ranks = Ranks.of(data_mesh(setup.mesh, module, self.ranks, self.spec, TENSOR), TENSOR)
         refuse_compiled(module, *Entry.uncompilable)
         plan = plan_of(module, self.spec)
         check(module, plan, self.ranks, self.spec)
@@ -99,20 +99,6 @@ class TensorParallel(Scheme):
         share_layers(module, plan, ranks, of_sequence=self.sequence)
         share(vocabulary, ranks)
         return setup.changed(module, sites, left)
-
-    def _ranks(self, setup: TrainingSetup) -> Ranks:
-        mesh = setup.mesh
-        if mesh is None or "tp" not in (mesh.mesh_dim_names or ()):
-            raise ConversionError(
-                f"{self.spec}: the setup has no mesh of processes with an axis 'tp': simulate one of them by 'actbench "
-                "measure --meter simulated', or give TrainingSetup(…, mesh=init_device_mesh(device, "
-                f"({self.ranks},), mesh_dim_names=('tp',))) in each; a model alone cannot be converted: each process "
-                "would save another part of it under the same names"
-            )
-        ranks = Ranks.of(mesh, "tp")
-        if ranks.size != self.ranks:
-            raise ConversionError(f"{self.spec}: the axis 'tp' of the mesh has {ranks.size} processes")
-        return ranks
 
     def _sites(self, module: nn.Module, plan: Plan, vocabulary: Vocabulary) -> Iterator[Site]:
         for place in plan.places:

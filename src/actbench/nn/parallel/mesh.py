@@ -10,15 +10,19 @@ from actbench.errors import ConversionError
 DATA: str = "dp"
 """The axis of a mesh along which processes have batches of their own."""
 
+TENSOR: str = "tp"
+"""The axis along which they share the layers of one batch."""
 
-def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) -> DeviceMesh:
+
+def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str, axis: str = DATA) -> DeviceMesh:
     """Return the ``ranks`` processes that train with batches of their own, as a mesh of one axis.
 
     Args:
-        mesh: The processes of a setup, with an axis ``dp``; None for those of torch's default process group.
+        mesh: The processes of a setup, with such an axis; None for those of torch's default process group.
         module: The model; the mesh is of its device.
         ranks: How many there must be.
         who: The specification of who asks, for messages.
+        axis: Another axis, of processes that share something else.
 
     Raises:
         ConversionError: There are not as many.
@@ -32,11 +36,11 @@ def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) 
                 f"--nproc-per-node {ranks} …', and call torch.distributed.init_process_group() before; or simulate one "
                 "of them by 'actbench measure --meter simulated'"
             )
-        return init_device_mesh(next(module.parameters()).device.type, (ranks,), mesh_dim_names=(DATA,))
+        return init_device_mesh(next(module.parameters()).device.type, (ranks,), mesh_dim_names=(axis,))
     names = mesh.mesh_dim_names or ()
-    if DATA not in names:
-        raise ConversionError(f"{who} needs a mesh with an axis {DATA!r}; the one of the setup has {', '.join(names)}")
-    found = mesh[DATA]
+    if axis not in names:
+        raise ConversionError(f"{who} needs a mesh with an axis {axis!r}; the one of the setup has {', '.join(names)}")
+    found = mesh[axis]
     if found.size() != ranks:
-        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {DATA!r}, which has {found.size()}")
+        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {axis!r}, which has {found.size()}")
     return found
