@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from actbench import launch
 from actbench.cli.app import STDOUT, Exit
 from actbench.cli.consoles import console
 from actbench.errors import UsageError, shortened
@@ -133,8 +134,10 @@ def explained_exits() -> Iterator[None]:
 
 
 def command_line() -> str:
-    """Return what the user typed."""
-    return shlex.join(["actbench", *sys.argv[1:]])
+    """Return what the user typed; of several processes, in the words of torchrun."""
+    found = launch.place(os.environ)
+    start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def remark(text: str) -> None:
