@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
@@ -35,10 +36,10 @@ def join(meeting: Meeting, case: Case) -> None:
         _take_gpu(meeting)
         backend = "cpu:gloo,cuda:nccl"
     os.environ.update(RANK=str(meeting.rank), WORLD_SIZE=str(meeting.size), LOCAL_RANK=str(meeting.local_rank))
-    store = distributed.TCPStore(meeting.host, meeting.port, is_master=False, timeout=_WAITING, wait_for_workers=False)
+    store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=_WAITING, wait_for_workers=False)
     distributed.init_process_group(
         backend,
-        store=distributed.PrefixStore(meeting.name, store),
+        store=PrefixStore(meeting.name, store),
         rank=meeting.rank,
         world_size=meeting.size,
         timeout=_WAITING,
@@ -77,7 +78,7 @@ def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
     if mesh is None or not are_real(mesh):
         return _nothing
     if mesh.device_type != "cuda":
-        return distributed.barrier
+        return _meet
     one = torch.zeros(1, device="cuda")
     return lambda: _on_the_stream(one)
 
@@ -85,6 +86,11 @@ def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
 def _on_the_stream(one: torch.Tensor) -> None:
     """Let the device wait for the others, but not the host, which issues the step meanwhile."""
     distributed.all_reduce(one)
+
+
+def _meet() -> None:
+    """Wait for all others."""
+    distributed.barrier()
 
 
 def _nothing() -> None:
