@@ -34,7 +34,11 @@ def test_a_measured_rank_needs_what_is_simulated(
 
     assert measured.peak_bytes == pytest.approx(simulated.peak_bytes, rel=0.005)
     assert measured.weights_bytes == simulated.weights_bytes
-    assert measured.optimizer_bytes == simulated.optimizer_bytes
+    assert measured.optimizer_bytes is not None
+    assert simulated.optimizer_bytes is not None
+    assert (
+        0.99 * simulated.optimizer_bytes < measured.optimizer_bytes <= simulated.optimizer_bytes
+    )  # the first has most
     assert max(measured.rank_peak_bytes, default=measured.peak_bytes) == measured.peak_bytes
     if measured.gradient_error is not None and "fewbit" not in scheme:
         assert measured.gradient_error < 1e-6

@@ -8,11 +8,12 @@ until it is copied to its bucket, where it lies from then on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, distributed, nn
 
+_bucket_assignment: Any = distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 _FIRST_BYTES: Final = 1 << 20
 _BYTES: Final = 25 << 20
 
@@ -37,7 +38,7 @@ class GradientBuckets:
         self.buckets: list[Tensor] = []
         self._views: dict[Tensor, tuple[int, Tensor]] = {}
         self._sizes: list[int] = []
-        assigned, _ = distributed._compute_bucket_assignment_by_size(trained, [_FIRST_BYTES, _BYTES])
+        assigned, _ = _bucket_assignment(list[Tensor](trained), [_FIRST_BYTES, _BYTES])
         for members in assigned:
             self._add([trained[index] for index in members])
         self._missing = list(self._sizes)

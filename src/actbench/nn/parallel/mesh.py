@@ -40,7 +40,7 @@ def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str, 
     names = mesh.mesh_dim_names or ()
     if axis not in names:
         raise ConversionError(f"{who} needs a mesh with an axis {axis!r}; the one of the setup has {', '.join(names)}")
-    found = mesh[axis]
-    if found.size() != ranks:
-        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {axis!r}, which has {found.size()}")
-    return found
+    along = mesh[axis]
+    if along.size() != ranks:
+        raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {axis!r}, which has {along.size()}")
+    return along

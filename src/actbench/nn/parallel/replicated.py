@@ -25,24 +25,28 @@ class ReplicatedModel:
     """
 
     def __init__(self, module: nn.Module, group: distributed.ProcessGroup | None = None) -> None:
-        fake = next((parameter for parameter in module.parameters() if isinstance(parameter, FakeTensor)), None)
-        self.forward: nn.Module
+        self.forward: nn.Module = module
         self.buckets: Sequence[Tensor] = ()
+        self._parallel: DistributedDataParallel | None = None
+        self._buckets: GradientBuckets | None = None
+        fake = next((parameter for parameter in module.parameters() if isinstance(parameter, FakeTensor)), None)
         if fake is None:
             # Gradients lie where they are averaged, so that there is one copy of them.
-            parallel = DistributedDataParallel(module, process_group=group, gradient_as_bucket_view=True)
-            self.forward, self._parallel = parallel, parallel
+            self._parallel = DistributedDataParallel(module, process_group=group, gradient_as_bucket_view=True)
+            self.forward = self._parallel
             return
+        group = group or distributed.group.WORLD
+        assert group is not None
         with fake.fake_mode:
-            self._buckets = GradientBuckets(module, group or distributed.group.WORLD)
-        self.forward, self._parallel, self.buckets = module, None, self._buckets.buckets
-        module.register_forward_pre_hook(_SameBuffers(group or distributed.group.WORLD))
+            self._buckets = GradientBuckets(module, group)
+        self.buckets = self._buckets.buckets
+        module.register_forward_pre_hook(_SameBuffers(group))
 
     def average_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
-        if self._parallel is None:
+        if self._buckets is not None:
             self._buckets.average(wanted)
-        else:
+        if self._parallel is not None:
             self._parallel.require_backward_grad_sync = wanted
 
 
@@ -61,6 +65,6 @@ class _SameBuffers:
             for buffers in of_type.values():
                 flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
                 distributed.broadcast(flat, src=distributed.get_global_rank(self._group, 0), group=self._group)
-                parts = flat.split([buffer.numel() for buffer in buffers])
+                parts = torch.split(flat, [buffer.numel() for buffer in buffers])
                 for buffer, part in zip(buffers, parts, strict=True):
                     buffer.copy_(part.view_as(buffer))
