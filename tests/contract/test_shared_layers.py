@@ -12,7 +12,13 @@ from actbench.measuring import bench, processes
 from actbench.results.measured import Measurement, Mesh
 from actbench.results.records import Case
 
-EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
+EXAMPLES = {
+    "actnn": "actnn:L2",
+    "encode": "encode:int:6",
+    "fewbit": "fewbit:3",
+    "gact": "gact:L1",
+    "randomized": "randomized:0.5",
+}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"]
 QUICK = ("checkpoint", "fewbit:3", "lora")

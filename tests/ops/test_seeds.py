@@ -100,3 +100,34 @@ def test_no_seed_is_drawn_for_a_graph_that_is_replayed(monkeypatch):
 
     with pytest.raises(KernelError, match="while a CUDA graph is captured"):
         noise.fresh_seed()
+
+
+def join_as_second_of_two():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+
+
+@pytest.fixture
+def second_of_two():
+    join_as_second_of_two()
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def seed_after(number):
+    torch.manual_seed(number)
+    return int(noise.fresh_seed())
+
+
+@pytest.mark.usefixtures("second_of_two")
+def test_a_process_that_computes_the_same_as_another_draws_the_same():
+    own = seed_after(5)
+    noise.draw_as(0)
+    shared = seed_after(5)
+    torch.distributed.destroy_process_group()
+    alone = seed_after(5)
+    join_as_second_of_two()
+
+    assert shared == alone != own
+    assert seed_after(5) == own  # what was said was of the process group of then

@@ -161,3 +161,14 @@ def test_tokens_that_do_not_divide_are_refused() -> None:
 def test_wrong_specifications_are_refused(spec: str) -> None:
     with pytest.raises(SpecError):
         schemes.build(spec)
+
+
+@pytest.mark.parametrize("spec", ["gact:L2", "gact:L1,auto_prec=true", "actnn:L3", "actnn:L2,per_sample=true"])
+def test_bits_by_gradients_that_each_process_has_others_of_are_refused(spec: str) -> None:
+    with pytest.raises(SpecError, match="shares out bits by gradients, of which each process of tp has others"):
+        schemes.build(f"tp:2+{spec}")
+
+
+@pytest.mark.parametrize("spec", ["gact:L1", "actnn:L2"])
+def test_bits_that_are_fixed_are_not(spec: str) -> None:
+    assert schemes.build(f"tp:2+{spec}").mesh_axes == {"tp": 2}

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,6 +147,19 @@ class _Draws:
         self._lock = threading.Lock()
         self._passes: dict[int, int] = {}  # each with the thread that drew first in it
         self._count = 0
+        self._place: tuple[Any, int] | None = None
+
+    @property
+    def rank(self) -> int:
+        """By which number this process draws other seeds than others that were seeded alike; 0 for one alone."""
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 0
+        known = self._place is not None and self._place[0] is distributed.group.WORLD
+        return self._place[1] if known and self._place else distributed.get_rank()
+
+    @rank.setter
+    def rank(self, rank: int) -> None:
+        self._place = distributed.group.WORLD, rank  # of another process group nothing is said
 
     def seed(self) -> int:
         """Return a seed; in a backward pass, where the generator may have been set back, leave the generator alone."""
@@ -177,6 +191,14 @@ class _Draws:
 
 
 _draws = _Draws()
+
+
+def draw_as(rank: int) -> None:
+    """Let this process draw the seeds of a process of that rank, in the process group of now.
+
+    Processes that compute the same, as those that share layers do around these, must draw alike.
+    """
+    _draws.rank = rank
 
 
 def diverge(generator: torch.Generator, branch: int) -> None:
@@ -222,7 +244,7 @@ def _fresh_seed() -> Tensor:
     _check_layout()
     _refuse_capture()
     seed = _draws.seed()
-    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    rank = _draws.rank
     if rank:  # ranks are often seeded alike; their errors must not be. Rank 0 draws what a single process draws
         seed = mixed(seed ^ rank)
     return torch.tensor(signed(seed), dtype=torch.int64, device="cpu")

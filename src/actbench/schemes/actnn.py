@@ -178,6 +178,11 @@ class ActNN(Scheme):
         """Bits are shared out by the ranges and gradients of the steps before."""
         return True
 
+    @property
+    def bits_by_gradients(self) -> bool:
+        """Whether layers or samples have bits of their own."""
+        return bool(self.setting("compress") and (self.setting("per_layer") or self.setting("per_sample")))
+
     def diagnostics(self, setup: TrainingSetup, batch: Batch, seed: int) -> tuple[Diagnostic, ...]:
         """Return the variance of the gradient over three draws of the rounding noise, and what it is compared with."""
         found = rounding_variance(setup, batch, seed)

@@ -35,7 +35,6 @@ Change = Literal[
 """What a scheme may touch in a training step; the contract tests of a scheme are chosen by it."""
 
 PLACEMENT: Final = "placement over processes"
-
 OF_PARTS: Final[frozenset[Change]] = frozenset(("saved tensors", "recomputation", "parameters"))
 """What is changed module by module, and so in a part of a model alone."""
 
@@ -114,10 +113,8 @@ class Scheme(Data):
     def _of_parts(self) -> Self:
         others = set(self.changes) - OF_PARTS
         if self.only and (others or not self.changes):
-            what = " and ".join(sorted(others)) or "nothing"
-            raise ValueError(
-                f"only= limits what modules save or train, and this scheme changes {what}; leave only= out"
-            )
+            what = f"this scheme changes {' and '.join(sorted(others)) or 'nothing'}"
+            raise ValueError(f"only= limits what modules save or train, and {what}; leave only= out")
         return self
 
     @property
@@ -215,6 +212,11 @@ class Scheme(Data):
     @property
     def adapts(self) -> bool:
         """Whether a step changes what later ones keep: its gradients are then judged after a first step."""
+        return False
+
+    @property
+    def bits_by_gradients(self) -> bool:
+        """Whether in how many bits something is packed follows from gradients that this process has seen."""
         return False
 
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from torch import nn
 from actbench.errors import ConversionError, SpecError
 from actbench.results.fits import GRADIENTS, Gradient
 from actbench.results.measured import Diagnostic
-from actbench.schemes.base import PLACEMENT, Change, Scheme
+from actbench.schemes.base import PLACEMENT, TENSOR_PARALLEL, Change, Scheme
 from actbench.schemes.only import common_part
 from actbench.setup import Batch, TrainingSetup
 
@@ -42,6 +42,7 @@ class Composed(Scheme):
                 raise SpecError(
                     f"scheme {text!r}: {first.name} and {second.name} both {what}; leave one of them out{hint}"
                 )
+        _refuse_apart(parts, text)
         return cls(parts=tuple(sorted(parts, key=lambda part: (part.rank, part.name, part.only))))
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
@@ -127,6 +128,18 @@ class Composed(Scheme):
     def spec(self) -> str:
         """The parts' specifications joined by ``+``, in the order in which they are applied."""
         return "+".join(part.spec for part in self.parts)
+
+
+def _refuse_apart(parts: Sequence[Scheme], text: str) -> None:
+    """Refuse what learns from gradients of which each process sees its part: what all have would be packed apart."""
+    sharing = next((part for part in parts if TENSOR_PARALLEL in part.claims), None)
+    adapting = next((part for part in parts if part.bits_by_gradients), None)
+    if sharing and adapting:
+        raise SpecError(
+            f"scheme {text!r}: {adapting.name} shares out bits by gradients, of which each process of {sharing.name} "
+            f"has others: what all of them have would be packed otherwise in each; take {adapting.name} with bits that "
+            "are fixed (gact:L1, actnn:L2), or leave one of the two out"
+        )
 
 
 def _both(first: Scheme, second: Scheme) -> list[str]:

@@ -122,6 +122,11 @@ class Gact(Scheme):
             return given
         return LEVELS[self.level].get(key, {"compress": True, "auto_prec": True, "bits": 4.0}.get(key, False))
 
+    @property
+    def bits_by_gradients(self) -> bool:
+        """Whether tensors have bits of their own, by how much gradients change with them."""
+        return bool(self.setting("compress") and self.setting("auto_prec"))
+
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a forward with hooks on the model.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import nn
 
-from actbench.nn.parallel.mesh import TENSOR, data_mesh
+from actbench.nn.parallel.mesh import DATA, TENSOR, data_mesh
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
 from actbench.nn.tensorparallel.cutting import check
@@ -14,6 +14,7 @@ from actbench.nn.tensorparallel.plan import Plan, plan_of
 from actbench.nn.tensorparallel.ranks import Ranks
 from actbench.nn.tensorparallel.sharing import share_layers
 from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
+from actbench.ops.noise import draw_as
 from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import TENSOR_PARALLEL, Change, Scheme
@@ -96,6 +97,11 @@ class TensorParallel(Scheme):
         vocabulary = vocabulary_of(module, self.ranks)
         sites = tuple(self._sites(module, plan, vocabulary))
         left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
+        draw_as(
+            0
+            if setup.mesh is None or DATA not in (setup.mesh.mesh_dim_names or ())
+            else setup.mesh.get_local_rank(DATA)
+        )
         share_layers(module, plan, ranks, of_sequence=self.sequence)
         share(vocabulary, ranks)
         return setup.changed(module, sites, left)

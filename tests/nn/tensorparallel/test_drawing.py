@@ -3,9 +3,8 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
 
-from actbench.nn.tensorparallel.drawing import OwnNumbers, drops
+from actbench.nn.tensorparallel.drawing import OwnNumbers
 from actbench.nn.tensorparallel.ranks import Ranks
 
 
@@ -69,18 +68,3 @@ def test_a_copy_draws_by_itself():
         twin.end()
         assert torch.equal(before, torch.get_rng_state())
     numbers.end()
-
-
-@pytest.mark.parametrize(
-    ("module", "found"),
-    [(nn.Linear(2, 2), False), (nn.Sequential(nn.Dropout(0.1)), True), (nn.Sequential(nn.Dropout(0.0)), False)],
-)
-def test_what_may_drop_something(module, found):
-    assert drops(module) is found
-
-
-def test_a_share_that_a_module_is_told_counts():
-    module = nn.Linear(2, 2)
-    module.attention_dropout = 0.1
-
-    assert drops(module)

@@ -83,7 +83,7 @@ class Exit(_Hook):
 class SequenceEntry(_Hook):
     """A forward pre-hook of the first block: each process takes its part of the tokens."""
 
-    def __init__(self, ranks: Ranks, numbers: OwnNumbers | None) -> None:
+    def __init__(self, ranks: Ranks, numbers: OwnNumbers) -> None:
         self.ranks, self.numbers = ranks, numbers
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,7 +98,7 @@ class SequenceEntry(_Hook):
                 f"tp with sequence=true: the blocks are given a tensor of shape {tuple(first.shape)}, (samples, tokens,"
                 f" width), whose tokens do not divide among {self.ranks.size} processes; take another --sequence-length"
             )
-        if self.numbers is not None and module.training:
+        if module.training:
             self.numbers.begin(first)
 
         def crossed(value: Any) -> Any:
@@ -110,13 +110,12 @@ class SequenceEntry(_Hook):
 class SequenceExit(_Hook):
     """A forward hook of the last block: all processes have all tokens again."""
 
-    def __init__(self, ranks: Ranks, numbers: OwnNumbers | None) -> None:
+    def __init__(self, ranks: Ranks, numbers: OwnNumbers) -> None:
         self.ranks, self.numbers = ranks, numbers
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return all tokens."""
-        if self.numbers is not None:
-            self.numbers.end()
+        self.numbers.end()
         if output is None:  # the block has raised something
             return None
         first, *others = output if isinstance(output, tuple) else (output,)

@@ -127,7 +127,7 @@ class _PartOfSum(_Crossing):
 
 
 def _apply(crossing: type[_Crossing], *args: Any) -> Tensor:
-    result: Tensor = crossing.apply(*args)  # type: ignore[no-untyped-call]
+    result: Tensor = crossing.apply(*args)
     return result
 
 

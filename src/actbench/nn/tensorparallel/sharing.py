@@ -6,7 +6,7 @@ from torch import nn
 
 from actbench.nn.tensorparallel.crossings import Entry, Exit, SequenceEntry, SequenceExit, SummedGradients
 from actbench.nn.tensorparallel.cutting import base, cut, cut_adapters
-from actbench.nn.tensorparallel.drawing import OwnNumbers, drops
+from actbench.nn.tensorparallel.drawing import OwnNumbers
 from actbench.nn.tensorparallel.plan import Plan
 from actbench.nn.tensorparallel.ranks import Ranks
 
@@ -22,7 +22,7 @@ def share_layers(model: nn.Module, plan: Plan, ranks: Ranks, *, of_sequence: boo
     """
     cut(model, plan, ranks)
     blocks = list(model.get_submodule(plan.blocks).children())
-    numbers = OwnNumbers(ranks) if any(map(drops, blocks)) else None
+    numbers = OwnNumbers(ranks)
     inside = None if of_sequence else numbers
     rows = {place.path for place in plan.places if place.cut == "rows"}
     for path in plan.entries:
