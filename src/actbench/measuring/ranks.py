@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 

@@ -39,7 +39,7 @@ class Follower:
                 if message is not None:
                     self._obey(ORDERS.validate_json(message))
                 continue  # what is ready may be gone by now
-            for number in {sources[source] for source in ready}:
+            for number in {number for source, number in sources.items() if source in ready}:
                 self._pass_on(number)
 
     def _obey(self, order: Begin | Open | Ask | End) -> None:

@@ -21,7 +21,7 @@ from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError
 from actbench.launch import Address, Place
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 _MEETING_SECONDS = 600.0
 _SAYING_SECONDS = 30.0
@@ -42,7 +42,7 @@ def leading(place: Place, address: Address) -> Iterator[Team]:
         said = {"host": "127.0.0.1" if address.one_machine else address.host, "port": listener.getsockname()[1]}
         store.set(_key(address), json.dumps({**said, "token": token.hex()}))
         links: list[Link] = []
-        opened.callback(lambda: [link.close() for link in links])
+        opened.callback(_close, links)
         _gather(listener, token, place.size, links)
         _check(links)
         yield Team(place, address, sorted(links, key=lambda link: link.hello.rank))
@@ -72,7 +72,7 @@ def following(place: Place, address: Address) -> Iterator[Frames]:
 
 
 def _store(address: Address, *, is_served_here: bool) -> TCPStore:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     try:
         return TCPStore(
@@ -87,6 +87,11 @@ def _store(address: Address, *, is_served_here: bool) -> TCPStore:
             f"the launched processes cannot meet at {address.host}:{address.port} ({_first_line(error)}); MASTER_ADDR "
             "and MASTER_PORT say where: the machine of the first process, and a port that is free"
         ) from None
+
+
+def _close(links: list[Link]) -> None:
+    for link in links:
+        link.close()
 
 
 def _key(address: Address) -> str:
