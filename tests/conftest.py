@@ -158,7 +158,7 @@ class TasksHere:
 @pytest.fixture
 def tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let commands do their tasks in this process."""
-    monkeypatch.setattr("actbench.experiments.runner.isolated.Tasks", TasksHere)
+    monkeypatch.setattr("actbench.experiments.runner.tasks.Tasks", TasksHere)
 
 
 @pytest.fixture

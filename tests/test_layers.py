@@ -24,7 +24,8 @@ ALLOWED = {
     "spec": {"errors", "units"},
     "validation": set(),
     "results": WORDS,
-    "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
+    "launch": {"errors", "results"},
+    "experiments": WORDS | {"results", "launch", "measuring", "schemes", "workloads"},
     # measuring
     "microbatches": {"errors"},
     "protocols": set(),
@@ -35,10 +36,10 @@ ALLOWED = {
     "nn": SETUP | {"ops", "codecs", "optim"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
     "workloads": SETUP | {"nn"},
-    "measuring": SETUP | {"ops", "codecs", "nn", "schemes", "workloads"},
+    "measuring": SETUP | {"launch", "ops", "codecs", "nn", "schemes", "workloads"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
-    "training": SETUP | {"nn", "schemes", "workloads", "measuring", "experiments"},
+    "training": SETUP | {"launch", "nn", "schemes", "workloads", "measuring", "experiments"},
 }
 FEW_FILES_ONLY = {
     "typer": {"cli/app.py"},

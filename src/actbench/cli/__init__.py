@@ -20,9 +20,9 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     listing,
     report,
     sweep,
+    together,
     train,
 )
-from actbench.cli.app import app
 from actbench.cli.printing import explained_exits, tolerant
 from actbench.errors import ActbenchError, shortened
 from actbench.results.plain import plain
@@ -62,7 +62,7 @@ def _give_compilers_a_cache() -> None:
 def _run(*, debug: bool) -> None:
     try:
         with _debugging() if debug else nullcontext():
-            app(prog_name="actbench")
+            together.run(sys.argv[1:])
     except (ActbenchError, OSError) as error:
         if debug:
             raise

@@ -58,6 +58,7 @@ app = typer.Typer(
 )
 
 Exit = typer.Exit
+Context = typer.Context
 LARGEST = COUNT_LIMIT - 1
 STDOUT = Path("-")
 echo = typer.echo

@@ -49,8 +49,8 @@ def convert(
     """
     from pydantic import TypeAdapter
 
-    from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.runner import PRELOAD
+    from actbench.experiments.runner.tasks import Tasks
     from actbench.results.converted import ConversionReport, ConversionRequest, sites_table, unreached_table
     from actbench.results.records import Case
 

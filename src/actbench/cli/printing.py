@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from actbench import launch
 from actbench.cli.app import STDOUT, Exit
 from actbench.cli.consoles import console
 from actbench.errors import UsageError, shortened
@@ -19,8 +20,8 @@ from actbench.results.plain import plain
 if TYPE_CHECKING:
     from actbench.cli.outputs import TableFlags
     from actbench.experiments.experiment import ExperimentResult
-    from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.progress import Progress
+    from actbench.experiments.runner.tasks import Tasks
     from actbench.results.render.exports import Text
     from actbench.results.render.page.pictures import Beside
     from actbench.results.tables import Table
@@ -133,8 +134,10 @@ def explained_exits() -> Iterator[None]:
 
 
 def command_line() -> str:
-    """Return what the user typed."""
-    return shlex.join(["actbench", *sys.argv[1:]])
+    """Return what the user typed; of several processes, in the words of torchrun."""
+    found = launch.place(os.environ)
+    start = ["actbench"] if found.size == 1 else ["torchrun", "--nproc-per-node", str(found.size), "-m", "actbench"]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def remark(text: str) -> None:

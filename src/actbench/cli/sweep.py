@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from actbench.cli.app import app, argument, count_option, named, option
+from actbench.cli.app import Context, app, argument, count_option, named, option
 from actbench.cli.clusters import GpuClusterFlags
 from actbench.cli.flags import (
     CaseFlags,
@@ -27,6 +27,7 @@ from actbench.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from actbench.experiments.cluster.cluster import Cluster
+    from actbench.experiments.ranks.team import Team
     from actbench.experiments.recipes import Recipe
     from actbench.results.measured import MeasuredRecord
     from actbench.results.tables import Table
@@ -50,6 +51,7 @@ RecipeOrModel = Annotated[
 @expanded
 def sweep(
     *,
+    context: Context,
     target: RecipeOrModel = None,
     flags: CaseFlags,
     jobs: Annotated[
@@ -92,6 +94,8 @@ def sweep(
     actbench sweep mine.toml --meter cuda --export-markdown table.md
 
     actbench sweep finetune-8b --cluster ray://head:10001
+
+    torchrun --nproc-per-node 4 -m actbench sweep mine.toml --meter cuda -s fsdp:4 -s ddp:4
     """
     recipe = _recipe("quickstart" if target is None else target, flags, trust_recipe, cumulative)
     with _recipe_hint(target), schemes_from(flags.scheme_flags or target or recipe.name):
@@ -105,6 +109,7 @@ def sweep(
             retry_failed=retry_failed,
             require_fit=require_fit,
             cluster=nodes.chosen,
+            team=context.obj,
         )
 
 
@@ -112,6 +117,7 @@ def sweep(
 @expanded
 def measure(
     *,
+    context: Context,
     model: ModelArgument,
     flags: CaseFlags,
     timeout: TimeoutOption = 1800.0,
@@ -146,6 +152,8 @@ def measure(
     actbench measure resnet50 -s checkpoint -b 64 --meter simulated --device-profile rtx-4090 --time-by operator
 
     actbench measure roberta-base -s checkpoint --timeline --export-timeline memory.png --export-snapshot memory.pickle
+
+    torchrun --nproc-per-node 4 -m actbench measure gpt2 -s fsdp:4 --meter cpu
     """
     recipe = _recipe_of(model, flags, cumulative)
     if not ledger.ledger and (ledger.top is not None or ledger.everything):
@@ -160,6 +168,11 @@ def measure(
             "--ledger runs no step: leave out --timeline, --export-timeline and --export-snapshot, or --ledger"
         )
     timeline.check()
+    if context.obj is not None and timeline.export_snapshot is not None:
+        raise UsageError(
+            "--export-snapshot records one process, and several were launched: leave it out, or simulate by 'actbench "
+            "measure --meter simulated', started alone"
+        )
     with schemes_from(flags.scheme_flags):
         if ledger.ledger:
             list_saved(recipe, exports, ledger, exact="exact" in (flags.schemes or ["exact"]), timeout=timeout)
@@ -173,6 +186,7 @@ def measure(
                 require_fit=require_fit,
                 by_operator=bool(time_by),
                 timeline=timeline,
+                team=context.obj,
             )
 
 
@@ -188,6 +202,7 @@ def _compare(
     require_fit: bool = False,
     by_operator: bool = False,
     cluster: Cluster | None = None,
+    team: Team | None = None,
     timeline: TimelineFlags = TimelineFlags(),  # noqa: B008  (frozen)
 ) -> None:
     """Run a recipe with its progress on standard error, and print and export the result."""
@@ -210,6 +225,7 @@ def _compare(
             timelines=timeline.wanted,
             progress=progress,
             cluster=cluster,
+            team=team,
         )
     shown = report_tables(comparison.records, recipe.title, columns)
     records = comparison.records

@@ -164,8 +164,8 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
     Raises:
         ActbenchError: A case fails this time.
     """
-    from actbench.experiments.runner.isolated import Tasks
     from actbench.experiments.runner.runner import PRELOAD
+    from actbench.experiments.runner.tasks import Tasks
     from actbench.measuring.timelines import SnapshotRequest
     from actbench.results.measured import Measurement
 

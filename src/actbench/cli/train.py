@@ -128,6 +128,7 @@ def _run_together(
     With ``alone`` there must be none.
     """
     from actbench.errors import UsageError
+    from actbench.launch import is_first
     from actbench.training import launch
 
     try:
@@ -138,7 +139,7 @@ def _run_together(
                 "actbench train by itself"
             )
     except UsageError:
-        if launch.is_first(os.environ):
+        if is_first(os.environ):
             raise
         time.sleep(_MOST_SECONDS_TO_TELL)
         raise Exit(2) from None

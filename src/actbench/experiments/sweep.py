@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from actbench import schemes, workloads
+from actbench.errors import UsageError
 from actbench.experiments.cluster.cases import run as on_cluster
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
+from actbench.experiments.ranks.team import Team
 from actbench.experiments.recipes import Recipe, load, names, runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sessions import Launched
 from actbench.experiments.runner.sidebyside import chosen_gpus
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
@@ -71,6 +75,7 @@ def run(
     timelines: bool = False,
     progress: Progress | None = None,
     cluster: Cluster | None = None,
+    team: Team | None = None,
 ) -> ExperimentResult[MeasuredRecord]:
     """Measure the cases of a recipe that the results file does not hold yet.
 
@@ -78,18 +83,23 @@ def run(
     or None to keep no file. With ``timelines`` the cases that are measured now say where the memory is over their step,
     too. ``jobs`` is how many simulated cases run at a time, one a core unless given, and how many GPUs measure side by
     side, one unless given. With a ``cluster`` its nodes measure, and what any machine measured is not measured again.
-    The other arguments are those of :func:`actbench.experiments.runner.runner.run`.
+    With a ``team`` the processes that were launched together measure the schemes that need as many. The other arguments
+    are those of :func:`actbench.experiments.runner.runner.run`.
 
     Raises:
-        UsageError: The recipe names something that does not exist.
+        UsageError: The recipe names something that does not exist, or no case of it needs the processes of the team.
         StoreError: The results file is in use, broken or cannot be written.
     """
     planned = plan(recipe, elsewhere=cluster is not None)
     progress = progress or Progress()
+    if team is not None and cluster is not None:
+        raise UsageError("--cluster has nodes that measure, and several processes were launched: take one of them")
+    launched = Launched(team, _processes)
+    launched.check([entry.case for entry in planned])
     if cluster is None:
-        has_gpus = any(entry.case.meter == "cuda" for entry in planned)
+        has_gpus = team is None and any(entry.case.meter == "cuda" for entry in planned)
         gpus = chosen_gpus(jobs, progress) if has_gpus else (None,)
-        measure = partial(runner.run, jobs=jobs or machine().cores, gpus=gpus)
+        measure = partial(runner.run, jobs=jobs or machine().cores, gpus=gpus, launched=launched)
     else:
         measure = partial(on_cluster, cluster)
     with MEASURED.opened(recipe.name, output, of_any_machine=cluster is not None) as opened:
@@ -105,6 +115,11 @@ def run(
             bench=_WITH_TIMELINES if timelines else runner.BENCH,
         )
         return finished(MEASURED, opened, planned, summary, recipe.title, output)
+
+
+def _processes(case: Case) -> int:
+    """Return how many processes train together in a case."""
+    return math.prod(schemes.build(case.scheme).mesh_axes.values())
 
 
 def render_again(folder: Path) -> list[Path]:

@@ -12,24 +12,22 @@ from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
 from actbench.errors import (
-    ActbenchError,
-    ConversionError,
     IdleError,
     MeasurementError,
     UntraceableError,
     UsageError,
     boundary,
     is_out_of_memory,
-    place_of,
-    shortened,
-    told,
 )
-from actbench.measuring import inspection, meters, processes, search
+from actbench.measuring import inspection, meters, processes, ranks, search
+from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.measuring.ranks import is_of_others as is_of_others
+from actbench.measuring.ranks import join as join
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import Diagnostic, LargestBatch, Measurement, Mesh
-from actbench.results.records import Built, Case, Failure, FailureReason
+from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup, TrainStep
 from actbench.workloads.overrides import without_dropout
 
@@ -54,6 +52,7 @@ class Session:
             why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
         self._mesh = processes.mesh(self.scheme, self.meter)
+        self._batch_seed = ranks.batch_seed(case.seed, self._mesh)
         self.workload = workloads.load(case)
         self._warm = False
         self._step: TrainStep | None = None
@@ -66,6 +65,7 @@ class Session:
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
+        self._exact_gradient = ranks.mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else self._others.placed()
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
@@ -87,7 +87,8 @@ class Session:
         quality, warnings = self._gradient_quality()
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
-        reading = self.meter.memory(step, watch)
+        with ranks.settled(self._mesh):
+            reading = self.meter.memory(step, watch)
         searches = self.case.find_largest_batch and not self.meter.materialize
         searched = self._largest_batch(reading) if searches else None
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
@@ -120,23 +121,25 @@ class Session:
         """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
+        together = ranks.starts(self._mesh)
         if self._step is None:
             self._step = self._new_step(self.case.batch_size)
         if not self._warm:
             with waiting():
-                self.meter.seconds(self._step, self.case.warmup_steps)
+                self.meter.seconds(self._step, self.case.warmup_steps, together)
             self._warm = True
-        return self.meter.seconds(self._step, steps)
+        return self.meter.seconds(self._step, steps, together)
 
     @property
     def _wants_gradient_quality(self) -> bool:
-        """Whether to compare gradients; impossible if the scheme trains other parameters than the exact model."""
-        compared = self.case.scheme != "exact" and self._others is not None
+        """Whether gradients can be compared: not those of other parameters than the exact model's, or of parts."""
+        parts = "tp" in self.scheme.mesh_axes
+        compared = self.case.scheme != "exact" and self._others is not None and not parts
         return self.case.gradient_quality and self.meter.materialize and compared
 
     def _new_step(self, batch_size: int) -> TrainStep:
         with self.meter.active():
-            batch = self.meter.place(self.workload.batch(batch_size, seed=self.case.seed))
+            batch = self.meter.place(self.workload.batch(batch_size, seed=self._batch_seed))
             return TrainStep(self.setup, batch)
 
     def _trace(self, setup: TrainingSetup) -> inspection.Trace | None:
@@ -180,7 +183,9 @@ class Session:
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
-        found = None if exact is None else _if_it_fits(self._judged_gradient)
+        alone = not ranks.are_real(self._mesh)  # else the others wait for the step to go on
+        fit = _if_it_fits if alone else _computed
+        found = None if exact is None else ranks.whole(fit(self._judged_gradient), self.setup.module, self._mesh)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
@@ -191,7 +196,7 @@ class Session:
         return {**quality, "diagnostics": diagnostics}, ()
 
     def _batch(self) -> Batch:
-        return self.meter.place(self.workload.batch(self.case.batch_size, seed=self.case.seed))
+        return self.meter.place(self.workload.batch(self.case.batch_size, seed=self._batch_seed))
 
     def _largest_batch(self, reading: meters.MemoryReading) -> LargestBatch:
         """Return the largest batch that fits, of which the reading of the case's batch tells already."""
@@ -216,6 +221,10 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         if not is_out_of_memory(error):
             raise
         return None
+
+
+def _computed(compute: Callable[[], Found]) -> Found | None:
+    return compute()
 
 
 @processes.left_after()
@@ -280,21 +289,3 @@ def itemize_all(text: str) -> str:
     """Call :func:`itemize` as a task of a process: from a list of cases to their ledgers, both as JSON."""
     ledgers = list(map(itemize, TypeAdapter(list[Case]).validate_json(text)))
     return TypeAdapter(list[Ledger]).dump_json(ledgers).decode()
-
-
-_REASONS: tuple[tuple[type[BaseException], FailureReason], ...] = (
-    (UntraceableError, "unsupported"),
-    (ConversionError, "nothing-converted"),
-    (MeasurementError, "unavailable"),
-    (UsageError, "unsupported"),
-)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """Return the failure for an error, with the part of the step in which memory ran out, if known."""
-    reasons = [reason for kind, reason in _REASONS if isinstance(error, kind)]
-    reason: FailureReason = "out-of-memory" if is_out_of_memory(error) else (*reasons, "crash")[0]
-    message = shortened(str(error)) if isinstance(error, ActbenchError) else f"{told(error)}{place_of(error)}"
-    if isinstance(error, UntraceableError) and error.__cause__ is not None and ".py:" not in message:
-        message += place_of(error.__cause__)
-    return Failure(reason=reason, message=message, phase=getattr(error, "phase", None))

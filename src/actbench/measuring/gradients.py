@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from actbench.setup import Batch, TrainingSetup, TrainStep
 
-Gradients = Mapping[Tensor, Tensor]
+Gradients = Mapping[Any, Tensor]
+"""Gradients by parameter, or by its name where ranks hold parts of it."""
 
 
 def gradients_of(setup: TrainingSetup, batch: Batch, seed: int) -> Gradients:

@@ -174,6 +174,8 @@ class Measurement(Data):
         optimizer_bytes: Optimizer state.
         activation_bytes: Bytes live after forward minus bytes live before it.
         peak_bytes: Peak allocated in one training step, everything included. The headline.
+        rank_peak_bytes: The peak of each process, by rank, where several trained together: the largest is
+            ``peak_bytes``, and all other bytes are those of its process; empty for one process.
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
         phase_peaks: The peak of each part of the step (simulated); None in older records.
@@ -208,6 +210,7 @@ class Measurement(Data):
     optimizer_bytes: NonNegativeInt | None = None
     activation_bytes: SignedInt
     peak_bytes: NonNegativeInt
+    rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
     phase_peaks: PhasePeaks | None = None

@@ -34,6 +34,14 @@ open(sys.argv[1], "w").write(" ".join(numbers))
 BASE_BYTES, SAMPLE_BYTES = 1000, 10
 
 
+def join(meeting, case: Case) -> None:
+    os.environ["FAKE_RANK"] = str(meeting.rank)
+
+
+def is_of_others(error: BaseException) -> bool:
+    return isinstance(error, ConnectionError)
+
+
 class Session:
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -81,6 +89,15 @@ class Session:
         pass
 
     name = strict = exact
+
+    def at(self, value: str) -> None:
+        """Do a deed on one rank: ``at:1/kill``."""
+        rank, _, deed = value.partition("/")
+        if os.environ.get("FAKE_RANK", "0") == rank:
+            self._do(deed.replace("=", ":"))
+
+    def lost(self, value: str) -> None:
+        raise ConnectionError("Connection closed by peer")
 
     def sleep(self, value: str) -> None:
         time.sleep(float(value))

@@ -7,7 +7,7 @@ import pytest
 from actbench.errors import MeasurementError
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import isolated
+from actbench.experiments.runner import member
 from actbench.experiments.runner.runner import run
 from actbench.results import store
 from actbench.results.measured import MeasuredRecord, Measurement
@@ -229,7 +229,7 @@ def test_an_error_while_storing_ends_the_sweep_and_its_processes(log, assert_no_
 @pytest.mark.parametrize(("counts", "reason"), [((3, 4), "out-of-memory"), ((3, 3), "crash"), ((None, None), "crash")])
 def test_a_process_that_was_ended_for_want_of_memory_is_told_from_a_crash(log, monkeypatch, counts, reason):
     kills = iter(counts)
-    monkeypatch.setattr(isolated, "memory_kills", lambda: next(kills))
+    monkeypatch.setattr(member, "memory_kills", lambda: next(kills))
     rows, _ = sweep(cases(log, "kill"))
 
     assert rows.outcome("kill").reason == reason

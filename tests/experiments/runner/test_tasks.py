@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import ConversionError, MeasurementError
-from actbench.experiments.runner.isolated import Tasks
+from actbench.experiments.runner.tasks import Tasks
 from actbench.units import MIB
 
 

@@ -4,6 +4,7 @@ from itertools import groupby
 
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sessions import Sessions
 from actbench.experiments.runner.timinggroup import MEMORY_SHARE, TimingGroup
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -21,7 +22,7 @@ def events(log, kind):
 
 def measure(group, memory_bytes):
     with ForkServer("fakebench") as server:
-        return list(TimingGroup(server, memory_bytes, None, Progress()).measure(group))
+        return list(TimingGroup(Sessions(server, None), memory_bytes, Progress()).measure(group))
 
 
 def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):

@@ -76,29 +76,44 @@ class Process:
             NoAnswerError: There was none in time.
             GarbledError: Something else than an answer came, or no answer can come any more.
         """
-        timeout_seconds = None if timeout_seconds is None else min(timeout_seconds, LONGEST_SECONDS)
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        with suppress(BrokenPipeError, ConnectionResetError):  # what is sent to a process that is gone is noticed below
+        deadline = deadline_after(timeout_seconds)
+        self.send(request, deadline)
+        while True:
+            if not wait(self.sources, left_until(deadline)):
+                raise NoAnswerError
+            if (answer := self.read(deadline)) is not None:
+                return answer
+
+    @property
+    def sources(self) -> list[socket.socket]:
+        """What becomes ready where there is something to :meth:`read`."""
+        return [self._frames.socket, self._monitor]
+
+    def send(self, request: bytes, deadline: float | None) -> None:
+        """Send a request; a NoAnswerError if the process does not take it until the deadline."""
+        with suppress(BrokenPipeError, ConnectionResetError):  # what is sent to a process that is gone is noticed later
             try:
-                self._frames.send(request, timeout_seconds)
+                self._frames.send(request, left_until(deadline))
             except (TimeoutError, BlockingIOError):
                 raise NoAnswerError from None
-        while True:
-            ready = wait([self._frames.socket, self._monitor], _left(deadline))
-            if not ready:
-                raise NoAnswerError
-            if self._frames.socket not in ready:
-                raise self._death()
-            try:
-                answer = self._frames.read()
-            except (EOFError, ConnectionResetError):
-                raise self._silence(deadline) from None
-            if answer is not None:
-                return answer
+
+    def read(self, deadline: float | None) -> bytes | None:
+        """Return the answer once it is whole; to be called when one of ``sources`` is ready.
+
+        Raises:
+            ProcessDiedError: The process ended without one.
+            GarbledError: Something else than an answer came, or no answer can come any more.
+        """
+        if self._frames.socket not in wait(self.sources, 0):
+            raise self._death()
+        try:
+            return self._frames.read()
+        except (EOFError, ConnectionResetError):
+            raise self._silence(deadline) from None
 
     def _silence(self, deadline: float | None) -> Exception:
         """Return what became of a process whose end of the connection is closed."""
-        left = _left(deadline)
+        left = left_until(deadline)
         if wait([self._monitor], _ENDING_SECONDS if left is None else min(left, _ENDING_SECONDS)):
             return self._death()
         return GarbledError("nothing: it closed the descriptor over which it answers")
@@ -226,7 +241,13 @@ class ForkServer:
         self.close()
 
 
-def _left(deadline: float | None) -> float | None:
+def deadline_after(seconds: float | None) -> float | None:
+    """Return the moment, of :func:`time.monotonic`, that is so far away; None for none."""
+    return None if seconds is None else time.monotonic() + min(seconds, LONGEST_SECONDS)
+
+
+def left_until(deadline: float | None) -> float | None:
+    """Return the seconds that are left; None without a deadline."""
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner.isolated import IsolatedSession
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sessions import ALONE, Launched, Sessions
 from actbench.experiments.runner.sidebyside import side_by_side
 from actbench.experiments.runner.timinggroup import TimingGroup, exact_of, needs_search, timing_groups
 from actbench.experiments.runner.trials import Trials
@@ -48,6 +48,7 @@ def run(
     progress: Progress | None = None,
     bench: str = BENCH,
     preload: Sequence[str] = PRELOAD,
+    launched: Launched = ALONE,
 ) -> Summary:
     """Measure the cases of a plan that are not done, and store a record of each as soon as it ends.
 
@@ -69,6 +70,7 @@ def run(
         progress: Told what happens.
         bench: Module that measures a case; see :class:`actbench.experiments.runner.worker.Bench`.
         preload: Modules that cases need, imported once.
+        launched: The processes that were launched together, of which this is the first, and how many a case needs.
 
     Raises:
         MeasurementError: The processes cannot be started at all.
@@ -80,8 +82,10 @@ def run(
     if not todo:
         return Summary(skipped=len({entry.case for entry in plan}))
     origin = provenance(command)
+    if launched.team is not None:
+        launched.team.begin(bench, preload)
     with ForkServer(bench, preload) as server:
-        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus)
+        sweep = Sweep(server, origin["machine"], store.done, jobs, timeout_seconds, progress, gpus, launched)
         with closing(sweep.outcomes(todo)) as outcomes:
             return keep(outcomes, MeasuredRecord, plan, store, progress, recipe=recipe, origin=lambda case: origin)
 
@@ -90,7 +94,7 @@ def run(
 class Sweep:
     """Measures cases on this machine: simulated ones side by side, then timing groups one after the other on each GPU.
 
-    ``gpus`` are as in :func:`run`.
+    ``gpus`` and ``launched`` are as in :func:`run`.
     """
 
     server: ForkServer
@@ -100,11 +104,19 @@ class Sweep:
     timeout_seconds: float | None
     progress: Progress
     gpus: Sequence[str | None] = (None,)
+    launched: Launched = ALONE
+
+    def _sessions(self, gpu: str | None = None) -> Sessions:
+        return Sessions(self.server, self.timeout_seconds, self.launched, gpu)
 
     def outcomes(self, cases: Sequence[Case]) -> Generator[tuple[Case, Outcome], None, None]:
         """Yield each case with its outcome as soon as it ends."""
+        misfits = {case: failure for case in cases if (failure := self.launched.misfit(case)) is not None}
+        for case, failure in misfits.items():
+            self.progress.started(case)
+            yield case, failure
         yield from self._simulate([case for case in cases if case.meter == "simulated"])
-        groups = timing_groups([case for case in cases if case.meter != "simulated"])
+        groups = timing_groups([case for case in cases if case.meter != "simulated" and case not in misfits])
         if len(self.gpus) > 1:  # what runs on the CPU has nothing beside it
             on_gpus = [group for group in groups if group[0].meter == "cuda"]
             groups = [group for group in groups if group[0].meter != "cuda"]
@@ -125,20 +137,22 @@ class Sweep:
 
     def _simulate_one(self, case: Case) -> Outcome:
         self.progress.started(case)
-        with IsolatedSession(self.server, case, self.timeout_seconds) as session:
+        with self._sessions().open(case) as session:
             return session.memory()
 
     def _measure(self, group: Sequence[Case], gpu: str | None) -> Iterator[tuple[Case, Outcome]]:
         memory_bytes = self._memory_bytes(group[0].meter)
-        rounds = TimingGroup(self.server, memory_bytes or math.inf, self.timeout_seconds, self.progress, gpu)
+        rounds = TimingGroup(self._sessions(gpu), memory_bytes or math.inf, self.progress)
         exact = exact_of(group[0])
         is_known = exact not in group and self.done(exact)
         for case, outcome in rounds.measure(group, exact if is_known else None):
             yield case, self._with_largest_batch(case, outcome, gpu) if needs_search(case, outcome) else outcome
 
     def _with_largest_batch(self, case: Case, outcome: Outcome, gpu: str | None) -> Outcome:
-        trials = Trials(self.server, self._memory_bytes(case.meter), self.timeout_seconds, self.progress, gpu)
-        return trials.add_largest_batch(case, outcome)
+        memory = self._memory_bytes(case.meter)
+        if memory is not None and case.meter == "cpu" and self.launched.spreads(case):
+            memory //= self.launched.needed(case)  # which share the machine
+        return Trials(self._sessions(gpu), memory, self.progress).add_largest_batch(case, outcome)
 
     def _memory_bytes(self, meter: MeterName) -> int | None:
         """Return the memory that a step may use now that no case is alive."""

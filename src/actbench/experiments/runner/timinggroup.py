@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from actbench.experiments.runner.isolated import IsolatedSession
-from actbench.experiments.runner.processes import ForkServer
+from actbench.experiments.runner.isolated import CaseSession
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sessions import Sessions
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
 
@@ -19,9 +19,14 @@ _ROUNDS = 5
 
 
 def needed_bytes(outcome: Outcome) -> int:
-    """Return the memory that a case may need in a turn; nothing once it has failed."""
+    """Return the memory that a case may need in a turn; nothing once it has failed.
+
+    Ranks on GPUs have one each; those on a CPU, which reserves nothing, share its memory.
+    """
     if isinstance(outcome, Failure):
         return 0
+    if outcome.reserved_bytes is None and outcome.rank_peak_bytes:
+        return sum(outcome.rank_peak_bytes)
     return max(outcome.peak_bytes, outcome.reserved_bytes or 0)
 
 
@@ -30,7 +35,7 @@ class Member:
     """A case in its process, with what it measured so far, or how it failed."""
 
     case: Case
-    session: IsolatedSession
+    session: CaseSession
     outcome: Measurement | Failure
     step_seconds: list[float] = field(default_factory=list)
     has_clock: bool = True
@@ -141,16 +146,11 @@ class _ExactModel:
 
 @dataclass(frozen=True)
 class TimingGroup:
-    """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile.
+    """Measures cases that are compared, on a device of ``memory_bytes`` that nothing else uses meanwhile."""
 
-    ``gpu`` names the device in ``CUDA_VISIBLE_DEVICES``; None for the first that is visible.
-    """
-
-    server: ForkServer
+    sessions: Sessions
     memory_bytes: float
-    timeout_seconds: float | None
     progress: Progress
-    gpu: str | None = None
 
     def measure(self, cases: Sequence[Case], exact: Case | None = None) -> Iterator[tuple[Case, Outcome]]:
         """Measure cases that differ in the scheme only, and yield each with its outcome.
@@ -203,7 +203,7 @@ class TimingGroup:
                 yield from turns.pop_finished()
 
     def _begin(self, case: Case, held: ExitStack) -> Member:
-        session = held.enter_context(IsolatedSession(self.server, case, self.timeout_seconds, gpu=self.gpu))
+        session = held.enter_context(self.sessions.open(case))
         return Member(case, session, session.memory())
 
     def _add_reference(self, known: _ExactModel, turns: _Turns, held: ExitStack) -> None:

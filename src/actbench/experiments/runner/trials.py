@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actbench.experiments.runner.isolated import IsolatedSession
-from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
+from actbench.experiments.runner.sessions import Sessions
 from actbench.measuring import search
 from actbench.results.measured import LargestBatch, Measurement, Outcome
 from actbench.results.records import Case, Failure
@@ -20,15 +19,12 @@ class _UndecidedError(Exception):
 class Trials:
     """Finds largest batches on a device that nothing else uses meanwhile.
 
-    ``memory_bytes`` limits a step whose case sets no limit; ``timeout_seconds`` limits each trial; ``gpu`` names the
-    device in ``CUDA_VISIBLE_DEVICES``, None for the first that is visible.
+    ``memory_bytes`` limits a step whose case sets no limit.
     """
 
-    server: ForkServer
+    sessions: Sessions
     memory_bytes: int | None
-    timeout_seconds: float | None
     progress: Progress
-    gpu: str | None = None
 
     def add_largest_batch(self, case: Case, outcome: Outcome) -> Outcome:
         """Return a case's outcome with its largest batch, or with the reason why there is none.
@@ -87,7 +83,7 @@ class Trials:
         return trial
 
     def _memory(self, case: Case) -> Measurement | Failure:
-        with IsolatedSession(self.server, case, self.timeout_seconds, is_trial=True, gpu=self.gpu) as session:
+        with self.sessions.open(case, is_trial=True) as session:
             return session.memory()
 
 

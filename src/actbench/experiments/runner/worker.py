@@ -19,6 +19,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field, TypeAdapter
 
 from actbench import errors
+from actbench.launch import Meeting
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Data, Failure
@@ -103,8 +104,16 @@ class Seconds(Data):
     steps: tuple[float, ...] | None
 
 
-Reply = Annotated[Measurement | Failure | Seconds, Field(discriminator="kind")]
-REPLIES: TypeAdapter[Measurement | Failure | Seconds] = TypeAdapter(Reply)
+class Lost(Data):
+    """The case goes no further here, because the process of another rank ended or does not answer."""
+
+    kind: Literal["lost"] = "lost"
+    message: str
+
+
+AnyReply = Measurement | Failure | Seconds | Lost
+Reply = Annotated[AnyReply, Field(discriminator="kind")]
+REPLIES: TypeAdapter[AnyReply] = TypeAdapter(Reply)
 
 
 class Session(Protocol):
@@ -123,27 +132,36 @@ class CaseRequest(Data):
     Attributes:
         is_trial: Whether it is one of a search for the largest batch, of which nothing but the peak is read.
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
+        meeting: Where the processes of other ranks measure the same case; None for a case of one process.
     """
 
     case: Case
     is_trial: bool = False
     gpu: str | None = None
+    meeting: Meeting | None = None
 
 
 class Bench(Protocol):
     """A module that measures cases: ``actbench.measuring.bench``, or one that a test gives in its place.
 
     It may have a ``Trial`` beside its ``Session``, for trials.
+
+    Attributes:
+        join: Joins the processes of the other ranks.
+        is_of_others: Whether an error is that another rank is gone.
     """
 
     Session: Callable[[Case], Session]
     failure_of: Callable[[BaseException], Failure]
+    join: Callable[[Meeting, Case], None]
+    is_of_others: Callable[[BaseException], bool]
 
 
 def work(frames: Frames, bench: Bench) -> None:
     """Measure the case that comes, and answer until the other end closes the connection.
 
-    A case is answered with a ``Measurement``, a number of steps with ``Seconds``, an error with a ``Failure``.
+    A case is answered with a ``Measurement``, a number of steps with ``Seconds``, an error with a ``Failure``, or with
+    ``Lost`` where it comes of that of another rank.
     """
     asked = CaseRequest.model_validate_json(frames.receive())
     case = asked.case
@@ -153,6 +171,8 @@ def work(frames: Frames, bench: Bench) -> None:
     if case.meter != "cuda":
         limit_memory()
     try:
+        if asked.meeting is not None:
+            bench.join(asked.meeting, case)
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         session = open_session(case)
         _answer(frames, session.memory())
@@ -160,10 +180,12 @@ def work(frames: Frames, bench: Bench) -> None:
             _answer(frames, Seconds(steps=session.time(steps)))
     except BaseException as error:  # whatever a model does, SystemExit too, is an outcome of its case
         traceback.print_exc()
-        _answer(frames, bench.failure_of(error))
+        failure = bench.failure_of(error)
+        lost = asked.meeting is not None and bench.is_of_others(error)
+        _answer(frames, Lost(message=failure.message) if lost else failure)
 
 
-def _answer(frames: Frames, reply: Measurement | Failure | Seconds) -> None:
+def _answer(frames: Frames, reply: AnyReply) -> None:
     frames.send(reply.model_dump_json().encode())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -50,6 +50,10 @@ class MemoryReading:
         return replace(self, memory_limit_bytes=memory_bytes, over_limit_bytes=over if over > 0 else None)
 
 
+def at_once() -> None:
+    """Begin a step without waiting for others."""
+
+
 class Meter(Protocol):
     """Reads bytes and seconds of a training step on one kind of device.
 
@@ -91,8 +95,11 @@ class Meter(Protocol):
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
 
-    def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...] | None:
-        """Run ``steps`` steps and return the seconds of each, or None if this meter has no clock."""
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...] | None:
+        """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock.
+
+        ``before`` is called before each step, and not timed.
+        """
 
 
 @contextmanager

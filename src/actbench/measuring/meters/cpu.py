@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from actbench.measuring.meters import footprint, tracedstep
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, moved
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, at_once, moved
 from actbench.measuring.meters.peak import Moments
 from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.trace import AllocationTrace
@@ -102,11 +102,12 @@ class CpuMeter:
         self.memory(step, watch)
         return snapshot_of(watch.read())
 
-    def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...]:
         """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""
         taken = []
         with self.active(step):
             for _ in range(steps):
+                before()
                 started = time.perf_counter()
                 step()
                 taken.append(time.perf_counter() - started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import cudatrace, footprint, profiles
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, moved
+from actbench.measuring.meters.base import MemoryReading, allocation_failures, at_once, moved
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.tracedstep import TracedStep
 from actbench.measuring.meters.watch import Watch
@@ -116,18 +116,27 @@ class CudaMeter:
                 torch.cuda.memory._record_memory_history(None)
         return found
 
-    def seconds(self, step: TrainStep, steps: int) -> tuple[float, ...]:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...]:
         """Run steps and return the time of each on the device's clock; an OutOfMemoryError if an allocation failed."""
-        clock = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]  # type: ignore[no-untyped-call]
+        clock = [_Span() for _ in range(steps)]
         _set_allocator(step.setup)
         with self.active(step):
             torch.cuda.synchronize()
-            clock[0].record()
-            for event in clock[1:]:
+            for span in clock:
+                before()
+                span.begin.record()
                 step()
-                event.record()
+                span.end.record()
             torch.cuda.synchronize()
-        return tuple(a.elapsed_time(b) / 1000 for a, b in itertools.pairwise(clock))
+        return tuple(span.begin.elapsed_time(span.end) / 1000 for span in clock)
+
+
+class _Span:
+    """The two moments between which a step runs, on the device's clock."""
+
+    def __init__(self) -> None:
+        self.begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self.end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _set_allocator(setup: TrainingSetup) -> None:

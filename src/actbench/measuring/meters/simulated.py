@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
-from actbench.measuring.meters.base import MemoryReading
+from actbench.measuring.meters.base import MemoryReading, at_once
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
@@ -132,8 +132,8 @@ class SimulatedMeter:
         self.memory(step, watch)
         return snapshot_of(watch.read())
 
-    def seconds(self, step: TrainStep, steps: int) -> None:
-        """Return None: the time of a simulated step means nothing."""
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> None:
+        """Return None: a step that is not computed takes no time that means anything."""
         return
 
     def _time(self) -> EstimatedTime | None:

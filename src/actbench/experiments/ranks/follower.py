@@ -1,0 +1,86 @@
+"""One of the launched processes but the first: it starts the processes of cases here, and passes on what they say."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from multiprocessing.connection import wait
+from typing import Self
+
+from actbench.experiments.ranks.messages import NEWS, ORDERS, Ask, Begin, End, Ended, Open, Told
+from actbench.experiments.runner.member import LocalMember
+from actbench.experiments.runner.processes import ForkServer, NoAnswerError
+from actbench.experiments.runner.worker import Frames
+
+
+class Follower:
+    """Does what the first process asks for, until that one ends; then no process of a case is left here.
+
+    Raises:
+        MeasurementError: The processes of cases cannot be started at all, or who starts them is gone.
+    """
+
+    def __init__(self, frames: Frames) -> None:
+        self._frames = frames
+        self._servers = ExitStack()
+        self._server: ForkServer | None = None
+        self._members: dict[int, LocalMember] = {}
+        self._asked: set[int] = set()
+
+    def follow(self) -> None:
+        """Take orders until the first process closes the connection or is gone."""
+        while True:
+            sources = {source: number for number in self._asked for source in self._members[number].sources}
+            ready = wait([self._frames.socket, *sources])
+            if self._frames.socket in ready:
+                try:
+                    message = self._frames.read()
+                except (EOFError, OSError):
+                    return
+                if message is not None:
+                    self._obey(ORDERS.validate_json(message))
+                continue  # what is ready may be gone by now
+            for number in {number for source, number in sources.items() if source in ready}:
+                self._pass_on(number)
+
+    def _obey(self, order: Begin | Open | Ask | End) -> None:
+        if isinstance(order, Begin):
+            self._servers.close()
+            self._server = self._servers.enter_context(ForkServer(order.bench, order.preload))
+        elif isinstance(order, Open) and self._server is not None:
+            self._members[order.number] = LocalMember(self._server)
+        elif isinstance(order, Ask):
+            self._ask(order)
+        elif isinstance(order, End):
+            self._end(order)
+
+    def _ask(self, order: Ask) -> None:
+        try:
+            self._members[order.number].ask(order.question, None)
+        except NoAnswerError:
+            return  # without a deadline there is none
+        self._asked.add(order.number)
+
+    def _end(self, order: End) -> None:
+        self._asked.discard(order.number)
+        member = self._members.pop(order.number, None)
+        if member is not None:
+            member.kill() if order.killed else member.close()
+        self._tell(Ended(number=order.number))
+
+    def _pass_on(self, number: int) -> None:
+        report = self._members[number].read(None)
+        if report is not None:
+            self._asked.discard(number)
+            self._tell(Told(number=number, report=report))
+
+    def _tell(self, news: Told | Ended) -> None:
+        try:
+            self._frames.send(NEWS.dump_json(news))
+        except OSError:
+            return  # the first process is gone, which is noticed where its orders are read
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._servers.close()

@@ -1,0 +1,44 @@
+"""What the committed rows of the recipe ``agreement-ranks`` show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from actbench.experiments import recipes
+from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.store import read
+
+FOLDER = Path(__file__).parents[2] / "results" / "agreement-ranks"
+CASES = sorted({(entry.case.model, entry.case.scheme) for entry in recipes.load("agreement-ranks").cases()})
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[tuple[str, str, str], Measurement]:
+    """Give the rows of one machine: that of the first file."""
+    files = sorted(FOLDER.glob("*.jsonl"))
+    assert files, f"{FOLDER} holds no rows: 'torchrun --nproc-per-node 4 -m actbench sweep agreement-ranks' makes them"
+    found = {}
+    for record in read(files[0], MeasuredRecord).records:
+        assert isinstance(record.outcome, Measurement), record.outcome
+        found[record.case.model, record.case.scheme, record.case.meter] = record.outcome
+    return found
+
+
+@pytest.mark.parametrize(("model", "scheme"), CASES)
+def test_a_measured_rank_needs_what_is_simulated(
+    committed: dict[tuple[str, str, str], Measurement], model: str, scheme: str
+) -> None:
+    measured, simulated = (committed[model, scheme, meter] for meter in ("cpu", "simulated"))
+
+    assert measured.peak_bytes == pytest.approx(simulated.peak_bytes, rel=0.005)
+    assert measured.weights_bytes == simulated.weights_bytes
+    assert measured.optimizer_bytes is not None
+    assert simulated.optimizer_bytes is not None
+    assert (
+        0.99 * simulated.optimizer_bytes < measured.optimizer_bytes <= simulated.optimizer_bytes
+    )  # the first has most
+    assert max(measured.rank_peak_bytes, default=measured.peak_bytes) == measured.peak_bytes
+    if measured.gradient_error is not None and "fewbit" not in scheme:
+        assert measured.gradient_error < 1e-6
