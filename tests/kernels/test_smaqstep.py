@@ -46,7 +46,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 @pytest.fixture
 def fixed_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the reference take the seeds that the launches here are given."""
-    monkeypatch.setattr(smaqstep, "_seeds", lambda seed: SEEDS)
+    monkeypatch.setattr(smaqstep, "_seeds", lambda seed, first: SEEDS)
 
 
 @pytest.mark.usefixtures("fixed_seeds")
