@@ -32,7 +32,8 @@ def with_nothing_new(old: Any, new: Any) -> bool:
         new = {**new, **dict.fromkeys(FIRST_DIAGNOSTICS), **{each["name"]: each["value"] for each in diagnostics}}
         del new["diagnostics"]
     later = {name: value for name, value in new.items() if name not in old}
-    return all(value in (None, False, []) for value in later.values()) and all(with_nothing_new(old[name], new.get(name)) for name in old)
+    nothing = all(value in (None, False, []) for value in later.values())
+    return nothing and all(with_nothing_new(old[name], new.get(name)) for name in old)
 
 
 def test_measured_cases() -> None:
