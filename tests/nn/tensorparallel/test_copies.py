@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -24,13 +26,16 @@ LLAMA = LlamaConfig(
     intermediate_size=128, attention_bias=True, mlp_bias=True,
 )  # fmt: skip
 GPT2 = GPT2Config(vocab_size=98, n_embd=WIDTH, n_layer=2, n_head=4)
-PACKED = {"AdamW": optim.AdamW, "SGD": lambda params, **options: optim.SGD(params, momentum=0.9, **options)}
+PACKED: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "AdamW": optim.AdamW,
+    "SGD": lambda params, **options: optim.SGD(params, momentum=0.9, **options),
+}
 
 
-def stepped(model: nn.Module, make: object, encoding: str) -> dict[str, Tensor]:
+def stepped(model: nn.Module, make: Callable[..., torch.optim.Optimizer], encoding: str) -> dict[str, Tensor]:
     """Step on gradients that are the same for the same name and shape; return the parameters that are trained."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimizer = make(trained.values(), lr=0.01, encoding=encoding, seed=5)  # type: ignore[operator]
+    optimizer = make(trained.values(), lr=0.01, encoding=encoding, seed=5)
     for step in range(4):
         for name, parameter in trained.items():
             generator = torch.Generator().manual_seed(sum(name.encode()) + 1000 * step)
@@ -46,7 +51,7 @@ def test_packed_state_steps_copies_alike_though_only_the_first_process_has_the_b
     config: PretrainedConfig, optimizer: str, encoding: str
 ) -> None:
     torch.manual_seed(0)
-    whole = AutoModel.from_config(config)
+    whole: Any = AutoModel.from_config(config)
     found, shapes = [], {name: parameter.shape for name, parameter in whole.named_parameters()}
     for rank in range(2):
         model = copy.deepcopy(whole)
@@ -64,7 +69,7 @@ def test_packed_state_steps_copies_alike_though_only_the_first_process_has_the_b
     ("name", "value", "reason"), [("scale_grad_by_freq", True, "how often words come"), ("max_norm", 1.0, "max_norm")]
 )
 def test_an_embedding_that_looks_at_all_words_stays_whole(name: str, value: object, reason: str) -> None:
-    model = GPT2LMHeadModel(GPT2)
+    model: Any = GPT2LMHeadModel(GPT2)
     assert vocabulary_of(model, 2).why_not == {}
 
     setattr(model.transformer.wte, name, value)
