@@ -50,7 +50,9 @@ def _left() -> Iterator[None]:
         yield
 
 
-def read(net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer]) -> MemoryReading:
+def read(
+    net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.optim.Optimizer], rows: int = 2
+) -> MemoryReading:
     meter = SimulatedMeter(profiles.get("h100-80gb"))
     setup = TrainingSetup(
         net,
@@ -61,7 +63,7 @@ def read(net: nn.Module, spec: str, inputs: int, optimizer: Callable[..., torch.
     setup = replace(meter.adopt(setup), mesh=processes.mesh(scheme, meter))
     setup = scheme.apply(setup)
     with meter.active():
-        step = TrainStep(setup, meter.place({"x": torch.randn(2, inputs)}))
+        step = TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))
     return meter.memory(step)
 
 
@@ -146,6 +148,30 @@ def test_gradients_of_micro_batches_are_reduced_one_by_one_or_wait_beside_the_bu
     assert copies.phase_peaks is not None
     assert alone.phase_peaks is not None
     assert copies.phase_peaks.backward_bytes >= alone.phase_peaks.backward_bytes + size
+
+
+@pytest.mark.parametrize("spec", ["ddp:8", "zero1:8"])
+@pytest.mark.parametrize("parts", [2, 4])
+def test_gradients_that_wait_are_gradients_at_the_peak(spec: str, parts: int) -> None:
+    size = FLOAT * sum(parameter.numel() for parameter in even().parameters())
+
+    reading = read(even(), f"accumulate:{parts}+{spec}", WIDTH, torch.optim.SGD, rows=4)
+
+    assert reading.peak_parts is not None
+    assert reading.peak_phase == "backward"
+    assert reading.peak_parts.gradients_bytes == 2 * size  # in buckets, and those that wait
+    assert reading.peak_parts.activation_bytes < size
+
+
+@pytest.mark.parametrize("spec", ["ddp:8", "accumulate:2+ddp:8", "accumulate:4+zero1:8"])
+def test_buffers_are_broadcast_once_a_step(spec: str) -> None:
+    net = even()
+    net.register_buffer("scale", torch.ones(3))
+
+    reading = read(net, spec, WIDTH, torch.optim.SGD, rows=4)
+
+    calls = {each.kind: each.calls for each in reading.communication or ()}
+    assert calls["broadcast"] == 1
 
 
 def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:

@@ -212,7 +212,8 @@ _draws = _Draws()
 def draw_as(rank: int) -> None:
     """Let this process draw the seeds of a process of that rank, in the process group of now.
 
-    Processes that compute the same, as those that share layers do around these, must draw alike.
+    Processes that compute the same, as those that share layers do around these, must draw alike. It holds for all that
+    the process draws, until the process group ends.
     """
     _draws.rank = rank
 

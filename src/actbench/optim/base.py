@@ -28,8 +28,8 @@ class PackedOptimizer(torch.optim.Optimizer):
 
     What it adds to the options of a group: ``encoding``, in which the state is stored, such as ``smaq`` or ``int:6``
     (:mod:`actbench.codecs.encodings`), None for float32; and ``seed``, of the noise of rounding. The noise is a
-    function of the seed, the parameter's place and the step, so a resumed run goes on with the same bits, and so do all
-    replicas of a parallel run.
+    function of the seed, the parameter's place among those with packed state and the step, so a resumed run goes on
+    with the same bits, and so do all processes with copies of a parameter.
 
     The state of a parameter is ``packed_…``, one vector of bytes for each moment with the elements in the order of
     ``parameter.flatten()``, and ``step``. :func:`actbench.optim.storage.is_packed` says of which parameters; that of
@@ -84,7 +84,7 @@ class PackedOptimizer(torch.optim.Optimizer):
             storage = storage_of(group["encoding"]) if group["encoding"] is not None else None
             others = []
             for parameter in group["params"]:
-                number += 1
+                number += is_packed(parameter)  # alone: of processes that share layers, only some have the biases
                 if parameter.grad is None:
                     continue
                 if storage is not None and is_packed(parameter) and self._has_moments(group):

@@ -162,9 +162,11 @@ def _read(
     weights_named = tracker.names(weights)
     ends: list[int] = []
     packed: set[int] = set()
+    waiting: set[int] = set()  # gradients of micro-batches that a last one replaces, as buckets are
 
     def turn() -> None:
         ends.append(len(tracker.events))
+        waiting.update(tracker.names(footprint.gradients(step)))
         if watch:
             packed.update(simulatedstep.packed_names(tracker))
 
@@ -205,7 +207,7 @@ def _read(
         events,
         weights=weights_named,
         state=state_named | tracker.names(state),
-        gradients=gradients_named,
+        gradients=gradients_named | waiting,
         packed=packed,
         communicated=tracker.communicated,
     )

@@ -30,12 +30,14 @@ class GradientBuckets:
 
     Attributes:
         buckets: The flat tensors.
+        waiting: Whether there are gradients outside of the buckets, of passes that did not average.
     """
 
     def __init__(self, module: nn.Module, group: distributed.ProcessGroup) -> None:
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad][::-1]
         self._group, self._average, self._missing = group, True, list[int]()
         self.buckets: list[Tensor] = []
+        self.waiting = False
         self._views: dict[Tensor, tuple[int, Tensor]] = {}
         self._sizes: list[int] = []
         assigned, _ = _bucket_assignment(list[Tensor](trained), [_FIRST_BYTES, _BYTES])
@@ -61,7 +63,8 @@ class GradientBuckets:
 
     @torch.no_grad()
     def _take(self, parameter: Tensor) -> None:
-        if not self._average:
+        self.waiting = not self._average
+        if self.waiting:
             return  # and the gradient waits outside of its bucket
         number, view = self._views[parameter]
         gradient = cast("Tensor", parameter.grad)

@@ -40,7 +40,7 @@ class ReplicatedModel:
         with fake.fake_mode:
             self._buckets = GradientBuckets(module, group)
         self.buckets = self._buckets.buckets
-        module.register_forward_pre_hook(_SameBuffers(group))
+        module.register_forward_pre_hook(_SameBuffers(group, self._buckets))
 
     def average_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
@@ -51,13 +51,18 @@ class ReplicatedModel:
 
 
 class _SameBuffers:
-    """A forward pre-hook that gives all processes the buffers of the first, as DistributedDataParallel does."""
+    """A forward pre-hook that gives all processes the buffers of the first, as DistributedDataParallel does.
 
-    def __init__(self, group: distributed.ProcessGroup) -> None:
-        self._group = group
+    Once a step, before its first pass: not while gradients wait for those of other passes.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup, gradients: GradientBuckets) -> None:
+        self._group, self._gradients = group, gradients
 
     def __call__(self, module: nn.Module, args: object) -> None:
         """Broadcast the buffers of each type as one tensor."""
+        if self._gradients.waiting:
+            return
         of_type: dict[torch.dtype, list[Tensor]] = {}
         for buffer in module.buffers():
             of_type.setdefault(buffer.dtype, []).append(buffer)

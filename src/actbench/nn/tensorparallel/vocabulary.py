@@ -125,6 +125,8 @@ def _why_not(layer: Any, model: nn.Module, known: tuple[Any, Any], size: int) ->
         return "another scheme has made it compute otherwise"
     if getattr(layer, "max_norm", None) is not None:
         return "it changes its rows by max_norm"
+    if getattr(layer, "scale_grad_by_freq", False):
+        return "it scales gradients by how often words come (scale_grad_by_freq)"
     if layer.weight.shape[0] % size:
         return f"its {layer.weight.shape[0]} rows do not divide among {size} processes"
     own = {id(parameter) for parameter in layer.parameters()}
