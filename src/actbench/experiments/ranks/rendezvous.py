@@ -105,7 +105,7 @@ def _gather(listener: socket.socket, token: bytes, size: int, links: list[Link])
         listener.settimeout(left_until(deadline))
         try:
             connection, _ = listener.accept()
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter where no time at all is left
             missing = sorted({*range(1, size)} - {link.hello.rank for link in links})
             raise MeasurementError(
                 f"of {size} launched processes number {', '.join(map(str, missing))} did not come"
