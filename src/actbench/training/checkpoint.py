@@ -111,7 +111,7 @@ def state_of(step: LearningStep, group: ProcessGroup) -> State:
 
 
 @runtime_checkable
-class HoldsShares(Protocol):
+class HoldsLocalState(Protocol):
     """An optimizer that can tell what this process holds of its state, where parameters are spread over several."""
 
     def local_state_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class HoldsShares(Protocol):
 def _optimizer_of(step: LearningStep, tensors: dict[str, Tensor], own: dict[str, Tensor], prefix: str) -> Any:
     """Return the tree of the optimizer; what this process alone holds goes into ``own``, the rest into ``tensors``."""
     optimizer, found = step.optimizer, dict[str, Tensor]()
-    state = optimizer.local_state_dict() if isinstance(optimizer, HoldsShares) else optimizer.state_dict()
+    state = optimizer.local_state_dict() if isinstance(optimizer, HoldsLocalState) else optimizer.state_dict()
     tree = take_apart(state, found, "optimizer")
     for name, tensor in found.items():
         if step.parallel.is_own(tensor):
