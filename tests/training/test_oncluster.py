@@ -16,6 +16,7 @@ from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.runs import TrainingRecipe
+from actbench.results.machine import sources
 from actbench.results.records import Failure
 from actbench.results.runs import Evaluation, Trained, TrainingCase
 from actbench.results.store.linefile import locked
@@ -257,7 +258,7 @@ def as_node(monkeypatch: pytest.MonkeyPatch, fakeray: Any, tmp_path: Path) -> Ca
     def train(case: TrainingCase, shared: str | None = None, **settings: Any) -> Trained | Failure:
         given = {"checkpoints": shared, "force": False, "checkpoint_seconds": 0.0, "timeout_seconds": None, **settings}
         request = RunRequest(case=case, experiment="test", **given)
-        same = node.Shared(files={}, sources=node.sources()).model_dump_json()
+        same = node.Shared(files={}, sources=sources()).model_dump_json()
         outcome: Trained | Failure = RunReply.model_validate_json(
             noderun.train(request.model_dump_json(), same)
         ).outcome
