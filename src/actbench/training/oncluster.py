@@ -56,7 +56,7 @@ def run(
     """Train the runs of a recipe that the file does not hold yet, each on a node of a cluster.
 
     A run is a task of a GPU, or of all cores of a node. One whose worker or node is lost, or which ends its process, is
-    tried once more, on another node where there is one. It goes on from its last checkpoint where the node finds that,
+    tried once more, as :meth:`~actbench.experiments.cluster.tasks.Tasks.replies` says. It goes on from its last checkpoint where the node finds that,
     and begins anew where not. What any machine trained is not trained again.
 
     ``output`` and ``command`` are as of :func:`actbench.training.comparison.run`.
