@@ -14,9 +14,10 @@ from actbench.experiments.cluster.cases import CaseWork, ClusterCases
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.cluster.origins import Origins
 from actbench.experiments.runner.progress import Progress
-from actbench.results.machine import provenance, sources
+from actbench.results.machine import provenance
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
+from actbench.results.sources import sources
 
 MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
 CASES = [Case(model="tiny-bert", scheme=scheme, batch_size=1) for scheme in ("exact", "checkpoint", "gact:L2")]

@@ -14,7 +14,7 @@ import pytest
 
 from actbench.errors import MeasurementError
 from actbench.experiments.cluster import node
-from actbench.results.machine import sources
+from actbench.results.sources import sources
 
 FILES = {"models/own.py": "# größer\n" * 1000, "card.toml": 'name = "card"\n'}
 

@@ -21,9 +21,10 @@ from actbench.errors import MeasurementError
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
-from actbench.results.machine import machine, sources, versions
+from actbench.results.machine import machine, versions
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Data, Machine, Versions
+from actbench.results.sources import sources
 
 
 class Shared(Data):
@@ -31,7 +32,7 @@ class Shared(Data):
 
     Attributes:
         files: The text of each file that cases name, by its path from the current folder of who asks.
-        sources: What :func:`~actbench.results.machine.sources` returns where it is asked.
+        sources: What :func:`~actbench.results.sources.sources` returns where it is asked.
     """
 
     files: dict[str, str]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from actbench.errors import UsageError
 from actbench.experiments.cluster import node
-from actbench.results.machine import sources
 from actbench.results.records import Case
 from actbench.results.runs import TrainingCase
+from actbench.results.sources import sources
 
 _MOST_BYTES = 2**20
 
