@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Iterator, Mapping
 
 import pytest
 
+from actbench.errors import UsageError
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
 from actbench.fitting.levels import EXACT, LEVELS, Level
 from actbench.fitting.search import Search
@@ -363,3 +365,9 @@ def test_the_order_in_which_simulations_end_decides_nothing(seed: int, jobs: int
 
     assert len(found[0][0]) > 10
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("spec", ["ddp:8", "fsdp:8,mixed=bf16", "zero1:2", "tp:4", "checkpoint+fsdp:8"])
+def test_schemes_that_spread_the_model_are_refused(spec: str) -> None:
+    with pytest.raises(UsageError, match=f"--scheme {re.escape(spec)}: a fit is of one process, and .* spreads it"):
+        choices_for(made_up_case(12), {}, names=["checkpoint", spec])

@@ -18,6 +18,7 @@ from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.runs import TrainingRecipe
 from actbench.results.records import Failure
 from actbench.results.runs import Evaluation, Trained, TrainingCase
+from actbench.results.sources import sources
 from actbench.results.store.linefile import locked
 from actbench.training import noderun, trainhere
 from actbench.training.checkpoint import FILE_NAME, CheckpointFolder
@@ -108,8 +109,8 @@ def test_each_run_is_a_task_of_all_cores_of_a_node_and_comes_back_once(
     assert [(each.case.scheme, each.case.seed) for each in asked] == [
         (spec, seed) for seed in (0, 1) for spec in ("exact", "checkpoint,blocks=ResidualBlock")
     ]
-    assert {(each.timeout_seconds, each.checkpoints, each.checkpoint_seconds, each.force) for each in asked} == {
-        (60.0, "/shared", 5.0, False)
+    assert {(each.timeout_seconds, each.checkpoints, each.checkpoint_seconds, each.anew) for each in asked} == {
+        (60.0, "/shared", 5.0, None)
     }
     assert {record.command for record in first.records} == {"actbench train"}
 
@@ -138,13 +139,32 @@ def test_a_gpu_that_no_node_has_is_refused(recipe: Any, on_nodes: Any, tmp_path:
 
 def test_experiments_share_no_checkpoints_and_force_begins_anew(recipe: Any, on_nodes: Any, tmp_path: Path) -> None:
     ray = on_nodes()
-    for output, force in (("one", False), ("one", True), ("other", False)):
+    for output, force in (("one", False), ("one", True), ("other", False), ("one", True)):
         trained(recipe(), tmp_path / output, cores=1, force=force)
     one, forced, other = ({each.experiment for each in requests(ray)[at : at + 4]} for at in (0, 4, 8))
 
     assert one == forced
     assert len(one | other) == 2
-    assert [each.force for each in requests(ray)] == [False] * 4 + [True] * 4 + [False] * 4
+    plain, named, another, later = ({each.anew for each in requests(ray)[at : at + 4]} for at in (0, 4, 8, 12))
+    assert plain == another == {None}
+    assert len(named) == len(later) == 1
+    assert len(named | later | {None}) == 3
+
+
+def test_a_forced_run_is_tried_again_by_the_same_name(recipe: Any, on_nodes: Any, fakeray: Any, tmp_path: Path) -> None:
+    asked: list[RunRequest] = []
+
+    def lost_once(request: RunRequest) -> Trained:
+        asked.append(request)
+        if len(asked) == 1:
+            raise fakeray.RayError("The node died.")
+        return TRAINED
+
+    on_nodes(lost_once)
+    trained(recipe(), tmp_path, cores=1, force=True)
+
+    assert asked.count(asked[0]) == 2
+    assert len(asked) == 5
 
 
 def test_a_run_that_is_lost_twice_is_tried_again_by_the_same_command(
@@ -191,10 +211,10 @@ def test_a_worker_of_ray_s_imports_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def here(folder: Path, *, force: bool = False) -> Trained | Failure:
+def here(folder: Path, *, anew: str | None = None) -> Trained | Failure:
     """Train the case in this process, as that of a node does."""
     request = RunRequest(
-        case=CASE, experiment="test", checkpoints=None, force=force, checkpoint_seconds=60.0, timeout_seconds=None
+        case=CASE, experiment="test", checkpoints=None, anew=anew, checkpoint_seconds=60.0, timeout_seconds=None
     )
     text = noderun.PlacedRun(**dict(request), folder=str(folder)).model_dump_json()
     return noderun._OUTCOMES.validate_json(trainhere.train_here(text))
@@ -221,12 +241,22 @@ def test_a_run_goes_on_where_its_checkpoint_is_and_else_begins_anew(tmp_path: Pa
     assert not list(tmp_path.rglob("*.lock"))
 
 
-def test_force_begins_anew(tmp_path: Path) -> None:
+def test_a_forced_run_begins_anew_but_not_at_its_second_try(tmp_path: Path) -> None:
+    stopped(tmp_path / "with", 3)
+    CheckpointFolder(tmp_path / "with" / CASE.key()).begin("one")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    stopped(tmp_path / "with", 2)  # its node is lost
+    again = here(tmp_path / "with", anew="one")
+    stopped(tmp_path / "with", 3)
+    CheckpointFolder(tmp_path / "with" / CASE.key()).begin("one")
     stopped(tmp_path / "with", 2)
-    found = here(tmp_path / "with", force=True)
+    other = here(tmp_path / "with", anew="two")
 
-    assert isinstance(found, Trained)
-    assert found.resumed_at == ()
+    assert isinstance(again, Trained)
+    assert isinstance(other, Trained)
+    assert (again.resumed_at, other.resumed_at) == ((2,), ())
+    assert again.losses == other.losses
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_two_processes_never_write_one_checkpoint(tmp_path: Path) -> None:
@@ -255,9 +285,9 @@ def as_node(monkeypatch: pytest.MonkeyPatch, fakeray: Any, tmp_path: Path) -> Ca
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def train(case: TrainingCase, shared: str | None = None, **settings: Any) -> Trained | Failure:
-        given = {"checkpoints": shared, "force": False, "checkpoint_seconds": 0.0, "timeout_seconds": None, **settings}
+        given = {"checkpoints": shared, "checkpoint_seconds": 0.0, "timeout_seconds": None, **settings}
         request = RunRequest(case=case, experiment="test", **given)
-        same = node.Shared(files={}, sources=node.sources()).model_dump_json()
+        same = node.Shared(files={}, sources=sources()).model_dump_json()
         outcome: Trained | Failure = RunReply.model_validate_json(
             noderun.train(request.model_dump_json(), same)
         ).outcome

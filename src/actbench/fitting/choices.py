@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actbench import schemes
-from actbench.errors import SpecError
+from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.results.fits import GRADIENTS, Training
 from actbench.results.records import Case, Optimizer
 from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN
-from actbench.schemes.base import Change, Scheme
+from actbench.schemes.base import Change, Scheme, refuse_spread
 
 ADAPTS: Change = "parameters"
 """The change of schemes that train other parameters than the exact step does."""
@@ -157,6 +157,9 @@ def choices_for(
         only_exact: Whether training must equal the exact step's, to rounding.
         names: Specifications to choose from; None for those that the schemes themselves propose.
         has_bfloat16: Whether the device computes in bfloat16.
+
+    Raises:
+        UsageError: A name is of no scheme, or of one that spreads the model over processes.
     """
     if names is None:
         names = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
@@ -165,6 +168,7 @@ def choices_for(
             found = [choice for choice in found if not choice.scales_loss]
     else:
         found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
+        _refuse_spread(found)
     if exact.dtype != "float32" or exact.autocast is not None:  # the user chose a precision; another cast does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
     if exact.autocast == "float16":
@@ -173,6 +177,19 @@ def choices_for(
         found = [choice for choice in found if not (choice.scheme and choice.scheme.needs_bfloat16)]
     found += [Choice(f"--optimizer {name}", None, name, same) for name, same in optimizers.items()]
     return Choices([choice for choice in found if choice.training.is_exact or not only_exact])
+
+
+def _refuse_spread(choices: Sequence[Choice]) -> None:
+    for choice in choices:
+        try:
+            if choice.scheme is not None:
+                refuse_spread(
+                    choice.scheme,
+                    f"--scheme {choice.name}: a fit is of one process",
+                    "'actbench measure MODEL --scheme …' or 'actbench sweep' simulates stacks of it",
+                )
+        except ConversionError as error:
+            raise UsageError(str(error)) from None
 
 
 def rung_of(choice: Choice) -> Rung:

@@ -195,7 +195,8 @@ class Measurement(Data):
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, if its own record has other rounds.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         diagnostics: What the scheme reports of itself.
-        mesh: The processes that train together; bytes are those of one of them, the first. None for one alone.
+        mesh: The processes that train together; bytes are those of one of them, of a rank with the largest peak
+            where all were measured, and the first where it is simulated. None for one alone.
         dtype: Types of the parameters, that with the most bytes first: ``bfloat16+float32``; None in older records.
         optimizer: Class of the optimizer; None in older records.
         built: What was measured; None in older records.

@@ -111,7 +111,7 @@ def state_of(step: LearningStep, group: ProcessGroup) -> State:
 
 
 @runtime_checkable
-class HoldsShares(Protocol):
+class HoldsLocalState(Protocol):
     """An optimizer that can tell what this process holds of its state, where parameters are spread over several."""
 
     def local_state_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class HoldsShares(Protocol):
 def _optimizer_of(step: LearningStep, tensors: dict[str, Tensor], own: dict[str, Tensor], prefix: str) -> Any:
     """Return the tree of the optimizer; what this process alone holds goes into ``own``, the rest into ``tensors``."""
     optimizer, found = step.optimizer, dict[str, Tensor]()
-    state = optimizer.local_state_dict() if isinstance(optimizer, HoldsShares) else optimizer.state_dict()
+    state = optimizer.local_state_dict() if isinstance(optimizer, HoldsLocalState) else optimizer.state_dict()
     tree = take_apart(state, found, "optimizer")
     for name, tensor in found.items():
         if step.parallel.is_own(tensor):
@@ -221,6 +221,22 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    def begin(self, command: str) -> None:
+        """Remove a checkpoint unless the run of the command named so wrote it.
+
+        Raises:
+            StoreError: It cannot be removed, or the folder cannot be made.
+        """
+        begun = self.path / "begun-by"
+        try:
+            if begun.exists() and begun.read_text() == command:
+                return
+            self.remove()
+            self.path.mkdir(parents=True)
+            begun.write_text(command)
+        except OSError as error:
+            raise StoreError(f"{self.path}: the run cannot begin anew: {error}; make room there") from error
 
     def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Replace the checkpoint.

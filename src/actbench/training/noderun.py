@@ -27,7 +27,8 @@ class RunRequest(Data):
     Attributes:
         experiment: Names the results file that the run is for: experiments share no checkpoints.
         checkpoints: Folder that all nodes share; None for each node's own.
-        force: Whether it begins anew where there is a checkpoint.
+        anew: Names the command that begins it anew: a checkpoint of another is removed, and its own is not, for a
+            second try. None goes on from any.
         checkpoint_seconds: Time between checkpoints.
         timeout_seconds: After which it is stopped; None is without end.
     """
@@ -35,7 +36,7 @@ class RunRequest(Data):
     case: TrainingCase
     experiment: str
     checkpoints: str | None
-    force: bool
+    anew: str | None = None
     checkpoint_seconds: float
     timeout_seconds: float | None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -56,8 +57,8 @@ def run(
     """Train the runs of a recipe that the file does not hold yet, each on a node of a cluster.
 
     A run is a task of a GPU, or of all cores of a node. One whose worker or node is lost, or which ends its process, is
-    tried once more, on another node where there is one. It goes on from its last checkpoint where the node finds that,
-    and begins anew where not. What any machine trained is not trained again.
+    tried once more, as :meth:`~actbench.experiments.cluster.tasks.Tasks.replies` says. It goes on from its last
+    checkpoint where the node finds that, and begins anew where not. What any machine trained is not trained again.
 
     ``output`` and ``command`` are as of :func:`actbench.training.comparison.run`.
 
@@ -75,7 +76,8 @@ def run(
             experiment = (
                 f"{file_name(recipe.name)}-{hashlib.sha256(str(store.path.resolve()).encode()).hexdigest()[:16]}"
             )
-            runs = ClusterRuns(ray, cluster, settings, RunWork(experiment, settings, progress), Origins(command))
+            work = RunWork(experiment, settings, progress, anew=secrets.token_hex(8) if settings.force else None)
+            runs = ClusterRuns(ray, cluster, settings, work, Origins(command))
             with closing(runs.outcomes(todo)) as outcomes:
                 origin = runs.origins.pop
                 summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
@@ -89,11 +91,12 @@ def _device(ray: Any) -> DeviceName:
 
 @dataclass(frozen=True)
 class RunWork:
-    """Training a run on a node; ``experiment`` is as of :class:`~actbench.training.noderun.RunRequest`."""
+    """Training a run on a node; ``experiment`` and ``anew`` are as of :class:`~.noderun.RunRequest`."""
 
     experiment: str
     settings: RunSettings
     progress: Progress
+    anew: str | None = None
     function: Callable[[str, str], str] = field(default=noderun.train)
 
     def request(self, item: TrainingCase) -> str:
@@ -102,7 +105,7 @@ class RunWork:
             case=item,
             experiment=self.experiment,
             checkpoints=self.settings.checkpoints,
-            force=self.settings.force,
+            anew=self.anew,
             checkpoint_seconds=self.settings.checkpoint_seconds,
             timeout_seconds=self.settings.timeout_seconds,
         )

@@ -17,6 +17,7 @@ from actbench.experiments.runner.progress import Progress
 from actbench.results.machine import provenance
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
+from actbench.results.sources import sources
 
 MEASURED = Measurement(weights_bytes=1, activation_bytes=2, peak_bytes=3)
 CASES = [Case(model="tiny-bert", scheme=scheme, batch_size=1) for scheme in ("exact", "checkpoint", "gact:L2")]
@@ -64,7 +65,7 @@ def test_simulated_cases_are_tasks_of_one_core_and_all_come_back(on_cluster: Any
     assert ray.function is node.measure
     for _, shared, options in ray.asked:
         assert options == {"num_cpus": 1, "resources": {"a100": 0.5}}
-        assert json.loads(shared) == {"files": {}, "sources": node.sources()}
+        assert json.loads(shared) == {"files": {}, "sources": sources()}
     origins = [made.origins.pop(case) for case in CASES]
     assert origins[0]["command"] == "actbench sweep"
     assert all(origin is origins[0] for origin in origins)  # of thousands of records too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import json
 import os
 import socket
 import tempfile
@@ -12,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+
+import platformdirs
 
 import actbench
 from actbench.errors import MeasurementError
@@ -21,6 +24,7 @@ from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
 from actbench.results.machine import machine, versions
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Data, Machine, Versions
+from actbench.results.sources import sources
 
 
 class Shared(Data):
@@ -28,7 +32,7 @@ class Shared(Data):
 
     Attributes:
         files: The text of each file that cases name, by its path from the current folder of who asks.
-        sources: What :func:`sources` returns where it is asked.
+        sources: What :func:`~actbench.results.sources.sources` returns where it is asked.
     """
 
     files: dict[str, str]
@@ -91,7 +95,7 @@ def prepare(text: str) -> None:
     """Compare the sources of a :class:`Shared`, in JSON, and make a folder with its files the current one.
 
     Raises:
-        MeasurementError: This node has another actbench.
+        MeasurementError: This node has another actbench, or the folder cannot be made.
     """
     shared = Shared.model_validate_json(text)
     if shared.sources != sources():
@@ -100,16 +104,6 @@ def prepare(text: str) -> None:
             f"{Path(actbench.__file__).parent}) than the machine that asks it: install the same on all nodes"
         )
     _place(shared.files)
-
-
-@functools.cache
-def sources() -> str:
-    """Return a digest of actbench's own files: equal ones measure alike."""
-    root = Path(actbench.__file__).parent
-    digest = hashlib.sha256()
-    for file in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".cu")):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
 
 
 def here() -> Reply:
@@ -170,16 +164,34 @@ def _held() -> _Serving:
     return _Serving()
 
 
-@functools.cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="actbench-cluster-")
-
-
 def _place(files: dict[str, str]) -> None:
-    """Make a folder with these files the current one, before the server starts in it."""
-    root = Path(_folder().name)
-    for name, text in files.items():
-        file = root / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    os.chdir(root)
+    """Make a folder with these files the current one, before the server starts in it.
+
+    Its name is a digest of them, so that all workers of a node, and those that come after them, share one folder. A
+    worker may be killed at any time: what it leaves is there to be used again.
+
+    Raises:
+        MeasurementError: The folder cannot be made.
+    """
+    digest = hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
+    root = platformdirs.user_cache_path("actbench") / "cluster" / digest
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            _put(root / name, text.encode())
+        os.chdir(root)
+    except OSError as error:
+        raise MeasurementError(
+            f"the node {socket.gethostname()} cannot make the folder {root}: {error.strerror}; let XDG_CACHE_HOME name "
+            "one there that can be written"
+        ) from None
+
+
+def _put(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all, unless it is there: other workers write and read it too."""
+    if file.is_file() and file.read_bytes() == content:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
+        staged.write(content)
+    os.replace(staged.name, file)

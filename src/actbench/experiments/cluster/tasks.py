@@ -76,7 +76,8 @@ class Tasks(Generic[ItemT, ReplyT]):
         """Yield each item with its reply as soon as its task ends.
 
         A task whose worker or node is lost, or whose reply says that a process ended, is tried once more, on another
-        node where there is one. Items are taken as they can be handed over; none begins once ``may_begin()`` is false.
+        node where there is one and it is known where the task was: Ray does not say that of a lost worker.
+        Items are taken as they can be handed over; none begins once ``may_begin()`` is false.
 
         Raises:
             MeasurementError: A node has another actbench, or none.

@@ -10,6 +10,7 @@ from actbench.errors import UsageError
 from actbench.experiments.cluster import node
 from actbench.results.records import Case
 from actbench.results.runs import TrainingCase
+from actbench.results.sources import sources
 
 _MOST_BYTES = 2**20
 
@@ -20,7 +21,7 @@ def shared_of(cases: Iterable[Case | TrainingCase]) -> str:
     Raises:
         UsageError: As of :func:`files_of`.
     """
-    return node.Shared(files=files_of(cases), sources=node.sources()).model_dump_json()
+    return node.Shared(files=files_of(cases), sources=sources()).model_dump_json()
 
 
 def files_of(cases: Iterable[Case | TrainingCase]) -> dict[str, str]:

@@ -15,7 +15,7 @@ class Hello(Data):
 
     Attributes:
         host: Name of its machine, for messages.
-        versions: Of actbench and torch: all processes must have the same.
+        versions: Of actbench, with a digest of its files, and of torch: all processes must have the same.
     """
 
     rank: int

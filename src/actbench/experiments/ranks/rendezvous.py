@@ -19,6 +19,7 @@ from actbench.experiments.ranks.team import Link, Team
 from actbench.experiments.runner.processes import deadline_after, left_until
 from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError
 from actbench.launch import Address, Place
+from actbench.results.sources import sources
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -33,7 +34,8 @@ def leading(place: Place, address: Address) -> Iterator[Team]:
     """Wait until all other processes have come, and have them inside the block; they end with it.
 
     Raises:
-        MeasurementError: The store cannot be reached or served, a process does not come, or has other versions.
+        MeasurementError: The store cannot be reached or served, a process does not come, or has other
+            versions or files of actbench.
     """
     store = _store(address, is_served_here=not address.is_served)
     with ExitStack() as opened:
@@ -105,7 +107,7 @@ def _gather(listener: socket.socket, token: bytes, size: int, links: list[Link])
         listener.settimeout(left_until(deadline))
         try:
             connection, _ = listener.accept()
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter where no time at all is left
             missing = sorted({*range(1, size)} - {link.hello.rank for link in links})
             raise MeasurementError(
                 f"of {size} launched processes number {', '.join(map(str, missing))} did not come"
@@ -130,7 +132,7 @@ def _hello(frames: Frames) -> Hello | None:
 
 
 def _check(links: list[Link]) -> None:
-    """Refuse other versions, which measure something else."""
+    """Refuse other versions or files, which measure something else."""
     mine = _versions()
     for link in links:
         if link.hello.versions != mine:
@@ -141,7 +143,8 @@ def _check(links: list[Link]) -> None:
 
 
 def _versions() -> str:
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("actbench", "torch"))
+    found = [f"{name} {importlib.metadata.version(name)}" for name in ("actbench", "torch")]
+    return f"{', '.join(found)} (actbench's files {sources()[:12]})"
 
 
 def _keep_alive(connection: socket.socket) -> None:
