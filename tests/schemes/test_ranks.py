@@ -191,6 +191,26 @@ def test_another_order_of_dimensions_is_no_gap(values: Tensor) -> None:
     assert reading.optimizer_bytes == 2 * FLOAT * 16
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shares_are_stepped_and_their_gradients_freed_within_the_backward_pass(ranks: int) -> None:
+    """FSDP2 steps a block when its gradients are averaged: at no time is there a share of every gradient."""
+    share = FLOAT * WIDTH * WIDTH // ranks
+
+    waiting = read(even(), f"fsdp:{ranks}", WIDTH, torch.optim.AdamW)
+    released = read(even(), f"release+fsdp:{ranks}", WIDTH, torch.optim.AdamW)
+
+    assert waiting.gradients_bytes == BLOCKS * share
+    assert released.gradients_bytes == 0
+    assert released.weights_bytes == waiting.weights_bytes
+    assert released.optimizer_bytes == waiting.optimizer_bytes == 2 * BLOCKS * share
+
+
+@pytest.mark.parametrize("spread", ["fsdp:2", "ddp:2", "zero1:2"])
+def test_a_compiled_model_is_not_spread(spread: str) -> None:
+    with pytest.raises(ConversionError, match=rf"{spread} .* does not go with compile: .*; leave compile out"):
+        read(even(), f"compile,backend=aot_eager_decomp_partition+{spread}", WIDTH, torch.optim.SGD)
+
+
 def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:
     with pytest.raises(ConversionError, match="zero1:8: Adafactor updates a parameter as a whole"):
         read(even(), "zero1:8", WIDTH, torch.optim.Adafactor)

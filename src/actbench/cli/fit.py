@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO, get_args
@@ -133,7 +134,7 @@ def fit(
     cluster = nodes.chosen
     case, asked = _asked(model, flags, max_slowdown, exact)
     with schemes_from("--scheme"):
-        schemes = _alone(among)
+        schemes = _alone(among, model)
     with progress_shown("; what was simulated is stored, and the same command goes on from there") as progress:
         found = find(
             case,
@@ -175,12 +176,12 @@ def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tup
     return case, Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer, others=tuple(others))
 
 
-def _alone(among: list[str] | None) -> list[str] | None:
+def _alone(among: list[str] | None, model: str) -> list[str] | None:
     """Return the schemes to choose from in canonical form, each once.
 
     Raises:
         SpecError: There is no such scheme.
-        UsageError: A specification is a stack of several schemes.
+        UsageError: A specification is a stack of several schemes, or spreads a model over processes.
     """
     from actbench.schemes import build
     from actbench.schemes.composed import Composed
@@ -191,6 +192,13 @@ def _alone(among: list[str] | None) -> list[str] | None:
     stack = next((text for text, scheme in built.items() if isinstance(scheme, Composed)), None)
     if stack is not None:
         raise UsageError(f"--scheme {stack}: fit stacks schemes itself; name them one by one, each with --scheme")
+    for text, scheme in built.items():
+        if scheme.mesh_axes:
+            raise UsageError(
+                f"--scheme {text}: fit asks what fits on one card, and {text} spreads the model over "
+                f"{math.prod(scheme.mesh_axes.values())} processes: 'actbench measure {model} --scheme {text} "
+                "--device-profile CARD' says what one of them needs"
+            )
     return list(dict.fromkeys(scheme.spec for scheme in built.values() if scheme.spec != "exact"))
 
 
