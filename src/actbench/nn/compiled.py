@@ -74,8 +74,8 @@ def refuse_compiled_here(module: nn.Module, who: str) -> None:
     """
     if any(CompiledForward.of(part) for part in module.modules()):
         raise ConversionError(
-            f"{who} does not go with compile: its graph is made of a model of one process; leave compile out, or wrap "
-            "the model in your own program and compile that"
+            f"{who} does not go with compile: what gathers parameters and averages gradients is not for its graph; "
+            "leave compile out"
         )
 
 
