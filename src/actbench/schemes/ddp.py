@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import ClassVar
 
 from actbench.errors import ConversionError
-from actbench.nn.compiled import refuse_compiled_here
 from actbench.nn.parallel.mesh import data_mesh
 from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
@@ -51,7 +50,6 @@ class _Replicated(Scheme):
         module, loss = setup.module, setup.loss
         refuse_untrained(self.name, module)
         refuse_unshared(module, f"{self.spec} (DistributedDataParallel)")
-        refuse_compiled_here(module, f"{self.spec} (DistributedDataParallel)")
         if loss is None:
             raise ConversionError(
                 f"{self.spec}: a model brings no loss, and DistributedDataParallel has to be called in its place: "
