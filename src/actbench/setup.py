@@ -57,6 +57,7 @@ class TrainingSetup:
         share: Weight of a part's loss in the loss of the batch; None for :func:`label_share`.
         uncuttable: Why the losses of parts do not add up to the loss of the batch; empty if they do.
         untraceable: Why fake tensors do not show what a step saves; empty if they do.
+        unsharded: What of it FSDP2 does not go with, and why; empty if it does.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         sites: What schemes changed, in the order of the model.
         unreached: What a reader might expect to be changed and was not.
@@ -78,6 +79,7 @@ class TrainingSetup:
     share: Share | None = None
     uncuttable: str = ""
     untraceable: str = ""
+    unsharded: str = ""
     expandable_segments: bool = False
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()

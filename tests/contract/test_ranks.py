@@ -19,10 +19,13 @@ SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"
 QUICK = ("checkpoint", "fewbit:3")
 SPREAD = ["fsdp:8", "ddp:8", "zero1:8"]
 REFUSED = {
-    ("encode:int:6,on=weights", "fsdp:8"): "FSDP does not go with weights in a number format",
+    ("encode:int:6,on=weights", "fsdp:8"): "weights in a number format: each process holds a shard",
+    ("encode:int:6,on=gradients", "fsdp:8"): "weight gradients in a number format: each process holds a shard",
+    ("encode:smaq_simulated,on=state", "fsdp:8"): "optimizer state in a number format: each process holds a shard",
+    ("adam8bit:bnb", "fsdp:8"): "adam8bit:bnb: parameters would be DTensors",
+    ("optimizer_offload", "fsdp:8"): "optimizer_offload: its copies in host memory are plain tensors",
     ("encode:int:6,on=gradients", "ddp:8"): "does not go with weight gradients in a number format",
     ("encode:int:6,on=gradients", "zero1:8"): "does not go with weight gradients in a number format",
-    ("release", "fsdp:8"): "does not go with parameters that are stepped within the backward pass",
     ("release", "ddp:8"): "does not go with parameters that are stepped within the backward pass",
     ("release", "zero1:8"): "does not go with parameters that are stepped within the backward pass",
 }

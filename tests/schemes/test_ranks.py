@@ -174,6 +174,68 @@ def test_buffers_are_broadcast_once_a_step(spec: str) -> None:
     assert calls["broadcast"] == 1
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("sharing", ["zero1", "fsdp"])
+def test_shares_of_matrices_are_packed_where_the_whole_would_be(sharing: str, ranks: int) -> None:
+    """Of 64 processes each has 256 elements of a block's matrix: fewer than make a parameter worth packing."""
+    net = nn.Sequential(*(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, 31))  # 3,968 elements are too few
+    packed = WIDTH * WIDTH // ranks
+    sizes = [(packed, math.ceil(WIDTH / ranks))] * BLOCKS
+    if sharing == "fsdp":
+        last = math.ceil(31 / ranks) * WIDTH, math.ceil(31 / ranks)
+    else:
+        last = math.ceil(31 * WIDTH / ranks), math.ceil(31 / ranks)
+    blocks = BLOCKS * 2 * math.ceil(packed / 256) * (256 * 13 // 16)  # 6.5 bits an element, in blocks of 256
+    full = 2 * FLOAT * (sum(bias for _, bias in sizes) + sum(last))
+
+    reading = read(net, f"smaq,on=state+{sharing}:{ranks}", WIDTH, torch.optim.AdamW)
+
+    assert reading.optimizer_bytes == blocks + full
+
+
+@pytest.mark.parametrize("values", [torch.zeros(4, 8)[:, :4], torch.zeros(4, 1).expand(4, 4)])
+def test_a_parameter_with_gaps_in_memory_has_no_shares_in_its_order(values: Tensor) -> None:
+    net = nn.Linear(4, 4)
+    net.weight = nn.Parameter(values)
+
+    with pytest.raises(ConversionError, match=r"zero1:2: parameter 'weight' of shape \(4, 4\) has strides .*gaps"):
+        read(net, "zero1:2", 4, torch.optim.SGD)
+
+
+@pytest.mark.parametrize("values", [torch.zeros(8, 4).t(), torch.zeros(1, 4, 8)[:, :, :].permute(2, 0, 1)])
+def test_another_order_of_dimensions_is_no_gap(values: Tensor) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(values)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :1] * self.weight.sum()
+
+    reading = read(Product(), "zero1:2", 4, torch.optim.AdamW)
+
+    assert reading.optimizer_bytes == 2 * FLOAT * 16
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_shares_are_stepped_and_their_gradients_freed_within_the_backward_pass(ranks: int) -> None:
+    """FSDP2 steps a block when its gradients are averaged: at no time is there a share of every gradient."""
+    share = FLOAT * WIDTH * WIDTH // ranks
+
+    waiting = read(even(), f"fsdp:{ranks}", WIDTH, torch.optim.AdamW)
+    released = read(even(), f"release+fsdp:{ranks}", WIDTH, torch.optim.AdamW)
+
+    assert waiting.gradients_bytes == BLOCKS * share
+    assert released.gradients_bytes == 0
+    assert released.weights_bytes == waiting.weights_bytes
+    assert released.optimizer_bytes == waiting.optimizer_bytes == 2 * BLOCKS * share
+
+
+def test_a_compiled_model_is_not_sharded() -> None:
+    with pytest.raises(ConversionError, match=r"fsdp:2 .* does not go with compile: .*; leave compile out"):
+        read(even(), "compile,backend=aot_eager_decomp_partition+fsdp:2", WIDTH, torch.optim.SGD)
+
+
 def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:
     with pytest.raises(ConversionError, match="zero1:8: Adafactor updates a parameter as a whole"):
         read(even(), "zero1:8", WIDTH, torch.optim.Adafactor)

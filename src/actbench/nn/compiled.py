@@ -66,6 +66,19 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
 }
 
 
+def refuse_compiled_here(module: nn.Module, who: str) -> None:
+    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled.
+
+    Raises:
+        ConversionError: The model or a part is compiled by it.
+    """
+    if any(CompiledForward.of(part) for part in module.modules()):
+        raise ConversionError(
+            f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
+            "model; leave compile out"
+        )
+
+
 class CompiledForward(ReboundForward):
     """A forward that is compiled at its first call, and runs uncompiled without gradients.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from actbench.errors import ConversionError
+from actbench.optim.storage import mark_as_share
 from actbench.optim.wrapped import WrappedOptimizer
 
 _ELEMENT_BY_ELEMENT = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "SGD")
@@ -135,5 +136,6 @@ def _share(parameter: nn.Parameter, shards: Shards, known: dict[int, _Share]) ->
     if id(parameter) not in known:
         with torch.no_grad():
             part = nn.Parameter(shards.of(parameter), requires_grad=parameter.requires_grad)
+        mark_as_share(part, parameter.shape)
         known[id(parameter)] = _Share(parameter, part)
     return known[id(parameter)]

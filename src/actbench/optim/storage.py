@@ -196,9 +196,21 @@ LEAST_PACKED = 4096
 """Elements of the smallest parameter whose state is packed."""
 
 
+_WHOLE = "shape_of_whole"
+
+
+def mark_as_share(part: Tensor, shape: torch.Size) -> None:
+    """Note of what a process holds of a parameter that the whole has this shape, which decides what is packed."""
+    setattr(part, _WHOLE, shape)
+
+
 def is_packed(parameter: Tensor) -> bool:
-    """Return whether the state of a parameter is packed: that of norms, biases and small ones stays float32."""
-    return parameter.dim() >= 2 and parameter.numel() >= LEAST_PACKED
+    """Return whether the state of a parameter is packed: that of norms, biases and small ones stays float32.
+
+    Of a share the whole parameter decides, so that it is the same for any number of processes.
+    """
+    shape: torch.Size = getattr(parameter, _WHOLE, parameter.shape)
+    return len(shape) >= 2 and shape.numel() >= LEAST_PACKED
 
 
 class SmaqStorage:

@@ -139,6 +139,11 @@ class Scheme(Data):
         return ""
 
     @property
+    def unsharded(self) -> str:
+        """What of the scheme FSDP2 does not go with, and why, as words that follow ``does not go with``; or empty."""
+        return ""
+
+    @property
     def draws_alike(self) -> bool:
         """Whether dropout draws the masks of the exact model; else gradients are compared without dropout."""
         return "batch" not in self.changes
@@ -156,7 +161,11 @@ class Scheme(Data):
         Raises:
             ConversionError: The model holds nothing the scheme works on, or ``only`` names no module.
         """
-        setup = replace(setup, untraceable=setup.untraceable or self.untraceable)
+        setup = replace(
+            setup,
+            untraceable=setup.untraceable or self.untraceable,
+            unsharded=setup.unsharded or self.unsharded,
+        )
         if not self.only:
             return self.change(setup)
         nothing: NothingToConvertError | None = None

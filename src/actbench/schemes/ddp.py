@@ -109,12 +109,20 @@ class Zero1(_Replicated):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: As of ``ddp``; or there is no optimizer, or one that needs whole parameters.
+            ConversionError: As of ``ddp``; or there is no optimizer, or one that needs whole parameters, or a parameter
+                has gaps in memory.
         """
-        from actbench.nn.parallel.flatshards import on_flat_shards
+        from actbench.nn.parallel.flatshards import has_gaps, on_flat_shards
 
         if setup.make_optimizer is None:
             raise ConversionError(f"{self.spec}: a model brings no optimizer; apply it to a TrainingSetup with one")
+        for name, parameter in setup.module.named_parameters():
+            if parameter.requires_grad and has_gaps(parameter):
+                raise ConversionError(
+                    f"{self.spec}: parameter {name!r} of shape {tuple(parameter.shape)} has strides "
+                    f"{parameter.stride()}, with gaps in memory, and shares are cut in the order of memory: make it of "
+                    "a tensor.contiguous(), or take ddp"
+                )
         setup = super().change(setup)
         assert setup.make_optimizer is not None
         group = data_mesh(setup.mesh, setup.module, self.ranks, self.spec).get_group()

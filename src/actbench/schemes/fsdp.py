@@ -8,9 +8,9 @@ import torch
 from pydantic import Field, field_validator
 
 from actbench.errors import ConversionError
+from actbench.nn.compiled import refuse_compiled_here
 from actbench.nn.parallel.mesh import data_mesh
 from actbench.nn.recomputed import blocks, repeated
-from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
 from actbench.schemes.base import DATA_PARALLEL, PRECISION, Change, Scheme, refuse_untrained
 from actbench.setup import Part, TrainingSetup
@@ -103,14 +103,17 @@ class Fsdp(Scheme):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There are not as many processes, or torch cannot share out a parameter.
+            ConversionError: There are not as many processes, torch cannot share out a parameter, or another scheme
+                does not go with it.
         """
         from actbench.nn.parallel.localshards import on_local_shards  # imports as much as all of torch
         from actbench.nn.parallel.sharded import ShardedModel
 
         module = setup.module
         refuse_untrained(self.name, module)
-        refuse_unshared(module, f"{self.spec} (FSDP2)")
+        if setup.unsharded:
+            raise ConversionError(f"{self.spec} (FSDP2) does not go with {setup.unsharded}")
+        refuse_compiled_here(module, f"{self.spec} (FSDP2)")
         if self.mixed != "none" and setup.autocast_dtype is not None:
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         if not isinstance(self.reshard, bool) and self.ranks % self.reshard:

@@ -22,6 +22,10 @@ _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
 _STATE = "optimizer state"
 _COMPILED = "torch compiles its step on CUDA; simulated for CUDA it is one kernel a parameter, without temporaries"
 _PAGED = "paged moments are counted as host memory; on CUDA the driver keeps what fits on it, on a CPU nothing moves"
+_UNSHARDED = (
+    "adam8bit:bnb: parameters would be DTensors, which bitsandbytes' operators do not take; take adam8bit of torchao, "
+    "or smaq,on=state"
+)
 _SOURCE = "README of torchao.optim"
 _SETTING = "ViT-H fine-tuned on RESISC45, AdamW 12.23 GB"
 
@@ -131,6 +135,11 @@ class Adam8bit(_LowBitAdam):
         if self.paged and self.library != "bnb":
             raise ValueError("paged=true is an option of bitsandbytes' optimizer: adam8bit:bnb,paged=true")
         return self
+
+    @property
+    def unsharded(self) -> str:
+        """Bitsandbytes' state, but not torchao's."""
+        return _UNSHARDED if self.library == "bnb" else ""
 
     @property
     def _library(self) -> str:

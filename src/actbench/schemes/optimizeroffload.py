@@ -32,6 +32,10 @@ class OptimizerOffload(Scheme):
     summary: ClassVar[str] = "optimizer state and step in host memory; gradients and updates are exact"
     paper: ClassVar[str] = "Ren et al. 2021, arXiv 2101.06840"
     rank: ClassVar[int] = 55
+    unsharded: ClassVar[str] = (
+        "optimizer_offload: its copies in host memory are plain tensors, and parameters would be DTensors; in your own "
+        "program take FSDP2's offload, fully_shard(..., offload_policy=CPUOffloadPolicy())"
+    )
     claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE, WAITING_GRADIENTS)
 
     @property

@@ -108,6 +108,11 @@ class EncodedStructures(Scheme):
         own = tuple(_CLAIMS.get(each, f"have {WAS[each]} in a format") for each in self.on)
         return own + tuple(claim for each, claim in _FURTHER_CLAIMS.items() if each in self.on)
 
+    @property
+    def unsharded(self) -> str:
+        """What needs whole tensors, and why a process has none."""
+        return ": ".join(sharded(self._whole)) if self._whole else ""
+
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Pass a packed optimizer to Trainer for the state, and pack saved tensors by the callback."""
         if not {"activations", "state"}.issuperset(self.on):

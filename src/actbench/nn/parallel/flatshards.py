@@ -13,6 +13,9 @@ from actbench.optim.shardoptimizer import ShardOptimizer, refuse_whole_matrices
 class FlatShards:
     """Of each parameter as many elements in a row, in the order of memory: ``ceil(elements / processes)``.
 
+    A share has as many dimensions as its parameter, all but the last of one element: optimizers tell matrices from
+    vectors by them. Parameters must have no gaps in memory (:func:`has_gaps`).
+
     Args:
         group: The processes.
     """
@@ -22,8 +25,7 @@ class FlatShards:
 
     def of(self, parameter: nn.Parameter) -> Tensor:
         """Return the elements of a parameter that this process steps."""
-        first, count = self._place(parameter)
-        return _flat(parameter.detach())[first : first + count]
+        return self._part(parameter.detach())
 
     def of_gradient(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of these elements."""
@@ -32,8 +34,7 @@ class FlatShards:
             return None
         if gradient.stride() != parameter.stride():
             gradient = torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype).copy_(gradient)
-        first, count = self._place(parameter)
-        return _flat(gradient)[first : first + count]
+        return self._part(gradient)
 
     def stepped(self, parameters: Sequence[nn.Parameter]) -> None:
         """Give all processes what each has stepped."""
@@ -48,6 +49,10 @@ class FlatShards:
             gathered = whole.new_empty(share * self._group.size())
             distributed.all_gather_into_tensor(gathered, padded, group=self._group)
             whole.copy_(gathered[: whole.numel()])
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        first, count = self._place(tensor)
+        return _flat(tensor)[first : first + count].view(*(1,) * (tensor.dim() - 1), count)
 
     def _share(self, elements: int) -> int:
         return -(-elements // self._group.size())
@@ -73,6 +78,16 @@ def on_flat_shards(
         return optimizer
 
     return made
+
+
+def has_gaps(tensor: Tensor) -> bool:
+    """Return whether memory between a tensor's first and last element is not its own, or elements share memory."""
+    place = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != place:
+            return tensor.numel() > 0
+        place *= size
+    return False
 
 
 def _flat(tensor: Tensor) -> Tensor:

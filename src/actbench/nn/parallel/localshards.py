@@ -8,6 +8,7 @@ from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
+from actbench.optim.inbackward import StepInBackward
 from actbench.optim.shardoptimizer import ShardOptimizer, by_element
 
 
@@ -29,7 +30,7 @@ def on_local_shards(make: Callable[[nn.Module], optim.Optimizer]) -> Callable[[n
 
     What is allocated is the same. The updates of a DTensor are decided on operator by operator, which takes most of the
     time of a simulated step. Real parameters stay DTensors, which torch's distributed checkpoints know; and so do those
-    of an optimizer that needs whole matrices.
+    of an optimizer that needs whole matrices, or that steps when FSDP2 has averaged the gradient of a DTensor.
     """
 
     def made(module: nn.Module) -> optim.Optimizer:
@@ -37,7 +38,9 @@ def on_local_shards(make: Callable[[nn.Module], optim.Optimizer]) -> Callable[[n
         if not shared or not any(isinstance(_local(parameter), FakeTensor) for parameter in module.parameters()):
             return make(module)
         optimizer = ShardOptimizer(make, module, _LocalShards())
-        return optimizer if by_element(optimizer) else make(module)
+        if by_element(optimizer) and not isinstance(optimizer.inner, StepInBackward):
+            return optimizer
+        return make(module)
 
     return made
 
