@@ -74,8 +74,7 @@ def refuse_compiled_here(module: nn.Module, who: str) -> None:
     """
     if any(CompiledForward.of(part) for part in module.modules()):
         raise ConversionError(
-            f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the model; "
-            "leave compile out"
+            f"{who} does not go with compile: what gathers parameters runs outside of its graph; leave compile out"
         )
 
 
