@@ -245,6 +245,7 @@ def test_an_optimizer_of_whole_matrices_has_no_shares_of_elements() -> None:
     ("spec", "reason"),
     [
         ("fsdp:1", "greater than or equal to 2"),
+        ("fsdp:8,reduce=same", "add mixed=bf16"),
         ("fsdp:8,reshard=1", "a number of at least 2 processes"),
         ("fsdp:8,mixed=bf16+autocast:bfloat16", "both say in which type is computed"),
         ("fsdp:8,only=layers.0", "only= limits what modules save"),

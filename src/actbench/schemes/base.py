@@ -58,13 +58,7 @@ def refuse_untrained(who: str, module: nn.Module) -> None:
 
 
 def refuse_spread(scheme: Scheme, who: str, instead: str) -> None:
-    """Raise a ConversionError for a scheme that spreads a model over processes.
-
-    Args:
-        scheme: The scheme.
-        who: Who cannot have it, as the beginning of a sentence.
-        instead: What to do.
-    """
+    """Raise a ConversionError for a scheme that spreads a model: ``who`` cannot have it, what to do ``instead``."""
     if scheme.mesh_axes:
         _, placing = scheme.placed()
         named = (placing or scheme).spec
@@ -161,11 +155,8 @@ class Scheme(Data):
         Raises:
             ConversionError: The model holds nothing the scheme works on, or ``only`` names no module.
         """
-        setup = replace(
-            setup,
-            untraceable=setup.untraceable or self.untraceable,
-            unsharded=setup.unsharded or self.unsharded,
-        )
+        setup = replace(setup, untraceable=setup.untraceable or self.untraceable)
+        setup = replace(setup, unsharded=setup.unsharded or self.unsharded)
         if not self.only:
             return self.change(setup)
         nothing: NothingToConvertError | None = None

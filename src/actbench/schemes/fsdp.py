@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from actbench.errors import ConversionError
 from actbench.nn.compiled import refuse_compiled_here
@@ -62,6 +62,12 @@ class Fsdp(Scheme):
         if reshard in ("0", "1"):
             raise ValueError("say true or false, or a number of at least 2 processes that divides the ranks")
         return reshard
+
+    @model_validator(mode="after")
+    def _reduces_what_is_mixed(self) -> Self:
+        if self.reduce == "same" and self.mixed == "none":
+            raise ValueError("reduce=same is about the type that mixed= gives; add mixed=bf16, or leave reduce= out")
+        return self
 
     @property
     def changes(self) -> tuple[Change, ...]:
