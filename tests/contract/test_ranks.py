@@ -46,8 +46,8 @@ def spreading() -> list[str]:
 
 
 def beside() -> list[object]:
-    found = [spec for spec in SPECS if (spec, "ddp:8") not in REFUSED]
-    return [spec if spec in QUICK else pytest.param(spec, marks=pytest.mark.slow) for spec in found]
+    found = [(spec, spread) for spec in SPECS for spread in SPREAD if (spec, spread) not in REFUSED]
+    return [pair if pair[0] in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in found]
 
 
 def test_every_scheme_that_spreads_a_model_is_here() -> None:
@@ -55,8 +55,7 @@ def test_every_scheme_that_spreads_a_model_is_here() -> None:
     assert set(spreading()).isdisjoint(schemes.alone())
 
 
-@pytest.mark.parametrize("spread", SPREAD)
-@pytest.mark.parametrize("spec", beside())
+@pytest.mark.parametrize(("spec", "spread"), beside())
 def test_a_scheme_of_one_process_keeps_what_it_keeps_beside_one_of_several(spec: str, spread: str) -> None:
     if schemes.build(spec).untraceable:
         with pytest.raises(MeasurementError, match="is not simulated"):
