@@ -62,8 +62,8 @@ def records_below(folder: Path) -> tuple[FitRecord, ...]:
         ((*STEP, "--max-slowdown", "0.9"), "--max-slowdown"),
         ((*STEP, "--scheme", "checkpont"), "did you mean 'checkpoint'"),
         ((*STEP, "--scheme", "checkpoint+gact:L2"), "name them one by one"),
-        ((*STEP, "--scheme", "fsdp:8"), "fsdp:8 spreads the model over 8 processes"),
-        ((*STEP, "--scheme", "tp:2"), "'actbench measure tiny-llama --scheme tp:2"),
+        ((*STEP, "--scheme", "fsdp:8"), "a fit is of one process, and fsdp:8 spreads it over 8"),
+        ((*STEP, "--scheme", "tp:2"), "a fit is of one process, and tp:2 spreads it over 2"),
         ((*STEP, "--optimizer", "adamx"), "--optimizer"),
     ],
 )
