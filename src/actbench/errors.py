@@ -118,6 +118,11 @@ def told(error: BaseException) -> str:
     return shortened(encodable(f"{type(error).__name__}: {message}".removesuffix(": ")))
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that says something, or the name of its class."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def encodable(text: str) -> str:
     """Return a text that can be written as UTF-8: lone surrogates become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -135,6 +135,18 @@ def sharing_asked(environment: Mapping[str, str]) -> str | None:
     return next((name for variable, name in _SHARING.items() if is_set(environment, variable)), None)
 
 
+def precision_asked(environment: Mapping[str, str]) -> str | None:
+    """Return the type that accelerate was asked to compute in; None where it was not."""
+    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+    return None if precision == "no" else precision
+
+
+def compiler_asked(environment: Mapping[str, str]) -> str | None:
+    """Return what accelerate was asked to compile the model by; None where it was not."""
+    backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
+    return None if backend.lower() == "no" else backend
+
+
 def is_set(environment: Mapping[str, str], name: str) -> bool:
     """Return whether a variable of accelerate's says yes."""
     return environment.get(name, "false").lower() in ("1", "true", "yes", "y", "t", "on")

@@ -71,12 +71,10 @@ def _refuse(environment: Mapping[str, str]) -> None:
             f"{shared} was asked of accelerate launch; schemes say how processes share a model: leave it out, give "
             "--multi_gpu, and name a scheme such as fsdp:4"
         )
-    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision != "no":
+    if (precision := launch.precision_asked(environment)) is not None:
         raise UsageError(
             f"accelerate launch --mixed_precision {precision}: flags say that, so that records have it: leave "
             f"the option out and give --autocast {precision}"
         )
-    backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
-    if backend.lower() != "no":
+    if (backend := launch.compiler_asked(environment)) is not None:
         raise UsageError(f"accelerate launch --dynamo_backend {backend}: leave it out, and name the scheme compile")

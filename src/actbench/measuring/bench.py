@@ -24,6 +24,7 @@ from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
+from actbench.nn.parallel.mesh import TENSOR
 from actbench.nn.saved.bitallocation import waiting
 from actbench.results.ledger import Ledger
 from actbench.results.measured import Diagnostic, LargestBatch, Measurement, Mesh
@@ -133,7 +134,7 @@ class Session:
     @property
     def _wants_gradient_quality(self) -> bool:
         """Whether gradients can be compared: not those of other parameters than the exact model's, or of parts."""
-        parts = "tp" in self.scheme.mesh_axes
+        parts = TENSOR in self.scheme.mesh_axes
         compared = self.case.scheme != "exact" and self._others is not None and not parts
         return self.case.gradient_quality and self.meter.materialize and compared
 

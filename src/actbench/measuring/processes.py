@@ -12,9 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import Meter
+from actbench.nn.parallel.mesh import DATA, TENSOR
 from actbench.schemes.base import Scheme
 
-_AXES: Final = ("dp", "tp")
+_AXES: Final = (DATA, TENSOR)
 """From the outside in: the processes of one tensor-parallel group follow one another, on one machine."""
 
 

@@ -18,6 +18,7 @@ from actbench.errors import MeasurementError
 from actbench.launch import Meeting
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.released import released_at_once
+from actbench.nn.parallel.mesh import DATA, rank_along
 from actbench.results.records import Case
 
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
@@ -33,7 +34,7 @@ def join(meeting: Meeting, case: Case) -> None:
     """
     backend = "gloo"
     if case.meter == "cuda":
-        _take_gpu(meeting)
+        take_gpu(meeting.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     os.environ.update(RANK=str(meeting.rank), WORLD_SIZE=str(meeting.size), LOCAL_RANK=str(meeting.local_rank))
     store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=_WAITING, wait_for_workers=False)
@@ -46,14 +47,15 @@ def join(meeting: Meeting, case: Case) -> None:
     )
 
 
-def _take_gpu(meeting: Meeting) -> None:
+def take_gpu(local_rank: int) -> None:
+    """Let this process compute on the GPU of its number on this machine; a MeasurementError if there are fewer."""
     found = torch.cuda.device_count()
-    if meeting.local_rank >= found:
+    if local_rank >= found:
         raise MeasurementError(
-            f"process {meeting.local_rank} of this machine has no GPU: there are {found}; launch as many processes as "
-            "there are GPUs"
+            f"process {local_rank} of this machine has no GPU: there are {found}; launch as many processes as there "
+            "are GPUs"
         )
-    torch.cuda.set_device(meeting.local_rank)
+    torch.cuda.set_device(local_rank)
 
 
 def is_of_others(error: BaseException) -> bool:
@@ -99,9 +101,7 @@ def _nothing() -> None:
 
 def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
     """Return the seed of this rank's batch: ranks along ``dp`` have one each, those along ``tp`` share one."""
-    if mesh is None or mesh.mesh_dim_names is None or "dp" not in mesh.mesh_dim_names:
-        return seed
-    return seed + _STRIDE * mesh.get_local_rank("dp")
+    return seed + _STRIDE * rank_along(mesh, DATA)
 
 
 def mean(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
@@ -117,8 +117,8 @@ def mean(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None
     found: dict[str, Tensor] = {}
     for name, gradient in _named(gradients, module):
         total = gradient.detach().cpu().clone()
-        if "dp" in (mesh.mesh_dim_names or ()):
-            group = mesh.get_group("dp")
+        if DATA in (mesh.mesh_dim_names or ()):
+            group = mesh.get_group(DATA)
             distributed.all_reduce(total, group=group)
             total /= group.size()
         found[name] = total

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError
 
-from actbench.errors import StoreError
+from actbench.errors import StoreError, first_line
 from actbench.results.records import (
     SCHEMA_VERSION,
     Data,
@@ -130,7 +130,7 @@ def read_report(path: Path) -> list[KernelRecord]:
         report = _Report.model_validate_json(path.read_bytes())
         return [_of_report(report, result) for result in report.results]
     except (OSError, ValidationError) as error:
-        raise StoreError(f"{path} is no report of 'actbench kernels': {str(error).splitlines()[0]}") from None
+        raise StoreError(f"{path} is no report of 'actbench kernels': {first_line(error)}") from None
 
 
 def _of_report(report: _Report, result: dict[str, Any]) -> KernelRecord:

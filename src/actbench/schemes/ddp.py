@@ -1,41 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from actbench.errors import ConversionError
-from actbench.nn.parallel.mesh import data_mesh
 from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
-from actbench.schemes.base import DATA_PARALLEL, PLACEMENT, Change, Scheme, refuse_untrained
-from actbench.schemes.fsdp import Ranks
+from actbench.schemes.base import refuse_untrained
+from actbench.schemes.dataparallel import DataParallel
 from actbench.setup import Part, TrainingSetup
 
 
-class _Replicated(Scheme):
+class _Replicated(DataParallel):
     """Each process has a copy of the model; of the optimizer, a subclass says."""
-
-    positional: ClassVar[str | None] = "ranks"
-    rank: ClassVar[int] = 80  # around what all others have made of modules and optimizer
-    claims: ClassVar[tuple[str, ...]] = (DATA_PARALLEL,)
-
-    ranks: Ranks = 8
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """Where the model is."""
-        return (PLACEMENT,)
-
-    @property
-    def mesh_axes(self) -> Mapping[str, int]:
-        """The processes, along the axis of data."""
-        return {"dp": self.ranks}
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """None: ``actbench fit`` asks what fits on one card."""
-        return ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Average the gradients of the model in its backward pass.
@@ -55,7 +32,7 @@ class _Replicated(Scheme):
                 f"{self.spec}: a model brings no loss, and DistributedDataParallel has to be called in its place: "
                 "convert the model by the other schemes, and wrap it by torch's DistributedDataParallel(model)"
             )
-        group = data_mesh(setup.mesh, module, self.ranks, self.spec).get_group()
+        group = self._mesh(setup).get_group()
         model = ReplicatedModel(module, group)
         site = Site(path="(gradients)", was="gradients", becomes=f"the mean over {self.ranks} processes")
         changed = setup.changed(module, (site,), by=Part(self.spec))
@@ -125,5 +102,5 @@ class Zero1(_Replicated):
                 )
         setup = super().change(setup)
         assert setup.make_optimizer is not None
-        group = data_mesh(setup.mesh, setup.module, self.ranks, self.spec).get_group()
+        group = self._mesh(setup).get_group()
         return replace(setup, make_optimizer=on_flat_shards(setup.make_optimizer, group, self.spec))

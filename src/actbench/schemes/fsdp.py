@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -9,22 +8,19 @@ from pydantic import Field, field_validator, model_validator
 
 from actbench.errors import ConversionError
 from actbench.nn.compiled import refuse_compiled_here
-from actbench.nn.parallel.mesh import data_mesh
 from actbench.nn.recomputed import blocks, repeated
 from actbench.results.records import Site
-from actbench.schemes.base import DATA_PARALLEL, PRECISION, Change, Scheme, refuse_untrained
+from actbench.schemes.base import PRECISION, Change, refuse_untrained
+from actbench.schemes.dataparallel import DataParallel
 from actbench.setup import Part, TrainingSetup
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-Ranks = Annotated[int, Field(ge=2, le=1 << 16)]
-"""How many processes train together with batches of their own."""
-
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Fsdp(Scheme):
+class Fsdp(DataParallel):
     """Each process holds a share of parameters, gradients and optimizer state, and gathers a block where it runs.
 
     Paper: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv 2304.11277, after
@@ -48,10 +44,7 @@ class Fsdp(Scheme):
     name: ClassVar[str] = "fsdp"
     summary: ClassVar[str] = "shares of parameters, gradients and optimizer state; blocks are gathered as they run"
     paper: ClassVar[str] = "Zhao et al. 2023, arXiv 2304.11277"
-    positional: ClassVar[str | None] = "ranks"
-    rank: ClassVar[int] = 80  # around what all others have made of modules and optimizer
 
-    ranks: Ranks = 8
     reshard: bool | Annotated[int, Field(ge=2)] = True
     mixed: Literal["none", "bf16", "fp16"] = "none"
     reduce: Literal["fp32", "same"] = "fp32"
@@ -72,17 +65,12 @@ class Fsdp(Scheme):
     @property
     def changes(self) -> tuple[Change, ...]:
         """Where parameters are, and with ``mixed`` in which type is computed."""
-        return ("placement over processes",) if self.mixed == "none" else ("placement over processes", "precision")
+        return super().changes if self.mixed == "none" else (*super().changes, "precision")
 
     @property
     def claims(self) -> tuple[str, ...]:
         """One scheme shares the model out over batches, and one says in which type is computed."""
-        return (DATA_PARALLEL,) if self.mixed == "none" else (DATA_PARALLEL, PRECISION)
-
-    @property
-    def mesh_axes(self) -> Mapping[str, int]:
-        """The processes, along the axis of data."""
-        return {"dp": self.ranks}
+        return super().claims if self.mixed == "none" else (*super().claims, PRECISION)
 
     @property
     def needs_bfloat16(self) -> bool:
@@ -98,11 +86,6 @@ class Fsdp(Scheme):
     def lossy_forward(self) -> bool:
         """Whether weights are rounded where they are gathered."""
         return self.mixed != "none"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """None: ``actbench fit`` asks what fits on one card."""
-        return ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Share out the parameters of the model, block by block.
@@ -124,7 +107,7 @@ class Fsdp(Scheme):
             raise ConversionError(f"{self.spec}: the step runs under autocast; leave mixed= or autocast out")
         if not isinstance(self.reshard, bool) and self.ranks % self.reshard:
             raise ConversionError(f"{self.spec}: {self.ranks} ranks are no multiple of reshard={self.reshard}")
-        mesh = data_mesh(setup.mesh, module, self.ranks, self.spec)
+        mesh = self._mesh(setup)
         units = [unit for _, unit in blocks(module) or repeated(module)]
         names = sorted({type(unit).__name__ for unit in units})
         was = type(module).__name__

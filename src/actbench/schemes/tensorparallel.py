@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 from torch import nn
 
-from actbench.nn.parallel.mesh import DATA, TENSOR, data_mesh
+from actbench.nn.parallel.mesh import DATA, TENSOR, mesh_along, rank_along
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
 from actbench.nn.tensorparallel.cutting import check
@@ -17,7 +17,7 @@ from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_
 from actbench.ops.noise import draw_as
 from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import TENSOR_PARALLEL, Change, Scheme
+from actbench.schemes.base import PLACEMENT, TENSOR_PARALLEL, Change, Scheme
 from actbench.setup import TrainingSetup
 
 
@@ -62,7 +62,7 @@ class TensorParallel(Scheme):
     @property
     def changes(self) -> tuple[Change, ...]:
         """Which process has what."""
-        return ("placement over processes",)
+        return (PLACEMENT,)
 
     @property
     def mesh_axes(self) -> Mapping[str, int]:
@@ -90,18 +90,14 @@ class TensorParallel(Scheme):
             ConversionError: They do not divide, or there is no mesh with as many processes.
         """
         module = setup.module
-        ranks = Ranks.of(data_mesh(setup.mesh, module, self.ranks, self.spec, TENSOR), TENSOR)
+        ranks = Ranks.of(mesh_along(TENSOR, setup.mesh, module, self.ranks, self.spec), TENSOR)
         refuse_compiled(module, *Entry.uncompilable)
         plan = plan_of(module, self.spec)
         check(module, plan, self.ranks, self.spec)
         vocabulary = vocabulary_of(module, self.ranks)
         sites = tuple(self._sites(module, plan, vocabulary))
         left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
-        draw_as(
-            0
-            if setup.mesh is None or DATA not in (setup.mesh.mesh_dim_names or ())
-            else setup.mesh.get_local_rank(DATA)
-        )
+        draw_as(rank_along(setup.mesh, DATA))
         share_layers(module, plan, ranks, of_sequence=self.sequence)
         share(vocabulary, ranks)
         return setup.changed(module, sites, left)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from actbench.errors import StoreError
+from actbench.errors import StoreError, first_line
 from actbench.nn.forwardwrapper import adapt, adapted_states
 from actbench.results.records import Data
 from actbench.results.runs import Evaluation, TrainingCase
@@ -272,7 +272,7 @@ class CheckpointFolder:
             with safe_open(self.path / Path(progress.tensors).name, framework="pt") as opened:
                 return Checkpoint(progress, {name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
         except (OSError, SafetensorError, ValidationError, json.JSONDecodeError) as error:
-            problem = str(error).splitlines()[0]
+            problem = first_line(error)
             raise StoreError(
                 f"{file} cannot be read: {problem}; remove the folder, and the run starts afresh"
             ) from None

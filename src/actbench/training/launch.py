@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from actbench.errors import UsageError
-from actbench.launch import Place, is_set, place, refuse_a_lone_process, sharing_asked
+from actbench.launch import (
+    Place,
+    compiler_asked,
+    is_set,
+    place,
+    precision_asked,
+    refuse_a_lone_process,
+    sharing_asked,
+)
 from actbench.results.runs import Strategy
 
 _BY_BLOCK = "TRANSFORMER_BASED_WRAP"
@@ -51,14 +59,12 @@ def read(environment: Mapping[str, str]) -> Launch:
 def _refuse(environment: Mapping[str, str]) -> None:
     if (name := sharing_asked(environment)) is not None:
         raise UsageError(f"{name} was asked of accelerate launch; training runs know DDP and FSDP2 only")
-    precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
-    if precision != "no":
+    if (precision := precision_asked(environment)) is not None:
         raise UsageError(
             f"accelerate launch --mixed_precision {precision}: the recipe decides that, so that its results say what "
             f'was trained: leave the option out and write autocast = "{precision}" into the recipe'
         )
-    backend = environment.get("ACCELERATE_DYNAMO_BACKEND", "no")
-    if backend.lower() != "no":
+    if (backend := compiler_asked(environment)) is not None:
         raise UsageError(f"accelerate launch --dynamo_backend {backend}: training runs are not compiled; leave it out")
     if is_set(environment, "ACCELERATE_USE_FSDP"):
         _refuse_of_fsdp(environment)

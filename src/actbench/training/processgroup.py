@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import distributed
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, first_line
+from actbench.measuring.ranks import take_gpu
 from actbench.results.runs import DeviceName
 from actbench.training.launch import Launch
 
@@ -138,7 +139,7 @@ def _peers_answer() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # gloo raises nothing narrower
-        raise LostError(f"another process ended, or does not answer: {str(error).splitlines()[0]}") from error
+        raise LostError(f"another process ended, or does not answer: {first_line(error)}") from error
 
 
 SINGLE_PROCESS = ProcessGroup()
@@ -176,10 +177,5 @@ def _leave(groups: dict[str, Any]) -> None:
 def _backend(launch: Launch) -> str:
     if launch.cpu or not torch.cuda.is_available():
         return "gloo"
-    if launch.local_rank >= torch.cuda.device_count():
-        raise MeasurementError(
-            f"process {launch.local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}; launch as "
-            "many processes as there are GPUs"
-        )
-    torch.cuda.set_device(launch.local_rank)
+    take_gpu(launch.local_rank)
     return "cpu:gloo,cuda:nccl"

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from actbench.errors import ModelError
+from actbench.errors import ModelError, first_line
 from actbench.results.records import WeightsChoice
 
 PROBE_SECONDS = 3.0
@@ -112,9 +112,7 @@ def download(repository: str, *, weights: bool, code: bool = False) -> Path:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise ModelError(f"the hub has no model {repository!r} (or it is private: run 'hf auth login')") from error
     except Exception as error:  # versions of huggingface_hub use different network libraries
-        raise ModelError(
-            f"{repository} could not be downloaded: {(str(error) or type(error).__name__).splitlines()[0]}"
-        ) from error
+        raise ModelError(f"{repository} could not be downloaded: {first_line(error)}") from error
     return Path(folder)
 
 

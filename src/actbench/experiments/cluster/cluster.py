@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from actbench.errors import UsageError
+from actbench.errors import UsageError, first_line
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Cluster:
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            why = first_line(error)
             raise UsageError(
                 f"--cluster {self.address}: no Ray cluster is reached ({why}); 'ray start --head' starts one"
             ) from None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, first_line
 from actbench.experiments.cluster.node import Reply
 from actbench.experiments.cluster.nodes import LOOK_SECONDS, Needs, Node, Nodes
 
@@ -169,7 +169,7 @@ class Tasks(Generic[ItemT, ReplyT]):
             self._nodes.look_again()
             if task.node is not None:
                 task.failed_on.add(task.node)
-            return None if task.tries <= _RETRIES else Lost(_first_line(error))
+            return None if task.tries <= _RETRIES else Lost(first_line(error))
         if task.tries <= _RETRIES and self._work.crashed(reply):
             task.failed_on.add(reply.node)
             return None
@@ -205,9 +205,5 @@ def _explained(error: Any) -> str:
     if isinstance(cause, MeasurementError):
         return f"--cluster: {cause}"
     if isinstance(cause, ModuleNotFoundError) or "No module named" in str(error):
-        return f"--cluster: a node has no actbench that can be imported; install it on all nodes ({_first_line(cause)})"
-    return f"--cluster: a node failed: {type(cause).__name__}: {_first_line(cause)}"
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        return f"--cluster: a node has no actbench that can be imported; install it on all nodes ({first_line(cause)})"
+    return f"--cluster: a node failed: {type(cause).__name__}: {first_line(cause)}"

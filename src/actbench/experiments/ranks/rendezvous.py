@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, first_line
 from actbench.experiments.ranks.messages import Hello
 from actbench.experiments.ranks.team import Link, Team
 from actbench.experiments.runner.processes import deadline_after, left_until
@@ -63,7 +63,7 @@ def following(place: Place, address: Address) -> Iterator[Frames]:
         said = json.loads(store.get(_key(address)))
         connection = socket.create_connection((said["host"], said["port"]), timeout=_SAYING_SECONDS)
     except (OSError, RuntimeError) as error:
-        raise MeasurementError(f"process {place.rank} cannot reach the first one: {_first_line(error)}") from None
+        raise MeasurementError(f"process {place.rank} cannot reach the first one: {first_line(error)}") from None
     del store
     with connection:
         _keep_alive(connection)
@@ -86,7 +86,7 @@ def _store(address: Address, *, is_served_here: bool) -> TCPStore:
         )
     except (RuntimeError, ValueError) as error:
         raise MeasurementError(
-            f"the launched processes cannot meet at {address.host}:{address.port} ({_first_line(error)}); MASTER_ADDR "
+            f"the launched processes cannot meet at {address.host}:{address.port} ({first_line(error)}); MASTER_ADDR "
             "and MASTER_PORT say where: the machine of the first process, and a port that is free"
         ) from None
 
@@ -154,7 +154,3 @@ def _keep_alive(connection: socket.socket) -> None:
     for name, value in options.items():
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

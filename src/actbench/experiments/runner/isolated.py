@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Self, TypeVar
@@ -49,7 +50,55 @@ _GRACE_SECONDS = 10.0
 """How long the rank that others lost may take to say why it ended."""
 
 
-class IsolatedProcess:
+class _Limited:
+    """Work in other processes, for so many seconds in all; waiting for its turn is not work.
+
+    ``timeout_seconds`` is None for no limit. ``died`` is whether a process ended without an answer. Leaving the context
+    by an error kills the processes, and else lets them end.
+    """
+
+    def __init__(self, what: str, timeout_seconds: float | None) -> None:
+        self._what, self._timeout_seconds = what, timeout_seconds
+        self._worked_seconds = 0.0
+        self.died = False
+
+    @contextmanager
+    def _working(self) -> Iterator[float | None]:
+        """Count the seconds of the block as work, and give those that it may take."""
+        started = time.monotonic()
+        try:
+            yield None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
+        finally:
+            self._worked_seconds += time.monotonic() - started
+
+    def _timed_out(self, doing: str) -> Failure:
+        limit = format_seconds(self._timeout_seconds or 0)
+        return Failure(
+            reason="timeout",
+            message=f"the {self._what} worked for longer than --timeout {limit} and was stopped while {doing}; "
+            "allow more",
+        )
+
+    def close(self) -> None:
+        """Let the processes end."""
+        raise NotImplementedError
+
+    def _kill(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._kill()
+
+
+class IsolatedProcess(_Limited):
     """A process that answers requests, and whose death or delay is a failure.
 
     ``timeout_seconds`` limits the time that it may work; waiting for its turn is not work. ``what`` it works on, and
@@ -64,12 +113,10 @@ class IsolatedProcess:
         what: str = "case",
         again: str = "give --retry-failed",
     ) -> None:
+        super().__init__(what, timeout_seconds)
         self._kills_before = memory_kills()
         self._process = server.fork()
-        self._what, self._again = what, again
-        self._timeout_seconds = timeout_seconds
-        self._worked_seconds = 0.0
-        self.died = False
+        self._again = again
 
     @property
     def written(self) -> str:
@@ -82,46 +129,30 @@ class IsolatedProcess:
         Raises:
             MeasurementError: The fork server is gone, and this process with it.
         """
-        left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
-        started = time.monotonic()
         try:
-            return read(self._process.ask(request, left))
+            with self._working() as left:
+                return read(self._process.ask(request, left))
         except ProcessDiedError as death:
             if death.code is None:
                 raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
             self.died = True
             return failure_of_death(death, self._kills_before, self._what, self._again)
         except NoAnswerError:
-            self._process.kill()
-            limit = format_seconds(self._timeout_seconds or 0)
-            return Failure(
-                reason="timeout",
-                message=f"the {self._what} worked for longer than --timeout {limit} and was stopped while {doing}; "
-                "allow more",
-            )
+            self._kill()
+            return self._timed_out(doing)
         except (GarbledError, ValidationError) as garbled:
-            self._process.kill()
+            self._kill()
             return failure_of_garbled(garbled, self._what, doing)
-        finally:
-            self._worked_seconds += time.monotonic() - started
 
     def close(self) -> None:
         """Let the process end."""
         self._process.end()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._process.kill()
+    def _kill(self) -> None:
+        self._process.kill()
 
 
-class CaseSession:
+class CaseSession(_Limited):
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
     ``timeout_seconds`` limits the time that the processes may work; waiting for its turn is not work. Where one of
@@ -131,11 +162,9 @@ class CaseSession:
     def __init__(
         self, members: Sequence[Member], requests: Sequence[CaseRequest], timeout_seconds: float | None
     ) -> None:
+        super().__init__("case", timeout_seconds)
         self._members = members
         self._requests = requests
-        self._timeout_seconds = timeout_seconds
-        self._worked_seconds = 0.0
-        self.died = False
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
@@ -157,22 +186,15 @@ class CaseSession:
         Raises:
             MeasurementError: Who started a process is gone, and the process with it.
         """
-        left = None if self._timeout_seconds is None else max(0.0, self._timeout_seconds - self._worked_seconds)
-        started, deadline = time.monotonic(), deadline_after(left)
         try:
-            for member, question in zip(self._members, questions, strict=True):
-                member.ask(question, deadline)
-            return self._answers(deadline)
+            with self._working() as left:
+                deadline = deadline_after(left)
+                for member, question in zip(self._members, questions, strict=True):
+                    member.ask(question, deadline)
+                return self._answers(deadline)
         except NoAnswerError:
             self._kill()
-            limit = format_seconds(self._timeout_seconds or 0)
-            return Failure(
-                reason="timeout",
-                message=f"the case worked for longer than --timeout {limit} and was stopped while "
-                f"{questions[0].doing}; allow more",
-            )
-        finally:
-            self._worked_seconds += time.monotonic() - started
+            return self._timed_out(questions[0].doing)
 
     def _answers(self, deadline: float | None) -> list[AnyReply] | Failure:
         found: dict[int, AnyReply] = {}
@@ -226,17 +248,6 @@ class CaseSession:
     def _kill(self) -> None:
         for member in self._members:
             member.kill()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._kill()
 
 
 class IsolatedSession(CaseSession):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from actbench.errors import MeasurementError
+from actbench.errors import MeasurementError, first_line
 from actbench.measuring.bench import failure_of
 from actbench.measuring.kernels.choices import BYTES, OF_BYTES, ONE_WIDTH, Plan
 from actbench.measuring.kernels.subjects import SUBJECTS, Call, Place, Subject
@@ -173,6 +173,6 @@ def _compiled(subject: Subject) -> tuple[Call | None, str | None]:
     try:
         call()
     except Exception as error:  # a compiler may raise anything on a machine where it does not work
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = first_line(error)[:200]
         return None, f"torch.compile does not work here, so its columns are empty: {reason}"
     return call, None

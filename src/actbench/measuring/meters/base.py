@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from actbench import schemes
-from actbench.errors import ActbenchError, OutOfMemoryError, is_out_of_memory
+from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_of_memory
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.watch import Watch
 from actbench.results.advice import PHASES, advice
@@ -110,7 +110,7 @@ def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None =
     except Exception as error:
         if isinstance(error, ActbenchError) or not is_out_of_memory(error):
             raise
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         phase = None if step is None else step.phase
         message = f"the step does not fit on {device}, which may use {format_bytes(memory_bytes)} ({reason}); "
         held = 0 if step is None else footprint.model_bytes(step)

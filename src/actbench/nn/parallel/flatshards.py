@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, distributed, nn, optim
 
 from actbench.optim.shardoptimizer import ShardOptimizer, refuse_whole_matrices
@@ -33,7 +32,7 @@ class FlatShards:
         if gradient is None:
             return None
         if gradient.stride() != parameter.stride():
-            gradient = torch.empty_strided(parameter.shape, parameter.stride(), dtype=gradient.dtype).copy_(gradient)
+            gradient = gradient.new_empty_strided(parameter.shape, parameter.stride()).copy_(gradient)
         return self._part(gradient)
 
     def stepped(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -14,15 +14,15 @@ TENSOR: str = "tp"
 """The axis along which they share the layers of one batch."""
 
 
-def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str, axis: str = DATA) -> DeviceMesh:
-    """Return the ``ranks`` processes that train with batches of their own, as a mesh of one axis.
+def mesh_along(axis: str, mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) -> DeviceMesh:
+    """Return the ``ranks`` processes along an axis, as a mesh of that axis alone.
 
     Args:
+        axis: :data:`DATA` or :data:`TENSOR`.
         mesh: The processes of a setup, with such an axis; None for those of torch's default process group.
         module: The model; the mesh is of its device.
         ranks: How many there must be.
         who: The specification of who asks, for messages.
-        axis: Another axis, of processes that share something else.
 
     Raises:
         ConversionError: There are not as many.
@@ -44,3 +44,8 @@ def data_mesh(mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str, 
     if along.size() != ranks:
         raise ConversionError(f"{who} needs {ranks} processes along the mesh's axis {axis!r}, which has {along.size()}")
     return along
+
+
+def rank_along(mesh: DeviceMesh | None, axis: str) -> int:
+    """Return the number of this process along an axis; 0 where there is no such axis."""
+    return 0 if mesh is None or axis not in (mesh.mesh_dim_names or ()) else mesh.get_local_rank(axis)

@@ -5,12 +5,15 @@ A group is known by its name, so that a model with hooks that know it can be cop
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+
+Crossing = Callable[[Tensor], Tensor]
 
 _ops: Any = torch.ops._c10d_functional
 
@@ -62,100 +65,48 @@ class _Crossing(torch.autograd.Function):
     """Something that crosses between processes, whose gradient crosses by another."""
 
     @staticmethod
+    def forward(x: Tensor, there: Crossing, back: Crossing) -> Tensor:
+        return there(x)
+
+    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.how = inputs[1:]
-
-
-class _Shared(_Crossing):
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return summed(gradient, *ctx.how), None
-
-
-class _Summed(_Crossing):
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks) -> Tensor:
-        return ranks.sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return shared(gradient, *ctx.how), None
-
-
-class _Part(_Crossing):
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-        return ranks.part(x, dim).contiguous()
+        _, _, ctx.back = inputs
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return joined(gradient, *ctx.how), None, None
+        return ctx.back(gradient), None, None
 
 
-class _Joined(_Crossing):
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-        return ranks.joined(x, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return part(gradient, *ctx.how), None, None
-
-
-class _SharedParts(_Crossing):
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-        return ranks.joined(x, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return part_of_sum(gradient, *ctx.how), None, None
-
-
-class _PartOfSum(_Crossing):
-    @staticmethod
-    def forward(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-        return ranks.part_of_sum(x, dim)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return shared_parts(gradient, *ctx.how), None, None
-
-
-def _apply(crossing: type[_Crossing], *args: Any) -> Tensor:
-    result: Tensor = crossing.apply(*args)
+def _cross(x: Tensor, there: Crossing, back: Crossing) -> Tensor:
+    result: Tensor = _Crossing.apply(x, there, back)
     return result
 
 
 def shared(x: Tensor, ranks: Ranks) -> Tensor:
     """Return a tensor that all processes have, each to use a part of it in its own way: gradients are summed."""
-    return _apply(_Shared, x, ranks)
+    return _cross(x, lambda x: x.view_as(x), lambda gradient: summed(gradient, ranks))
 
 
 def summed(x: Tensor, ranks: Ranks) -> Tensor:
     """Return the sum of what the processes have, which all of them use alike."""
-    return _apply(_Summed, x, ranks)
+    return _cross(x, ranks.sum, lambda gradient: shared(gradient, ranks))
 
 
 def part(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     """Return this process's part of a tensor that all have."""
-    return _apply(_Part, x, ranks, dim)
+    return _cross(x, lambda x: ranks.part(x, dim).contiguous(), lambda gradient: joined(gradient, ranks, dim))
 
 
 def joined(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     """Return the whole of which the processes have a part each, and which all of them use alike."""
-    return _apply(_Joined, x, ranks, dim)
+    return _cross(x, lambda x: ranks.joined(x, dim), lambda gradient: part(gradient, ranks, dim))
 
 
 def shared_parts(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     """Return the whole of which the processes have a part each, to use each in its own way: gradients are summed."""
-    return _apply(_SharedParts, x, ranks, dim)
+    return _cross(x, lambda x: ranks.joined(x, dim), lambda gradient: part_of_sum(gradient, ranks, dim))
 
 
 def part_of_sum(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     """Return this process's part of the sum of what the processes have."""
-    return _apply(_PartOfSum, x, ranks, dim)
+    return _cross(x, lambda x: ranks.part_of_sum(x, dim), lambda gradient: shared_parts(gradient, ranks, dim))

@@ -14,7 +14,7 @@ import huggingface_hub
 import torch
 from torch import Tensor
 
-from actbench.errors import UsageError
+from actbench.errors import UsageError, first_line
 from actbench.results.runs import Metric, TrainingCase
 from actbench.training.data import DataSet, Samples
 from actbench.training.data.pictures import FOLDER_VARIABLE, data_folder
@@ -114,7 +114,7 @@ def _on_hub(repositories: Sequence[str], case: TrainingCase) -> Path:
         try:
             return Path(huggingface_hub.hf_hub_download(repositories[0], FILE_NAME))
         except Exception as error:  # which network library the hub stands on differs between its versions
-            problem = (str(error) or type(error).__name__).splitlines()[0]
+            problem = first_line(error)
     raise UsageError(
         f"{case.data} needs the {FILE_NAME} of {repositories[0]}: {problem}; write tokenizer = into the recipe, with a "
         "folder that holds one"
@@ -214,7 +214,7 @@ def _read(name: str, place: Path) -> Any:
         with _silent(library):
             return _from_folder(library, place) if place.is_dir() else _from_hub(library, TASKS[name])
     except Exception as error:  # what the library raises differs between its versions
-        problem = (str(error) or type(error).__name__).splitlines()[0]
+        problem = first_line(error)
         found = "cannot be read from" if place.is_dir() else "cannot be fetched and is not at"
         raise UsageError(
             f"the data set {name} {found} {place}: {problem}; put train.* and {TASKS[name].held_back}.* there, in "
