@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
 # Each room may import those that stand in its set, and itself.
 WORDS = {"errors", "units", "paths", "spec", "validation"}
-SETUP = WORDS | {"results", "setup", "microbatches", "protocols"}
+SETUP = WORDS | {"results", "setup", "microbatches"}
 ALLOWED = {
     # reporting: no torch
     "errors": set(),
@@ -24,22 +24,20 @@ ALLOWED = {
     "spec": {"errors", "units"},
     "validation": set(),
     "results": WORDS,
-    "launch": {"errors", "results"},
-    "experiments": WORDS | {"results", "launch", "measuring", "schemes", "workloads"},
+    "experiments": WORDS | {"results", "measuring", "schemes", "workloads"},
     # measuring
     "microbatches": {"errors"},
-    "protocols": set(),
-    "setup": {"errors", "results", "microbatches", "protocols"},
     "ops": {"errors", "kernels"},
     "codecs": WORDS | {"results", "ops"},
     "optim": WORDS | {"ops", "codecs"},
+    "setup": {"errors", "results", "microbatches", "optim"},
     "nn": SETUP | {"ops", "codecs", "optim"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
     "workloads": SETUP | {"nn"},
-    "measuring": SETUP | {"launch", "ops", "codecs", "nn", "schemes", "workloads"},
+    "measuring": SETUP | {"optim", "ops", "codecs", "nn", "schemes", "workloads"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},
-    "training": SETUP | {"launch", "nn", "schemes", "workloads", "measuring", "experiments"},
+    "training": SETUP | {"nn", "schemes", "workloads", "measuring", "experiments"},
 }
 FEW_FILES_ONLY = {
     "typer": {"cli/app.py"},

@@ -73,3 +73,19 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {format_bytes(most_bytes)}", str(path))
     return content
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file whole or not at all, so that no other process reads half of it.
+
+    Raises:
+        OSError: It cannot be written; nothing is left of it, and a file that was there stays.
+    """
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
+        try:
+            staged.write(content)
+            staged.flush()
+            os.replace(staged.name, file)
+        except OSError:
+            os.unlink(staged.name)
+            raise

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from actbench import launch
 from actbench.cli.app import STDOUT, Exit
 from actbench.cli.consoles import console
 from actbench.errors import UsageError, shortened
+from actbench.measuring import launch
 from actbench.results.plain import plain
 
 if TYPE_CHECKING:

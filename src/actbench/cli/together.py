@@ -7,9 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from actbench import launch
 from actbench.cli.app import app
 from actbench.errors import ActbenchError, UsageError, shortened
+from actbench.measuring import launch
 from actbench.results.plain import plain
 
 _MEASURE: Final = ("measure", "sweep")

@@ -128,7 +128,7 @@ def _run_together(
     With ``alone`` there must be none.
     """
     from actbench.errors import UsageError
-    from actbench.launch import is_first
+    from actbench.measuring.launch import is_first
     from actbench.training import launch
 
     try:

@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from actbench.errors import MeasurementError
-from actbench.launch import Meeting
 from actbench.measuring.gradients import Gradients
+from actbench.measuring.launch import Meeting
 from actbench.measuring.released import released_at_once
 from actbench.nn.parallel.mesh import DATA, rank_along
 from actbench.results.records import Case

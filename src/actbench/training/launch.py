@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from actbench.errors import UsageError
-from actbench.launch import (
+from actbench.measuring.launch import (
     Place,
     compiler_asked,
     is_set,

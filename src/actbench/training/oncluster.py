@@ -13,7 +13,7 @@ from typing import Any
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.cluster.nodes import Needs, Nodes
 from actbench.experiments.cluster.origins import Origins
-from actbench.experiments.cluster.tasks import Lost, Tasks
+from actbench.experiments.cluster.tasks import LostTask, RayTasks
 from actbench.experiments.cluster.travel import shared_of
 from actbench.experiments.experiment import ExperimentResult, finished, keep, pending
 from actbench.experiments.recipes.runs import TrainingRecipe
@@ -57,7 +57,7 @@ def run(
     """Train the runs of a recipe that the file does not hold yet, each on a node of a cluster.
 
     A run is a task of a GPU, or of all cores of a node. One whose worker or node is lost, or which ends its process, is
-    tried once more, as :meth:`~actbench.experiments.cluster.tasks.Tasks.replies` says. It goes on from its last
+    tried once more, as :meth:`~actbench.experiments.cluster.tasks.RayTasks.replies` says. It goes on from its last
     checkpoint where the node finds that, and begins anew where not. What any machine trained is not trained again.
 
     ``output`` and ``command`` are as of :func:`actbench.training.comparison.run`.
@@ -140,7 +140,7 @@ class ClusterRuns:
 
     def outcomes(self, cases: Sequence[TrainingCase]) -> Generator[tuple[TrainingCase, Trained | Failure], None, None]:
         """Yield each run with what came of it as soon as its task ends, those on a GPU before the others."""
-        tasks = Tasks(self.ray, self.work, shared_of(cases))
+        tasks = RayTasks(self.ray, self.work, shared_of(cases))
         for device in ("cuda", "cpu"):
             chosen = [case for case in cases if case.device == device]
             if chosen:
@@ -157,8 +157,8 @@ class ClusterRuns:
             whole_node=device == "cpu" and cores is None,
         )
 
-    def _outcome(self, case: TrainingCase, reply: noderun.RunReply | Lost) -> Trained | Failure:
-        if isinstance(reply, Lost):
+    def _outcome(self, case: TrainingCase, reply: noderun.RunReply | LostTask) -> Trained | Failure:
+        if isinstance(reply, LostTask):
             self.origins.note([case], None)
             why = f"the worker or node of the run was lost, twice: {reply.why}"
             return Failure(reason="unavailable", message=why)

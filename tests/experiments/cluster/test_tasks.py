@@ -12,7 +12,7 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.cluster import nodes, tasks
 from actbench.experiments.cluster.node import Reply
 from actbench.experiments.cluster.nodes import Needs
-from actbench.experiments.cluster.tasks import Lost, Tasks
+from actbench.experiments.cluster.tasks import LostTask, RayTasks
 
 
 class Said(Reply):
@@ -61,9 +61,9 @@ def said(fakeray: Any) -> Callable[..., str]:
 def asked(fakeray: Any, said: Callable[..., str]) -> Callable[..., Any]:
     """Return a maker of a stand-in, the work and its tasks; every answer is well unless given."""
 
-    def make(answer: Any = None) -> tuple[Any, Words, Tasks[str, Said]]:
+    def make(answer: Any = None) -> tuple[Any, Words, RayTasks[str, Said]]:
         ray, work = fakeray.FakeRay(answer or (lambda request, task: said())), Words()
-        return ray, work, Tasks(ray, work, "shared")
+        return ray, work, RayTasks(ray, work, "shared")
 
     return make
 
@@ -172,7 +172,7 @@ def test_what_is_lost_twice_comes_back_with_the_reason(asked: Any, fakeray: Any)
 
     ray, _, made = asked(lost)
 
-    assert list(made.replies(WORDS[:2], ONE_CORE)) == [(word, Lost("The node died.")) for word in WORDS[:2]]
+    assert list(made.replies(WORDS[:2], ONE_CORE)) == [(word, LostTask("The node died.")) for word in WORDS[:2]]
     assert len(ray.asked) == 4
 
 

@@ -18,7 +18,7 @@ import json, os, signal, sys
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
-from actbench import launch
+from actbench.measuring import launch
 from actbench.experiments.ranks.follower import Follower
 from actbench.experiments.ranks.rendezvous import following, leading
 from actbench.experiments.recipes.sections import Planned

@@ -5,7 +5,7 @@ import pytest
 from actbench.errors import UsageError
 from actbench.experiments.ranks.team import Team
 from actbench.experiments.runner.sessions import Launched
-from actbench.launch import Address, Place
+from actbench.measuring.launch import Address, Place
 from actbench.results.records import Case
 
 

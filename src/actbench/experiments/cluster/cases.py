@@ -11,7 +11,7 @@ from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.cluster.nodes import Needs
 from actbench.experiments.cluster.origins import Origins
-from actbench.experiments.cluster.tasks import Lost, Tasks
+from actbench.experiments.cluster.tasks import LostTask, RayTasks
 from actbench.experiments.cluster.travel import shared_of
 from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
@@ -120,7 +120,7 @@ class ClusterCases:
     cluster: Cluster
     work: CaseWork
     origins: Origins[Case]
-    _made: tuple[str, Tasks[Cases, node.CasesReply]] | None = None
+    _made: tuple[str, RayTasks[Cases, node.CasesReply]] | None = None
 
     def outcomes(
         self, cases: Sequence[Case], may_begin: Callable[[], bool] = lambda: True
@@ -146,10 +146,10 @@ class ClusterCases:
                     for item, reply in replies:
                         yield from self._outcomes(item, reply)
 
-    def _tasks(self, cases: Sequence[Case]) -> Tasks[Cases, node.CasesReply]:
+    def _tasks(self, cases: Sequence[Case]) -> RayTasks[Cases, node.CasesReply]:
         shared = shared_of(cases)
         if self._made is None or self._made[0] != shared:
-            self._made = shared, Tasks(self.ray, self.work, shared)
+            self._made = shared, RayTasks(self.ray, self.work, shared)
         return self._made[1]
 
     def _needs(self, meter: str) -> Needs:
@@ -161,8 +161,8 @@ class ClusterCases:
             is_short=meter == "simulated" and self.work.is_ahead,
         )
 
-    def _outcomes(self, item: Cases, reply: node.CasesReply | Lost) -> Sequence[tuple[Case, Outcome]]:
-        if isinstance(reply, Lost):
+    def _outcomes(self, item: Cases, reply: node.CasesReply | LostTask) -> Sequence[tuple[Case, Outcome]]:
+        if isinstance(reply, LostTask):
             why = f"the worker or node of the case was lost, twice: {reply.why}"
             self.origins.note(item, None)
             return [(case, Failure(reason="crash", message=why)) for case in item]

@@ -8,7 +8,6 @@ import importlib
 import json
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from actbench.errors import MeasurementError
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD, Sweep
+from actbench.paths import write_whole
 from actbench.results.machine import machine, versions
 from actbench.results.measured import Outcome
 from actbench.results.records import Case, Data, Machine, Versions
@@ -192,6 +192,4 @@ def _put(file: Path, content: bytes) -> None:
     if file.is_file() and file.read_bytes() == content:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as staged:
-        staged.write(content)
-    os.replace(staged.name, file)
+    write_whole(file, content)

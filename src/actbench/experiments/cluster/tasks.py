@@ -42,7 +42,7 @@ class Work(Protocol[AnyItem, ReplyT]):
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostTask:
     """A worker or node was lost with an item, as often as it was tried; ``why`` is what Ray says of it."""
 
     why: str
@@ -58,7 +58,7 @@ class _Task(Generic[ItemT]):
     node: str | None = None
 
 
-class Tasks(Generic[ItemT, ReplyT]):
+class RayTasks(Generic[ItemT, ReplyT]):
     """Does work on the nodes of the cluster that ``ray`` is connected to.
 
     ``shared`` is what the function gets beside each request; it goes to each node once.
@@ -72,7 +72,7 @@ class Tasks(Generic[ItemT, ReplyT]):
 
     def replies(
         self, items: Iterable[ItemT], needs: Needs, may_begin: Callable[[], bool] = lambda: True
-    ) -> Generator[tuple[ItemT, ReplyT | Lost], None, None]:
+    ) -> Generator[tuple[ItemT, ReplyT | LostTask], None, None]:
         """Yield each item with its reply as soon as its task ends.
 
         A task whose worker or node is lost, or whose reply says that a process ended, is tried once more, on another
@@ -153,7 +153,7 @@ class Tasks(Generic[ItemT, ReplyT]):
         affinity = importlib.import_module(_AFFINITY).NodeAffinitySchedulingStrategy
         return {**_asking(amounts), "scheduling_strategy": affinity(node.id, soft=soft)}
 
-    def _reply(self, ref: Any, task: _Task[ItemT]) -> ReplyT | Lost | None:
+    def _reply(self, ref: Any, task: _Task[ItemT]) -> ReplyT | LostTask | None:
         """Return what came of a task, or None where it is to be tried again.
 
         Raises:
@@ -169,7 +169,7 @@ class Tasks(Generic[ItemT, ReplyT]):
             self._nodes.look_again()
             if task.node is not None:
                 task.failed_on.add(task.node)
-            return None if task.tries <= _RETRIES else Lost(first_line(error))
+            return None if task.tries <= _RETRIES else LostTask(first_line(error))
         if task.tries <= _RETRIES and self._work.crashed(reply):
             task.failed_on.add(reply.node)
             return None

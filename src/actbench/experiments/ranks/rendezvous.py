@@ -18,7 +18,7 @@ from actbench.experiments.ranks.messages import Hello
 from actbench.experiments.ranks.team import Link, Team
 from actbench.experiments.runner.processes import deadline_after, left_until
 from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError
-from actbench.launch import Address, Place
+from actbench.measuring.launch import Address, Place
 from actbench.results.sources import sources
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from actbench.experiments.runner.isolated import CaseSession
 from actbench.experiments.runner.member import LocalMember, Member, Question, Report
 from actbench.experiments.runner.processes import ForkServer, deadline_after, left_until
 from actbench.experiments.runner.worker import CaseRequest, Frames, GarbledError
-from actbench.launch import Address, Meeting, Place
+from actbench.measuring.launch import Address, Meeting, Place
 from actbench.results.records import Case
 
 _ENDING_SECONDS = 120.0

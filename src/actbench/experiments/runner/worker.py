@@ -19,7 +19,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import Field, TypeAdapter
 
 from actbench import errors
-from actbench.launch import Meeting
+from actbench.measuring.launch import Meeting
 from actbench.results.machine import available_memory_bytes
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Data, Failure

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.launch import Address, Place, address, place, refuse_a_lone_process
+from actbench.measuring.launch import Address, Place, address, place, refuse_a_lone_process
 
 SECOND = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 TORCHRUN = {**SECOND, "MASTER_ADDR": "first", "MASTER_PORT": "1234", "TORCHELASTIC_USE_AGENT_STORE": "True"}
