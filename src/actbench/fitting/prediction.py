@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from actbench.fitting.choices import Choice, Stack
@@ -92,6 +92,16 @@ class Effect(NamedTuple):
             tuple(with_it - without for without, with_it in (forward, backward, update, lost)),
         )
 
+    @property
+    def inverse(self) -> Effect | None:
+        """The effect of leaving the choice out; None if nothing is left of something that was there without it."""
+        if not all(self.factors):
+            return None
+        return Effect(
+            tuple(1 / factor for factor in self.factors),  # type: ignore[arg-type]
+            tuple(-difference for difference in self.differences),  # type: ignore[arg-type]
+        )
+
     def on(self, needs: Needs) -> Needs:
         """Return the needs with the choice, from those without."""
         weights, gradients, state, activations, passes, update_seconds = self.factors
@@ -120,13 +130,25 @@ class Predictions:
 
     def learn(self, stack: Stack, needs: Needs) -> None:
         """Note what a simulated stack needs."""
-        self.known[stack] = needs
+        self.known[stack] = needs = self._parted(stack, needs)
         self._memo.clear()
         for choice in stack:
             self._compare(choice, stack - {choice}, stack)
         for larger in [each for each in self.known if len(each) == len(stack) + 1 and stack < each]:
             (choice,) = larger - stack
             self._compare(choice, stack, larger)
+
+    def _parted(self, stack: Stack, needs: Needs) -> Needs:
+        """Return needs with the time of the update apart, if the stack steps within the backward pass.
+
+        It takes as long as without that; else a slower update would not be seen to make such a stack slower.
+        """
+        within = frozenset(choice for choice in stack if choice.takes_gradients)
+        apart = self.of(stack - within) if within else None
+        if apart is None:
+            return needs
+        update_seconds = min(apart.update_seconds, needs.seconds)
+        return replace(needs, passes_seconds=needs.seconds - update_seconds, update_seconds=update_seconds)
 
     def _compare(self, choice: Choice, without: Stack, with_it: Stack) -> None:
         before, after = self.known.get(without), self.known.get(with_it)
@@ -152,11 +174,12 @@ class Predictions:
         return None if found is None else found[1]
 
     def _anchored(self, stack: Stack) -> tuple[int, Needs] | None:
-        """Return the needs of a stack, after the size of the simulated stack that predicts them."""
+        """Return the needs of a stack, and how many choices it shares with the simulated stack that predicts them."""
         if stack in self.known:
             return len(stack), self.known[stack]
         if stack not in self._memo:
-            self._memo[stack] = max(self._from_smaller(stack), key=lambda found: found[0], default=None)
+            found = (*self._from_smaller(stack), *self._from_larger(stack))
+            self._memo[stack] = max(found, key=lambda each: each[0], default=None)
         return self._memo[stack]
 
     def _from_smaller(self, stack: Stack) -> Iterable[tuple[int, Needs]]:
@@ -164,3 +187,11 @@ class Predictions:
             below = self._anchored(stack - {choice}) if self.knows(choice) else None
             if below is not None:
                 yield below[0], self.effect(choice, stack).on(below[1])
+
+    def _from_larger(self, stack: Stack) -> Iterable[tuple[int, Needs]]:
+        for larger, needs in self.known.items():
+            if len(larger) == len(stack) + 1 and stack < larger:
+                (choice,) = larger - stack
+                without = self.effect(choice, stack).inverse if self.knows(choice) else None
+                if without is not None:
+                    yield len(stack), without.on(needs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from actbench.experiments.cluster.cases import CaseWork, ClusterCases, connected
@@ -133,15 +134,24 @@ class Simulations:
 
 @contextmanager
 def simulator(
-    cluster: Cluster | None, *, jobs: int, timeout_seconds: float | None, command: str, progress: Progress
+    cluster: Cluster | None,
+    *,
+    jobs: int,
+    timeout_seconds: float | None,
+    command: str,
+    progress: Progress,
+    libraries: Iterable[str] = (),
 ) -> Iterator[Simulator]:
     """Hold what simulates cases for as long as a search runs: the nodes of a cluster, or processes of this machine.
+
+    ``libraries`` are imported once, if they are installed, and not in the process of each case.
 
     Raises:
         UsageError: The cluster cannot be reached.
     """
     if cluster is None:
-        with ForkServer(BENCH, PRELOAD) as server:
+        preload = (*PRELOAD, *(name for name in libraries if find_spec(name) is not None))
+        with ForkServer(BENCH, preload) as server:
             yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress)
     else:
         work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=PRELOAD, is_ahead=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -40,20 +40,21 @@ class HostOptimizer(optim.Optimizer):
         """Run a step; return what the closure does."""
         loss = called(closure)
         self._follow_groups()
-        for parameter, twin in self._away():
+        stepped = {parameter: twin for parameter, twin in self._twins.items() if parameter.grad is not None}
+        away = [(parameter, twin) for parameter, twin in stepped.items() if twin is not parameter]
+        for parameter, twin in away:
             if parameter._version != self._versions[parameter]:
                 twin.copy_(parameter, non_blocking=True)
-            twin.grad = None if parameter.grad is None else to_host(parameter.grad)
-        for device in {parameter.device for parameter, _ in self._away() if parameter.is_cuda}:
+            twin.grad = to_host(parameter.grad)
+        for device in {parameter.device for parameter, _ in away if parameter.is_cuda}:
             torch.cuda.synchronize(device)
         with hostmemory.running_on_host():
             self.inner.step()
-        for parameter, twin in self._away():
-            if twin.grad is not None:
-                parameter.copy_(twin, non_blocking=True)
-                twin.grad = None
+        for parameter, twin in away:
+            parameter.copy_(twin, non_blocking=True)
+            twin.grad = None
             self._versions[parameter] = parameter._version
-        self._show_state()
+        self._show_state(stepped)
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -67,10 +68,7 @@ class HostOptimizer(optim.Optimizer):
         self.inner.load_state_dict(state_dict)
         for group, loaded in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update({key: value for key, value in loaded.items() if key not in _HOW_IT_COMPUTES})
-        self._show_state()
-
-    def _away(self) -> list[tuple[Tensor, Tensor]]:
-        return [(parameter, twin) for parameter, twin in self._twins.items() if twin is not parameter]
+        self._show_state(self._twins)
 
     def _follow_groups(self) -> None:
         """Give the inner optimizer the groups and options that this has now."""
@@ -98,12 +96,12 @@ class HostOptimizer(optim.Optimizer):
                 self.inner.state[self._twins[parameter]] = tree_map_only(Tensor, to_host, state)
         return self._twins[parameter]
 
-    def _show_state(self) -> None:
+    def _show_state(self, twins: Mapping[Tensor, Tensor]) -> None:
         """Let the state be seen by parameter, as that of any optimizer."""
-        for parameter, twin in self._twins.items():
+        for parameter, twin in twins.items():
             if twin in self.inner.state:
                 self.state[parameter] = self.inner.state[twin]
-        for parameter, _ in self._away():
-            for leaf in tree_leaves(self.state.get(parameter, {})):
-                if isinstance(leaf, Tensor):
-                    hostmemory.mark(leaf.untyped_storage())
+            if twin is not parameter:
+                for leaf in tree_leaves(self.state.get(parameter, {})):
+                    if isinstance(leaf, Tensor):
+                        hostmemory.mark(leaf.untyped_storage())

@@ -83,6 +83,7 @@ class Scheme(Data):
         rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         published: Figures that its authors published.
+        libraries: Modules of other packages that it imports when it is applied; whoever runs many cases may do so once.
 
     Attributes:
         only: Paths of modules that the scheme is limited to, such as ``encoder.layer.[0-5]``; empty for the model.
@@ -94,6 +95,7 @@ class Scheme(Data):
     positional: ClassVar[str | None] = None
     rank: ClassVar[int] = 10
     published: ClassVar[tuple[Published, ...]] = ()
+    libraries: ClassVar[tuple[str, ...]] = ()
 
     only: tuple[str, ...] = ()
 

@@ -95,8 +95,14 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self.cache_enabled = False  # torch's cache walks over hundreds of tensors of a foreach operator that is recalled
         self._known: dict[tuple[Any, ...], Make | None] = {}
         self._eligible: dict[Any, bool] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare each operator the guard against compilation: nothing is compiled on fake tensors."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Recall the result of an operator, or run it.

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from actbench.setup import HoldsGradients, TrainStep
 
 _PLAIN = (FakeTensor, Tensor, nn.Parameter)
+_REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))
 
 
 def weights(module: nn.Module) -> list[Tensor]:
@@ -29,9 +30,14 @@ def made_tensors(module: nn.Module) -> list[Tensor]:
     """
     found: list[Tensor] = []
     for part in module.modules():
-        own = {name: value for name, value in vars(part).items() if name not in ("_parameters", "_buffers")}
+        own = [value for name, value in vars(part).items() if name not in _REGISTERED and _may_hold_tensors(value)]
         found += [tensor for tensor in tensors_in(own) if isinstance(tensor, FakeTensor)]
     return found
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    is_empty = isinstance(value, dict | list | tuple) and not value
+    return not (is_empty or isinstance(value, str | int | float | type | None))
 
 
 def types(module: nn.Module) -> str | None:
