@@ -144,7 +144,7 @@ class Predictions:
         It takes as long as without that; else a slower update would not be seen to make such a stack slower.
         """
         within = frozenset(choice for choice in stack if choice.takes_gradients)
-        apart = self.of(stack - within) if within else None
+        apart = (self.of(stack - within) or self.known.get(frozenset())) if within else None
         if apart is None:
             return needs
         update_seconds = min(apart.update_seconds, needs.seconds)
