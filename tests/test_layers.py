@@ -33,7 +33,7 @@ ALLOWED = {
     "setup": {"errors", "results", "microbatches", "optim"},
     "nn": SETUP | {"ops", "codecs", "optim"},
     "schemes": SETUP | {"ops", "codecs", "nn", "optim"},
-    "workloads": SETUP | {"nn"},
+    "workloads": SETUP | {"ops", "nn"},
     "measuring": SETUP | {"optim", "ops", "codecs", "nn", "schemes", "workloads"},
     "conversion": SETUP | {"ops", "nn", "schemes", "workloads", "measuring"},
     "fitting": SETUP | {"schemes", "workloads", "measuring", "experiments"},

@@ -171,10 +171,8 @@ def _view(tensor: Tensor) -> Callable[[torch.UntypedStorage], Tensor]:
     def view(storage: torch.UntypedStorage) -> Tensor:
         if mode is None:
             return torch.empty(0, dtype=dtype, device=device).set_(storage, *place)
-        cached, mode.cache_enabled = mode.cache_enabled, False  # the mode's cache would never free the storage
-        try:
-            return torch.empty(0, dtype=dtype, device=device).set_(storage, *place)
-        finally:
-            mode.cache_enabled = cached
+        with torch._C._DisableTorchDispatch():  # the mode's cache would never free the storage
+            bare = torch.empty(0, dtype=dtype, device="meta").set_(storage, *place)
+        return FakeTensor(mode, bare, device)
 
     return view

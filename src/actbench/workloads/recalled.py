@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench.errors import ModelError
+from actbench.ops import hostmemory, noise
 
 _internals: Any = torch._C
 layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ignore[attr-defined]
@@ -50,6 +51,12 @@ _PRODUCTS = frozenset(
     )
 )
 """Operators whose tensors must have one dtype, which their fake forms do not check."""
+
+_OF_METADATA = frozenset(
+    getattr(torch.ops.actbench, operator.__name__).default
+    for operator in (hostmemory.to_host, hostmemory.from_host, noise.fresh_seed)
+)
+"""Operators of ours that no compiler may order or leave out, but whose results have the shapes of their arguments."""
 
 _DEVICE = torch.ops.prim.device.default
 _NUMBER = _aten._local_scalar_dense.default
@@ -183,7 +190,7 @@ def _is_eligible(func: Any) -> bool:
     if not isinstance(func, torch._ops.OpOverload) or not _NEVER.isdisjoint(func.tags):
         return False
     if func.namespace == "actbench":
-        return torch.Tag.pt2_compliant_tag in func.tags
+        return torch.Tag.pt2_compliant_tag in func.tags or func in _OF_METADATA
     return func.namespace in ("aten", "prims") and func._schema.name not in _LIFTS
 
 
@@ -249,6 +256,7 @@ def _twin(leaf: FakeTensor, source: int | None) -> Make:
     """
     shape, stride, offset, dtype = leaf.shape, leaf.stride(), leaf.storage_offset(), leaf.dtype
     device, attributes = leaf.fake_device, dict(vars(leaf))
+    on_host = source is None and hostmemory.is_host(leaf.untyped_storage())
     allows = leaf.fake_mode._allow_unsafe_data_ptr_access
     guard = _internals._set_warn_deprecated_on_mutable_data_ptr if allows else _internals._set_throw_on_mutable_data_ptr
 
@@ -262,6 +270,8 @@ def _twin(leaf: FakeTensor, source: int | None) -> Make:
         made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
         guard(made)
         vars(made).update(attributes)
+        if on_host:
+            hostmemory.mark(made.untyped_storage())
         return made
 
     return twin
