@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from actbench import conversion, schemes
+from actbench import conversion, schemes, workloads
 from actbench.errors import ConversionError, MeasurementError, UsageError
 from actbench.measuring.bench import measure
 from actbench.measuring.meters import footprint
@@ -174,6 +174,28 @@ def test_a_step_that_torch_compiles_on_cuda_is_simulated_without_temporaries(nam
     assert (cuda.peak_phase, cpu.peak_phase) == ("backward", "optimizer")
     assert cuda.optimizer_bytes == pytest.approx(cpu.optimizer_bytes, rel=1e-2)  # torch's allocator rounds on CUDA
     assert cpu.peak_bytes - cuda.peak_bytes > 4 * 65536 * 64 * 4
+
+
+@pytest.mark.parametrize("scheme", [*NAMES, "adam4bit+release", "adam8bit+fsdp:2"])
+def test_the_estimated_time_is_of_a_kernel_that_reads_and_writes_all_it_steps(scheme: str) -> None:
+    model = "tiny-llama@num_hidden_layers=2"
+    case = Case(
+        model=model, scheme=scheme, batch_size=2, sequence_length=32, meter="simulated", device_profile="rtx-4090"
+    )
+    exact, found = measure(case.model_copy(update={"scheme": "exact"})), measure(case)
+    assert exact.estimated is not None
+    assert found.estimated is not None
+    assert found.optimizer_bytes is not None
+    kernels = {each.name: each for each in found.estimated.by_operator}["one_kernel"]
+    parameters = sum(1 for _ in workloads.load(case).setup(materialize=False, seed=0).module.parameters())
+    ranks = found.mesh.dp if found.mesh is not None else 1
+
+    assert kernels.calls == parameters
+    # weights and moments are read and written, gradients are read; counters and all but a few levels are not
+    moved = 3 * exact.weights_bytes / ranks + 2 * found.optimizer_bytes
+    assert kernels.moved_bytes == pytest.approx(moved, rel=0.02)
+    assert (found.estimated.optimizer_seconds > 0) == ("release" not in scheme)
+    assert not found.estimated.unknown
 
 
 def _with_state(module: nn.Module) -> torch.optim.Optimizer:

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.errors import MeasurementError
 from actbench.ops import hostmemory
+from actbench.ops.onekernel import one_kernel
 from actbench.optim.optimizers import adam_groups, is_decoupled
 from actbench.optim.shards import is_spread, local_of
 
@@ -60,7 +61,7 @@ def _adapted(kind: type[Any]) -> type[Any]:
             parameters = [parameter for group in self.param_groups for parameter in group["params"]]
             _make_rates_tensors(self.param_groups)
             if _stand_for_cuda(parameters):
-                return _make_state(self, parameters)
+                return _step_as_one_kernel(self, parameters)
             compiles = all(parameter.is_cuda for parameter in parameters)
             with torch.compiler.set_stance("default" if compiles else "force_eager"):
                 return super().step(closure)
@@ -116,12 +117,23 @@ def _make_rates_tensors(groups: list[dict[str, Any]]) -> None:
             group["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
 
 
-def _make_state(optimizer: Any, parameters: Iterable[Tensor]) -> None:
-    """Do of a step what is seen of it in memory where it is one kernel: make what is not there yet."""
+def _step_as_one_kernel(optimizer: Any, parameters: Iterable[Tensor]) -> None:
+    """Do of a step what is seen of it where it is a kernel a parameter: make state, and read and write all of it."""
     for parameter in parameters:
-        if parameter.grad is not None and not optimizer.state[parameter]:
+        if parameter.grad is None:
+            continue
+        state = optimizer.state[parameter]
+        if not state:
             moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
-            optimizer.state[parameter] = {"step": torch.tensor(0.0), **moments}
+            state.update(step=torch.tensor(0.0), **moments)
+        held = [plain for name in _MOMENTS for plain in _plain(local_of(state[name]))]
+        one_kernel([local_of(parameter), *held], [local_of(parameter.grad)])
+
+
+def _plain(tensor: Tensor) -> list[Tensor]:
+    """Return the tensors that a tensor is made of; it alone if it is made of no others."""
+    parts = getattr(tensor, "__tensor_flatten__", None)
+    return [tensor] if parts is None or type(tensor) is FakeTensor else [getattr(tensor, name) for name in parts()[0]]
 
 
 def _stand_for_cuda(parameters: Iterable[Tensor]) -> bool:
