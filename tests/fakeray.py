@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +31,14 @@ class RayTaskError(RayError):
 
 def where(host: str = "first") -> dict[str, Any]:
     """Return the fields of a reply that say where a task was."""
-    made = provenance("")
+    made = _here()
     return dict(Reply(machine=made["machine"], versions=made["versions"], node=IDS[host]))
+
+
+@functools.cache
+def _here() -> dict[str, Any]:
+    """Ask what this machine is once: the answer takes processes."""
+    return dict(provenance(""))
 
 
 class FakeRay:

@@ -62,7 +62,10 @@ def test_any_error_can_be_told(error: BaseException, expected: str) -> None:
     assert told(error) == expected
 
 
-@pytest.mark.parametrize("filling", ["x", "x ", "1", "-", "a/"])
+FILLINGS = ["x", "x ", "1", "-", "a/"]
+
+
+@pytest.mark.parametrize("place", range(2))
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -92,7 +95,8 @@ def test_any_error_can_be_told(error: BaseException, expected: str) -> None:
     ],
     ids=" ".join,
 )
-def test_no_message_repeats_all_of_a_long_argument(cli: Any, arguments: list[str], filling: str) -> None:
+def test_no_message_repeats_all_of_a_long_argument(cli: Any, arguments: list[str], place: int) -> None:
+    filling = FILLINGS[(len(" ".join(arguments)) + 2 * place) % len(FILLINGS)]
     long = (filling * LONG)[:LONG]
 
     ended = cli(*(argument.format(long) for argument in arguments))

@@ -70,7 +70,9 @@ def same_as_snapshot(name: str, text: str) -> None:
     assert text == file.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "width", [WIDTHS[0], WIDTHS[-1], *(pytest.param(each, marks=pytest.mark.slow) for each in WIDTHS[1:-1])]
+)
 def test_a_terminal_gets_what_fits_its_width(width: int) -> None:
     text = on_terminal(COLUMNS=str(width), NO_COLOR="1", TERM="dumb")
 

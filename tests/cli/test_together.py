@@ -20,9 +20,7 @@ def actbench(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize(
-    "arguments", [("schemes",), ("measure", "--help"), ("--version",), ("report", "nothing.jsonl")]
-)
+@pytest.mark.parametrize("arguments", [("measure", "--help"), ("report", "nothing.jsonl")])
 def test_the_first_process_alone_does_what_needs_one(arguments: tuple[str, ...]) -> None:
     second = actbench(*arguments, **SECOND)
 

@@ -340,6 +340,7 @@ class Leaks(nn.Module):
         return F.leaky_relu(self.linear(x), 0.3)
 
 
+@pytest.mark.slow
 def test_arguments_of_a_call_under_compile(seeded: None) -> None:
     torch._dynamo.reset()
     exact, x = nn.Sequential(Leaks(), Leaks()), torch.randn(4, 8)

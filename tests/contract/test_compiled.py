@@ -170,6 +170,7 @@ def test_a_chain_has_its_gradients_on_aot_eager(spec: str, networks: dict[str, A
     check_network(spec, "aot_eager", networks["chain"], needs_gradient=True)
 
 
+@pytest.mark.slow
 def test_a_transformer_has_its_gradients_on_aot_eager(networks: dict[str, Any]) -> None:
     check_network("randomized:0.5", "aot_eager", networks["transformer"], needs_gradient=True)
 
@@ -248,8 +249,13 @@ def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
     assert not set(COMPILE) & set(REFUSE)
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("spec", REFUSE.values())
+@pytest.mark.parametrize(
+    ("spec", "in_place"),
+    [
+        *((spec, place % 2 == 0) for place, spec in enumerate(REFUSE.values())),
+        *(pytest.param(spec, place % 2 == 1, marks=pytest.mark.slow) for place, spec in enumerate(REFUSE.values())),
+    ],
+)
 def test_the_others_refuse_with_the_reason(spec: str, in_place: bool, networks: dict[str, Any]) -> None:
     network = networks["transformer"]
     model = converted(network.make(nn.GELU), spec)

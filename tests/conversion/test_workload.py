@@ -10,7 +10,7 @@ from actbench.conversion import workload
 from actbench.conversion.folders import load_converted
 from actbench.conversion.workload import convert_workload
 from actbench.errors import ConversionError, ModelError, SpecError, StoreError
-from actbench.results.converted import ConversionRequest
+from actbench.results.converted import ConversionReport, ConversionRequest
 from actbench.results.records import Case
 
 MODEL = "roberta-base@num_hidden_layers=2,hidden_size=32,num_attention_heads=2,intermediate_size=64,vocab_size=99"
@@ -22,6 +22,12 @@ def case(model: str = MODEL, scheme: str = SPEC, **changes: object) -> Case:
     return Case.model_validate(
         {"model": model, "scheme": scheme, "batch_size": SAMPLES, "sequence_length": TOKENS, **changes}
     )
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> ConversionReport:
+    """Return the report of a model that was converted and written."""
+    return convert_workload(case(), tmp_path_factory.mktemp("converted") / "model")
 
 
 def test_a_dry_run_tells_everything_and_writes_nothing(tmp_path: Path, monkeypatch):
@@ -51,10 +57,9 @@ def test_the_folder_is_called_after_the_model_and_the_scheme(monkeypatch, model:
         workload.convert(TypeAdapter(ConversionRequest).dump_json(request).decode())
 
 
-def test_the_sites_account_for_what_the_conversion_saves():
-    report = convert_workload(case(), None)
-    saved = sum((site.bytes_before or 0) - (site.bytes_after or 0) for site in report.sites)
-    assert report.bytes_before - report.bytes_after == saved > 0
+def test_the_sites_account_for_what_the_conversion_saves(written: ConversionReport):
+    saved = sum((site.bytes_before or 0) - (site.bytes_after or 0) for site in written.sites)
+    assert written.bytes_before - written.bytes_after == saved > 0
 
 
 def test_the_order_of_schemes_does_not_matter():
@@ -68,19 +73,18 @@ def _orders() -> list[list[str]]:
     return [parts, parts[::-1]]
 
 
-def test_the_written_model_comes_back_with_the_same_sites(tmp_path: Path):
-    report = convert_workload(case(), tmp_path / "model")
-    model = load_converted(tmp_path / "model")
-    assert model.actbench_conversion.sites == report.sites
-    assert report.weights_origin == "random"
+def test_the_written_model_comes_back_with_the_same_sites(written: ConversionReport):
+    assert written.folder is not None
+    model = load_converted(written.folder)
+    assert model.actbench_conversion.sites == written.sites
+    assert written.weights_origin == "random"
     ids = torch.arange(TOKENS)[None]
-    again = load_converted(tmp_path / "model")
+    again = load_converted(written.folder)
     assert torch.equal(model(ids).logits, again(ids).logits)
 
 
-def test_a_converted_folder_can_be_the_model_again(tmp_path: Path):
-    convert_workload(case(), tmp_path / "model")
-    report = convert_workload(case(model=str(tmp_path / "model"), weights="pretrained"), None)
+def test_a_converted_folder_can_be_the_model_again(written: ConversionReport):
+    report = convert_workload(case(model=str(written.folder), weights="pretrained"), None)
     assert report.bytes_after < report.bytes_before
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 Fuzz = Callable[[st.SearchStrategy[Any], Callable[[Any], object]], None]
 
-DEFAULT_EXAMPLES = 400
+DEFAULT_EXAMPLES = 150
 SLOW_EXAMPLES = int(os.environ.get("ACTBENCH_FUZZ_EXAMPLES", "20_000"))
 
 _NUMBERS = [0, 1, -1, 8, 2**63, 2**64, 10**400, 0.5, 1e308, 1e-320, float("inf"), float("nan"), True, None]

@@ -54,8 +54,7 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
     return plain.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16).numpy()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize(("dtype", "start"), [(DTYPES[0], 0), (DTYPES[0], 1), *((dtype, 1) for dtype in DTYPES[1:])])
 def test_encode_is_the_reference(dtype: torch.dtype, start: int, device: torch.device) -> None:
     for count, form in CASES:
         x, stochastic = values(count, dtype), count != 257

@@ -222,6 +222,7 @@ def test_a_start_that_does_not_fit_still_tells_the_largest_batch() -> None:
     assert 0 < found.largest_batch < 4096
 
 
+@pytest.mark.slow
 def test_bits_reach_the_judged_step_however_late_the_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CUDA device it is by luck whether the costs have come to the host when a step looks for them."""
 

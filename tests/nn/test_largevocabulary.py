@@ -73,7 +73,7 @@ def by_storages(setup: TrainingSetup) -> int:
         return ledger.peak_bytes - before
 
 
-@pytest.mark.parametrize("peak", [by_the_allocator, simulated, by_storages])
+@pytest.mark.parametrize("peak", [by_the_allocator, simulated, pytest.param(by_storages, marks=pytest.mark.slow)])
 def test_the_loss_takes_a_sixth(peak: Callable[[TrainingSetup], int]) -> None:
     plain, chunked = peak(setup_of("exact")), peak(setup_of("chunked_loss:8,head=head"))
 

@@ -143,7 +143,7 @@ def test_a_block_that_runs_otherwise_the_second_time_is_an_error():
         loss.backward()
 
 
-@pytest.mark.parametrize("policy", ["compute_intensive", "half"])
+@pytest.mark.parametrize("policy", [pytest.param("compute_intensive", marks=pytest.mark.slow), "half"])
 def test_a_compiled_model_keeps_them_too(policy):
     exact, model = pair(Written, policy)
     exact.eval()

@@ -91,7 +91,7 @@ def traced(module):
 @pytest.mark.parametrize(
     ("tracer", "block", "act"),
     [
-        (compiled, Residual, nn.Identity),
+        pytest.param(compiled, Residual, nn.Identity, marks=pytest.mark.slow),
         (compiled, Residual, nn.Tanh),  # Tanh saves what the next layer sketches: the sketch may wait for backward
         (compiled, Recomputed, nn.GELU),
         (by_default, Residual, nn.Identity),

@@ -37,7 +37,7 @@ def test_a_simulated_step_runs_as_many_operators_for_many_chunks_as_for_two():
     assert operators_of_a_step(50) == operators_of_a_step(2) > 10
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd-momentum"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "sgd-momentum"])
 def test_the_peak_of_several_chunks_is_that_of_the_allocator(optimizer):
     model = f"tiny-llama@hidden_size=512,intermediate_size=2048,vocab_size={3 * CHUNK // 512 + 100}"
     case = Case(model=model, scheme="encode:bf16", batch_size=1, sequence_length=8, optimizer=optimizer)

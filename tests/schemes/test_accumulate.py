@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from actbench.training.loop import TrainingLoop
 from actbench.workloads import losses
 
 
+@functools.cache
 def measured(spec: str, **fields: Any) -> Any:
     case = {"model": "tiny-llama", "batch_size": 8, "sequence_length": 32, "meter": "cpu", **fields}
     return Session(Case.model_validate({"scheme": spec, **case})).memory()
@@ -31,7 +33,7 @@ def test_activations_are_those_of_a_batch_of_the_largest_part() -> None:
     assert found.activation_bytes == pytest.approx(part.activation_bytes, rel=0.001)
 
 
-@pytest.mark.parametrize("rows", [10, 3])
+@pytest.mark.parametrize("rows", [pytest.param(10, marks=pytest.mark.slow), 3])
 def test_both_meters_see_the_same_bytes(rows: int) -> None:
     cpu = measured("accumulate:4", batch_size=rows)
     simulated = measured("accumulate:4", batch_size=rows, meter="simulated", device_profile="cpu")

@@ -26,7 +26,7 @@ def test_a_stack_trains_in_a_loop_of_ones_own(spec: str) -> None:
     model = transformers.LlamaForCausalLM(config)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     ids = torch.arange(8 * 16).view(8, 16) % 7
-    batches = [{"input_ids": ids, "labels": ids}] * 60
+    batches = [{"input_ids": ids, "labels": ids}] * 16
 
     setup = actbench.apply(actbench.TrainingSetup(model, loss=loss, make_optimizer=adamw), spec)
     step, losses = actbench.TrainStep(setup, batches[0]), []

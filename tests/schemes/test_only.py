@@ -71,7 +71,12 @@ def test_all_parts_together_give_the_gradient_of_the_whole(spec: str, x: Tensor)
 
 
 @pytest.mark.parametrize(
-    "spec", ["randomized:0.5,only=[0-5]", "actnn:L2,bits=4,only=[2-9]", "gact:L1,only=[0-3]+actnn:L2,bits=8,only=[4-7]"]
+    "spec",
+    [
+        "randomized:0.5,only=[0-5]",
+        "actnn:L2,bits=4,only=[2-9]",
+        pytest.param("gact:L1,only=[0-3]+actnn:L2,bits=8,only=[4-7]", marks=pytest.mark.slow),
+    ],
 )
 def test_the_mean_gradient_is_right(spec: str, x: Tensor) -> None:
     """Along the exact gradient; what the noise of one draw adds there is what several draws tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from actbench.results.records import Case
 from actbench.setup import TrainingSetup, TrainStep
 
 
+@functools.cache
 def measured(spec: str, **fields: Any) -> Any:
     case = {"model": "tiny-roberta", "batch_size": 4, "sequence_length": 32, "meter": "cpu", "scheme": spec, **fields}
     return Session(Case.model_validate(case)).memory()

@@ -43,7 +43,14 @@ def test_the_optimizer_has_its_kind_and_state_and_leaves_frozen_weights(
     assert sum(value is not None for value in optimizer.state[model.weight].values()) == states
 
 
-@pytest.mark.parametrize("name", ["adamw-fused", "adafactor", "muon", "sgd-nesterov"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adafactor",
+        "muon",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw-fused", "sgd-nesterov")),
+    ],
+)
 def test_the_simulation_knows_state_and_peak(name: Optimizer) -> None:
     case = Case(model="tiny-roberta", batch_size=2, sequence_length=8, optimizer=name, device_profile="cpu")
     simulated, cpu = (Session(case.model_copy(update={"meter": meter})).memory() for meter in ("simulated", "cpu"))

@@ -55,8 +55,10 @@ def test_the_size_of_a_sketch(sketching, rows, expected):
     assert sketching.size(rows) == expected
 
 
+# Fast transforms of another kind, and twins: of normal numbers signs, of rows with replacement those without.
+SLOW = ("hadamard", "dft", "rademacher", "rows")
 some_kinds = pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("hadamard", "dft") else ()) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else ()) for kind in KINDS]
 )
 
 

@@ -40,7 +40,15 @@ def sweep(plan, timeout_seconds):
     return rows, run([Planned(case) for case in plan], rows, timeout_seconds=timeout_seconds, **settings)
 
 
-@pytest.mark.parametrize("deed", ["garble", "garble:x", "garble+bug", "garble+sleep:300", "closefds"])
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "garble:x",
+        "garble+sleep:300",
+        "closefds",
+        *(pytest.param(deed, marks=pytest.mark.slow) for deed in ("garble", "garble+bug")),
+    ],
+)
 def test_what_is_written_into_the_descriptors_of_a_case_is_a_failed_row(log, ends, deed):
     with ends():
         rows, summary = sweep(cases(log, deed, "exact"), timeout_seconds=40.0)

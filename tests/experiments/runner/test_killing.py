@@ -73,13 +73,14 @@ def wait_for_events(log, count):
         time.sleep(0.001)
 
 
-def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturbed_one(
-    tmp_path, assert_no_process_is_left
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_sweep_killed_at_random_moments_ends_with_the_rows_of_an_undisturbed_one(
+    tmp_path, kills, assert_no_process_is_left
 ):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     finish(undisturbed)
     moments = random.Random(20)
-    for _ in range(10):
+    for _ in range(kills):
         process = start(killed)
         wait_for_events(killed / "log", moments.randint(0, 5))
         time.sleep(moments.uniform(0, 0.06))
@@ -92,7 +93,7 @@ def test_a_sweep_killed_at_ten_random_moments_ends_with_the_rows_of_an_undisturb
     assert rows_of(killed) == rows_of(undisturbed)
 
 
-@pytest.mark.parametrize("last", ["hang", "exact+then+hang"])
+@pytest.mark.parametrize("last", [pytest.param("hang", marks=pytest.mark.slow), "exact+then+hang"])
 def test_a_sweep_killed_while_a_case_has_children_leaves_no_process(tmp_path, last, assert_no_process_is_left):
     process = start(tmp_path / "sweep", last)
     log = tmp_path / "sweep" / "log"

@@ -67,9 +67,10 @@ def sent(done: Sequence[Done]) -> dict[str, tuple[int, int]]:
     return {each.kind: (each.calls, each.sent_bytes) for each in communication(done) or ()}
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 64])
-@pytest.mark.parametrize(("blocks", "width"), [(1, 64), (3, 128)])
-@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize(
+    ("ranks", "blocks", "width", "reshard"),
+    [(2, 1, 64, True), (8, 3, 128, True), (64, 3, 64, False), (8, 1, 128, False)],
+)
 def test_fsdp_gathers_blocks_twice_and_the_root_once_and_scatters_all(
     mesh: Callable[..., DeviceMesh], ranks: int, blocks: int, width: int, reshard: bool
 ) -> None:

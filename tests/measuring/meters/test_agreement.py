@@ -81,7 +81,7 @@ MODELS = {
 }
 
 
-QUICK = {"resnet18", "roberta-sdpa"}
+QUICK = {"resnet18"}  # test_bench.py has attention
 
 
 @pytest.mark.parametrize(

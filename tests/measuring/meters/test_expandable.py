@@ -237,7 +237,7 @@ SIZES = st.one_of(
 STEPS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 30)), min_size=20, max_size=60)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(STEPS)
 def test_reserved_bytes_are_those_of_bytes_and_pages(steps: list[tuple[bool, int, int]]) -> None:
     allocator, model = ExpandableAllocator(LIMIT), Model(LIMIT)

@@ -75,7 +75,7 @@ def rows() -> list[Any]:
         "chunked_loss:8": ALL[1:2],
         "qlora:4+checkpoint+chunked_loss:8": ALL[1:2],
     }
-    fast = {("exact", ALL[0], "a100-40gb"), ("gact:L2", ALL[1], "a100-40gb"), ("actnn:L3", ALL[2], "cpu")}
+    fast = {("gact:L2", ALL[1], "a100-40gb"), ("actnn:L3", ALL[2], "cpu")}
     return [
         pytest.param(scheme, model, profile, marks=() if (scheme, model, profile) in fast else SLOW)
         for scheme, models in schemes.items()

@@ -71,7 +71,16 @@ def test_a_layer_without_a_code_or_with_a_forward_of_its_own_is_left_alone():
     assert [coded(layer) for layer in (bound, mine, nn.GELU(), nn.AlphaDropout(), nn.Softmax(1))] == [None] * 5
 
 
-@pytest.mark.parametrize("kind", [nn.ReLU, nn.Dropout, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        nn.ReLU,
+        nn.Dropout,
+        nn.MaxPool2d,
+        pytest.param(nn.AvgPool2d, marks=pytest.mark.slow),
+        pytest.param(nn.AdaptiveAvgPool2d, marks=pytest.mark.slow),
+    ],
+)
 def test_layers_are_compiled_whole(kind):
     layer = coded(example(kind).eval() if kind is nn.Dropout else example(kind))
     with warnings.catch_warnings():

@@ -73,9 +73,17 @@ LAID_OUT: dict[str, Callable[[Sequence[MeasuredRecord]], object]] = {
 }
 
 
-@pytest.mark.parametrize("made", MADE)
-@pytest.mark.parametrize("lay_out", LAID_OUT.values(), ids=LAID_OUT)
-def test_twice_as_many_rows_take_twice_as_many_calls(make_record: MakeRecord, made: Any, lay_out: Any) -> None:
+PAIRS = [  # each way of laying out many groups, and the results and their page of all else
+    *((many_groups, name) for name in LAID_OUT),
+    *((made, name) for made in MADE if made is not many_groups for name in ("results", "HTML")),
+    (many_estimates, "estimates"),
+    (many_failures, "comparison"),
+]
+
+
+@pytest.mark.parametrize(("made", "name"), PAIRS)
+def test_twice_as_many_rows_take_twice_as_many_calls(make_record: MakeRecord, made: Any, name: str) -> None:
+    lay_out = LAID_OUT[name]
     few, many = made(make_record, 200), made(make_record, 400)
     lay_out(few)
 
