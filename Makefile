@@ -18,11 +18,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/actbench sweep --output demo-results
 
+# without bytecode each worker would rewrite all assertions in every run
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
 gpu:
 	$(PYTHON) benchmarks/gpu.py $(RESULTS)

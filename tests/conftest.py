@@ -20,9 +20,6 @@ from actbench.cli import main
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Case, Failure, Machine, Versions
 
-# Where the environment forbids bytecode, each worker would rewrite all assertions in every run, which takes it 20 s.
-sys.dont_write_bytecode = False
-
 MakeRecord = Callable[..., MeasuredRecord]
 
 
