@@ -87,6 +87,14 @@ def _alone() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def test_a_graph_that_frees_what_it_reads_says_how_to_retain_it() -> None:
+    setup = compiled(Block(32))
+    loss = setup.forward({"x": torch.randn(4, 16, 32)})
+
+    with pytest.raises(RuntimeError, match=r"set torch\._functorch\.config\.donated_buffer=False"):
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+
+
 TRANSFORMER = (transformer, (4, 16, 32))
 CONVOLUTIONS = (convolutions, (8, 8, 12, 12))
 
