@@ -72,7 +72,7 @@ def test_gradients_accumulate(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_retained_graph_gives_the_same_gradient_twice(spec: str) -> None:
     setup = converted(spec)
-    with functorch.patch(donated_buffer=False):  # what torch asks of those who retain a compiled graph
+    with functorch.patch(donated_buffer=False):  # as torch asks of those who retain a compiled graph
         loss = setup.forward(batch())
         loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
         once = gradients(setup.module)
