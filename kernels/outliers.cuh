@@ -34,32 +34,38 @@ __device__ __forceinline__ int counted(int mine, unsigned lanes) {
 
 __device__ __forceinline__ unsigned lanes_before() { return (1u << lane()) - 1; }
 
-// ---- A block's elements: eight a lane and tile, and zeros past its end.
+// ---- A block's elements: eight a lane and tile, and zeros past its end. A lane's bits of all its tiles share a word.
+
+static_assert(8 * TILES <= 32, "one bit for each element of a lane");
+
+__device__ __forceinline__ unsigned eight_of(unsigned bits, int tile) { return bits >> (8 * tile) & 0xff; }
+__device__ __forceinline__ bool has(unsigned bits, int tile, int i) { return bits >> (8 * tile + i) & 1; }
+__device__ __forceinline__ unsigned first_bits(int left) { return left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0; }
 
 struct Elements {
     float values[TILES][8];
-    unsigned there[TILES], negative[TILES];  // a bit for each of a lane's eight: is it an element, is it below the mean
+    unsigned there, negative;  // a bit for each: is it an element, is it below the mean
 
     __device__ __forceinline__ int key(int tile, int i) const { return __float_as_uint(values[tile][i]); }
     __device__ __forceinline__ int magnitude(int tile, int i) const { return key(tile, i) & 0x7fffffff; }
 
     __device__ __forceinline__ Elements(const SCALAR* block, int count) {
+        there = 0;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
             const int first = tile * kTile + 8 * lane(), left = count - first;
-            there[tile] = left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0;
+            there |= first_bits(left) << (8 * tile);
             load8(block + first, left, aligned(block), values[tile]);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) values[tile][i] = there[tile] >> i & 1 ? values[tile][i] : 0;
+            for (int i = 0; i < 8; ++i) values[tile][i] = has(there, tile, i) ? values[tile][i] : 0;
         }
     }
 
     // A block of one tile, from registers.
     __device__ __forceinline__ Elements(const float (&given)[8], int count) {
-        const int left = count - 8 * lane();
-        there[0] = left >= 8 ? 0xff : left > 0 ? (1u << left) - 1 : 0;
+        there = first_bits(count - 8 * lane());
 #pragma unroll
-        for (int i = 0; i < 8; ++i) values[0][i] = there[0] >> i & 1 ? given[i] : 0;
+        for (int i = 0; i < 8; ++i) values[0][i] = has(there, 0, i) ? given[i] : 0;
     }
 
     __device__ __forceinline__ int most() const {
@@ -90,13 +96,13 @@ struct Elements {
 
     // Replaces the values by their distances from the mean.
     __device__ __forceinline__ void subtract(float mean) {
+        negative = 0;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            negative[tile] = 0;
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                values[tile][i] = there[tile] >> i & 1 ? difference(values[tile][i], mean) : 0;
-                negative[tile] |= unsigned(key(tile, i) < 0 && magnitude(tile, i) != 0) << i;
+                values[tile][i] = has(there, tile, i) ? difference(values[tile][i], mean) : 0;
+                negative |= unsigned(key(tile, i) < 0 && magnitude(tile, i) != 0) << (8 * tile + i);
                 values[tile][i] = __uint_as_float(magnitude(tile, i));
             }
         }
@@ -137,19 +143,17 @@ __device__ __forceinline__ unsigned end_above(int key) {
 }
 
 struct Parted {
-    unsigned outliers[TILES], main_end, tail_start = 0, tail_end = kLeast;
+    unsigned outliers = 0, main_end, tail_start = 0, tail_end = kLeast;
 
     __device__ __forceinline__ Parted(const Elements& elements, int most, int count, int wanted) {
         int cut = most + 1, spare = 0;
         if (wanted > 0) cut = search(elements, most, count, wanted, spare);
-        int above = 0;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            outliers[tile] = 0;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) outliers[tile] |= unsigned(elements.key(tile, i) >= cut) << i;
-            outliers[tile] &= elements.there[tile];
+            for (int i = 0; i < 8; ++i) outliers |= unsigned(elements.key(tile, i) >= cut) << (8 * tile + i);
         }
+        outliers &= elements.there;
         if (spare > 0) drop(elements, cut, spare);
         ends(elements, most, wanted);
     }
@@ -178,25 +182,24 @@ struct Parted {
 
     // Of the keys equal to `cut`, the last `spare` become no outliers.
     __device__ __forceinline__ void drop(const Elements& elements, int cut, int spare) {
-        unsigned equal[TILES];
-        int all = 0, before = 0;
+        unsigned equal = 0;
+        int before = 0;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            equal[tile] = 0;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) equal[tile] |= unsigned(elements.key(tile, i) == cut) << i;
-            equal[tile] &= elements.there[tile];
-            all += counted<8>(__popc(equal[tile]), ~0u);
+            for (int i = 0; i < 8; ++i) equal |= unsigned(elements.key(tile, i) == cut) << (8 * tile + i);
         }
+        equal &= elements.there;
+        const int all = counted<8 * TILES>(__popc(equal), ~0u);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
-            const int mine = __popc(equal[tile]);
+            const int mine = __popc(eight_of(equal, tile));
             int place = before + counted<8>(mine, lanes_before());
             before += counted<8>(mine, ~0u);
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (!(equal[tile] >> i & 1)) continue;
-                if (place >= all - spare) outliers[tile] &= ~(1u << i);
+                if (!has(equal, tile, i)) continue;
+                if (place >= all - spare) outliers &= ~(1u << (8 * tile + i));
                 ++place;
             }
         }
@@ -209,7 +212,7 @@ struct Parted {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int mine = elements.key(tile, i);
-                if (outliers[tile] >> i & 1) start = start < mine ? start : mine;
+                if (has(outliers, tile, i)) start = start < mine ? start : mine;
                 else main = main > mine ? main : mine;
             }
         }

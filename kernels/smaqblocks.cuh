@@ -75,10 +75,10 @@ __device__ __forceinline__ void store_codes_of(
     int before = 0;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
-        const int element = tile * kTile + 8 * lane(), mine = __popc(parted.outliers[tile]);
+        const int element = tile * kTile + 8 * lane(), mine = __popc(eight_of(parted.outliers, tile));
         int rank = before + counted<8>(mine, lanes_before());
         before += counted<8>(mine, ~0u);
-        if (elements.there[tile] == 0) continue;
+        if (eight_of(elements.there, tile) == 0) continue;
         Word noise[2] = {kNearest, kNearest};
         if (stochastic) {
             noise[0] = random_word(state, (first + element) / 4);
@@ -87,11 +87,11 @@ __device__ __forceinline__ void store_codes_of(
         unsigned codes[8];
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const bool outlier = parted.outliers[tile] >> i & 1;
+            const bool outlier = has(parted.outliers, tile, i);
             const unsigned lanes = unsigned(noise[i / 4] >> (16 * (i % 4)) & 0xffff);
-            const bool negative = elements.negative[tile] >> i & 1;
+            const bool negative = has(elements.negative, tile, i);
             const unsigned code = slopes.code(elements.values[tile][i], negative, outlier, lanes, form.outlier_bits - 2);
-            codes[i] = elements.there[tile] >> i & 1 ? outlier ? tag | (code & (tag - 1)) : code : 0;
+            codes[i] = has(elements.there, tile, i) ? outlier ? tag | (code & (tag - 1)) : code : 0;
             if (outlier) shared.rests[rank++] = static_cast<unsigned char>(code >> (form.main_bits - 1));
         }
         const Word eight = packed_codes(codes, form.main_bits);

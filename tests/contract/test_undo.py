@@ -19,6 +19,7 @@ from actbench.results.records import Case
 from actbench.setup import Batch
 
 SPECS = {
+    "compile": "compile:0.5,backend=aot_eager_decomp_partition",
     "encode": "encode:int:6,on=activations",
     "fewbit": "fewbit:3",
     "lora": "lora:4",
@@ -94,11 +95,7 @@ def undone(model: nn.Module) -> nn.Module:
     return conversion.undo()
 
 
-LONG = {"compile"}  # inductor makes code for a whole model
-EACH = [pytest.param(spec, marks=pytest.mark.slow if spec in LONG else ()) for spec in (*convertible(), *STACKS)]
-
-
-@pytest.mark.parametrize("spec", EACH)
+@pytest.mark.parametrize("spec", [*convertible(), *STACKS])
 def test_a_language_model_is_what_it_was_after_training_under_a_scheme(spec: str) -> None:
     model, loss = language_model(spec)
     plain, before = copy.deepcopy(model), tables(model)

@@ -35,13 +35,13 @@ KERNELS = {
 }
 # Of 65,536 a processor: 6 blocks, and all 4 of Turing. What computes erf, tanh or exp, or holds a group's elements and
 # noise at once, needs more: 5 blocks, and 4 where the group has several tiles. SmaQ looks at a block's elements many
-# times: 4 blocks, and 1 or 2 where all elements of several tiles stay in registers. A step of an optimizer holds two
+# times: 4 blocks, and 2 where all elements of several tiles stay in registers. A step of an optimizer holds two
 # such blocks and the parameter: 2 blocks.
 MOST_REGISTERS = {"activate": 48, "groupquant": 48, "smaq": 64, "smaqstep": 120}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_TURING = {"smaqstep": 80}
 MOST_REGISTERS_OF_OTHERS_OF_TURING = 64
-MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 160}
+MOST_REGISTERS_OF_TILES = {"groupquant": 64, "smaq": 128}
 # The full square is slow: by default each source for one architecture, and one with the limits of Turing.
 EVERYTHING = [(stem, macros, arch) for stem in MACROS for macros in MACROS[stem] for arch in ARCHITECTURES]
 FIRST = {stem: macros[0] for stem, macros in MACROS.items()}

@@ -209,26 +209,6 @@ def test_tied_weights_gather_both_gradients():
     assert torch.isfinite(layer.weight.grad).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_compiled_layer_is_exact_and_draws_a_fresh_sketch(kind):
-    torch.compiler.reset()  # one function may be compiled for only so many layers
-    exact, layer = pair(sketching=Sketching(kind, 0.5))
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = torch.randn(10, 6, requires_grad=True)
-    found = []
-    for _ in range(2):
-        layer.weight.grad = x.grad = None
-        out = compiled(x)
-        out.square().sum().backward()
-        found.append(layer.weight.grad)
-    dx, _, _ = gradients(exact, x.detach().clone().requires_grad_(), 2 * exact(x).detach())
-
-    assert torch.equal(out, exact(x))
-    torch.testing.assert_close(x.grad, dx)
-    assert not torch.equal(*found)
-
-
 def test_distributed_data_parallel(tmp_path):
     _, layer = pair()
     x = torch.randn(10, 6)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.bench import measure
-from actbench.optim import AdamW
+from actbench.optim import AdamW, storage
 from actbench.optim.storage import CHUNK
 from actbench.results.records import Case
 from actbench.workloads.fake import fake_mode
@@ -22,12 +22,14 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operators_of_a_step(chunks: int) -> int:
+def operators_of_a_step(chunks: int, encoding: str = "bf16", warm: bool = True) -> int:
     with fake_mode():
         parameter = nn.Parameter(torch.empty(chunks, CHUNK))
         parameter.grad = torch.empty_like(parameter)
-        optimizer = AdamW([parameter], encoding="bf16")
+        optimizer = AdamW([parameter], encoding=encoding)
         optimizer.step()
+        if not warm:
+            storage._parts_of.cache_clear()
         with Count() as count:
             optimizer.step()
     return count.ran
@@ -35,6 +37,11 @@ def operators_of_a_step(chunks: int) -> int:
 
 def test_a_simulated_step_runs_as_many_operators_for_many_chunks_as_for_two():
     assert operators_of_a_step(50) == operators_of_a_step(2) > 10
+
+
+@pytest.mark.parametrize("encoding", ["bf16", "fp8:e4m3", "int:6"])
+def test_the_first_step_of_a_process_runs_the_operators_of_every_other(encoding):
+    assert operators_of_a_step(2, encoding, warm=False) == operators_of_a_step(2, encoding)
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "sgd-momentum"])

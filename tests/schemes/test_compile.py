@@ -87,6 +87,15 @@ def _alone() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
+def test_graphs_that_free_what_they_read_say_how_to_retain_them() -> None:
+    setup, x = compiled(Block(32)), torch.randn(4, 16, 32)
+    gradients(setup, x)  # the first backward pass decides how it is compiled
+
+    with pytest.raises(RuntimeError, match=r"set torch\._functorch\.config\.donated_buffer=False"):
+        setup.forward({"x": x}).backward(retain_graph=True)  # type: ignore[no-untyped-call]
+
+
 TRANSFORMER = (transformer, (4, 16, 32))
 CONVOLUTIONS = (convolutions, (8, 8, 12, 12))
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -44,12 +46,20 @@ def test_a_step_reaches_every_parameter(model: str, size: int) -> None:
 
 
 QUICK = {"inception_v3", "vit_b_32"}  # outputs beside the scores, and attention
-every_model = pytest.mark.parametrize(
-    "model", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names()]
+ONE_OF_EACH_FAMILY = (
+    *("alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "maxvit_t"),
+    *("mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_x_400mf", "resnet18", "resnet50", "resnext50_32x4d"),
+    *("shufflenet_v2_x0_5", "squeezenet1_0", "squeezenet1_1", "swin_t", "swin_v2_t", "vgg11", "vgg11_bn"),
+    *("regnet_y_128gf", "wide_resnet50_2"),
 )
+"""The others of a family are deeper or wider."""
 
 
-@every_model
+def those(models: Sequence[str]) -> list[Any]:
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in models]
+
+
+@pytest.mark.parametrize("model", those(names()))
 def test_every_model_builds_without_memory(model: str) -> None:
     module = load(model).setup(materialize=False, seed=0).module
 
@@ -58,8 +68,8 @@ def test_every_model_builds_without_memory(model: str) -> None:
     assert sum(parameter.numel() for parameter in module.parameters()) > 1_000_000
 
 
-@every_model
-def test_every_model_takes_a_step_on_fake_tensors(model: str) -> None:
+@pytest.mark.parametrize("model", those([*sorted(QUICK), *ONE_OF_EACH_FAMILY]))
+def test_every_family_takes_a_step_on_fake_tensors(model: str) -> None:
     workload = load(model)
     setup = workload.setup(materialize=False, seed=0)
     mode = fake_mode()

@@ -51,12 +51,13 @@ def times_slope(grad: Tensor, y: Tensor, bits: Tensor, slopes: Tensor, inversion
     place = _place(wide, right, inversion, first, second).nan_to_num_(0.0).clamp_(0, 1).mul_(cells)
     cell = torch.floor(place, out=second).clamp_(max=cells - 1)
     share = place.sub_(cell)
-    index = take(count, torch.int32).copy_(cell).add_(flags, alpha=cells + 1)  # inductor has no bool to int32 on AVX2
+    cell.add_(third.copy_(flags), alpha=cells + 1)  # of one type: operators on two types allocate memory
+    index = take(count, torch.int32).copy_(cell)
     flat = slopes.reshape(-1).to(dtype)
     low = torch.index_select(flat, 0, index, out=second)
     high = torch.index_select(flat, 0, index.add_(1), out=third)
     slope = low.lerp_(high, share).masked_fill_(torch.ne(y, y, out=right), float("nan"))
-    return slope.mul_(third.copy_(grad))  # of one type: operators on two types allocate memory
+    return slope.mul_(third.copy_(grad))  # of one type, as above
 
 
 def _flags(bits: Tensor, out: Tensor) -> Tensor:

@@ -45,6 +45,7 @@ class HostOptimizer(optim.Optimizer):
         for parameter, twin in away:
             if parameter._version != self._versions[parameter]:
                 twin.copy_(parameter, non_blocking=True)
+            assert parameter.grad is not None
             twin.grad = to_host(parameter.grad)
         for device in {parameter.device for parameter, _ in away if parameter.is_cuda}:
             torch.cuda.synchronize(device)

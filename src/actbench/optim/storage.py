@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
@@ -184,7 +185,8 @@ class ChunkedStorage:
 @functools.lru_cache(maxsize=1024)
 def _parts_of(spec: str, count: int) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
     """Return type and shape of each part that ``count`` numbers are stored as."""
-    parts = encodings.build(spec).encode(torch.zeros(count, device="cpu"), torch.tensor(0, device="cpu"))
+    with _disable_current_modes(), FakeTensorMode():  # no memory, and no meter sees it
+        parts = encodings.build(spec).encode(torch.zeros(count, device="cpu"), torch.tensor(0, device="cpu"))
     return tuple((part.dtype, tuple(part.shape)) for part in parts)
 
 

@@ -232,11 +232,7 @@ class Scheme(Data):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Return the specifications that ``actbench fit`` tries, the fastest first; fit skips a scheme without any.
-
-        Args:
-            batch_size: Rows of the batch of a step.
-        """
+        """Return what ``actbench fit`` tries for so many rows, the fastest first; it skips a scheme without any."""
         return (cls.name,)
 
     @property

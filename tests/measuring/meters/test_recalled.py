@@ -23,6 +23,7 @@ TINY: dict[str, dict[str, Any]] = {
 }
 ALL = tuple(TINY)
 TEXT = ALL[:2]
+PROFILES = ("cpu", "a100-40gb")
 
 
 def measured(case: Case, monkeypatch: pytest.MonkeyPatch) -> tuple[Measurement, list[Sequence[Event]]]:
@@ -78,10 +79,15 @@ def rows() -> list[Any]:
     fast = {("gact:L2", ALL[1], "a100-40gb"), ("actnn:L3", ALL[2], "cpu")}
     return [
         pytest.param(scheme, model, profile, marks=() if (scheme, model, profile) in fast else SLOW)
-        for scheme, models in schemes.items()
+        for turn, (scheme, models) in enumerate(schemes.items())
         for model in models
-        for profile in ("cpu", "a100-40gb")
+        for profile in profiles_of(models, turn + ALL.index(model))
     ]
+
+
+def profiles_of(models: Sequence[str], turn: int) -> Sequence[str]:
+    """Return both profiles for a scheme with one model; several models take them in turn."""
+    return PROFILES if len(models) == 1 else (PROFILES[turn % 2],)
 
 
 @pytest.mark.parametrize(("scheme", "model", "profile"), rows())

@@ -64,9 +64,8 @@ def trained(setup: TrainingSetup, batch: Batch, steps: int, passes: int) -> tupl
         if number:
             step.update()
         for _ in range(passes):
-            loss = step.forward()
-            step.backward(loss)
-        losses.append(float(loss.detach()))
+            step.backward(step.forward())
+        losses.append(float(step.loss))  # of all micro-batches
     found = {name: p.grad for name, p in setup.module.named_parameters() if p.grad is not None}
     whole = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}
     return losses, {name: grad / passes for name, grad in whole.items()}
