@@ -204,7 +204,8 @@ def test_inductor_obeys_the_budget() -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
         kept.append(read(setup, x).activation_bytes)
 
-    assert kept == sorted(set(kept), reverse=True)
+    uncompiled, all_of_it, inputs_alone = kept
+    assert uncompiled >= all_of_it > inputs_alone
 
 
 class Branches(nn.Module):

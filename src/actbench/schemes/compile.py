@@ -19,13 +19,13 @@ class Compile(Scheme):
 
     Paper: He and Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware", MLSys 2023, and
     ``torch._functorch.config.activation_memory_budget``.
-    Kept for backward: at budget 1 what torch.compile saves by itself, which is less than the model saves without it; at
-    budget 0 the model's inputs, and the whole model runs twice; in between about that share of budget 1, chosen so that
-    few operations run again. Random numbers are drawn once. What a loss outside of the model saves is unchanged.
-    Gradients equal those of the model to rounding; a compiled dropout draws other masks, from the same seed too. A pass
-    without gradients is not compiled. The backward pass may free what it reads: ``retain_graph`` then raises an error
-    of torch, which says how to allow it. The backward pass gives the gradients of all parameters at its end, so that
-    ``release`` frees nothing earlier.
+    Kept for backward: at budget 1 what torch.compile saves by itself, which for most models is less than they save
+    without it; at budget 0 the model's inputs, and the whole model runs twice; in between about that share of budget 1,
+    chosen so that few operations run again. Random numbers are drawn once. What a loss outside of the model saves is
+    unchanged. Gradients equal those of the model to rounding; a compiled dropout draws other masks, from the same seed
+    too. A pass without gradients is not compiled. The backward pass may free what it reads: ``retain_graph`` then
+    raises an error of torch, which says how to allow it. The backward pass gives the gradients of all parameters at its
+    end, so that ``release`` frees nothing earlier.
     Compiling takes seconds to minutes in the first step with a shape; no timing includes it. The scheme is not
     simulated, and refuses packing schemes beside it.
 

@@ -1,4 +1,4 @@
-"""A program that torchrun starts: a few steps of a model that schemes share out, beside one process with all rows."""
+"""A program that torchrun starts: schemes share a model out for a few steps, beside one process with all rows."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def main(spec: str) -> None:
-    distributed.init_process_group("gloo")
+def check(spec: str) -> None:
     rank, count = distributed.get_rank(), distributed.get_world_size()
     whole = batches(count)
     own = [{name: value[rank * ROWS : (rank + 1) * ROWS] for name, value in batch.items()} for batch in whole]
@@ -73,13 +72,15 @@ def main(spec: str) -> None:
     alone = trained(setup(), whole)
     together = trained(actbench.apply(setup(), spec), own)
 
-    assert together.keys() == alone.keys()
+    assert together.keys() == alone.keys(), spec
     before = dict(network().named_parameters())
     for name, parameter in together.items():
-        assert torch.allclose(parameter, alone[name], rtol=1e-4, atol=1e-5), name
-        assert not torch.allclose(parameter, before[name], atol=1e-3), name
-    distributed.destroy_process_group()
+        assert torch.allclose(parameter, alone[name], rtol=1e-4, atol=1e-5), (spec, name)
+        assert not torch.allclose(parameter, before[name], atol=1e-3), (spec, name)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    distributed.init_process_group("gloo")
+    for given in sys.argv[1:]:
+        check(given)
+    distributed.destroy_process_group()
