@@ -86,6 +86,6 @@ def write_whole(file: Path, content: bytes) -> None:
             staged.write(content)
             staged.flush()
             os.replace(staged.name, file)
-        except OSError:
+        except BaseException:
             os.unlink(staged.name)
             raise

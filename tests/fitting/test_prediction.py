@@ -70,6 +70,40 @@ def test_what_disturbs_each_other_in_a_stack_does_so_in_those_that_are_like_it()
     assert exchanged.update_seconds == pytest.approx(0.01 * 10 / 0.25)
 
 
+def test_what_leaves_little_is_not_taken_out_of_a_stack() -> None:
+    found = learned(
+        ((CHECKPOINT,), replace(EXACT, activations=1.2)),
+        ((OFFLOAD,), replace(EXACT, activations=0.12)),
+        ((LORA,), EXACT),
+    )
+    before = needs(found, CHECKPOINT, LORA)
+    found.learn(frozenset((CHECKPOINT, OFFLOAD, LORA)), replace(EXACT, activations=0.12))
+
+    assert needs(found, CHECKPOINT, LORA) == before
+
+
+def test_the_order_of_simulations_does_not_change_what_an_update_takes() -> None:
+    slow = (OFFLOAD,), replace(EXACT, update_seconds=10.0)
+    both = (OFFLOAD, RELEASE), replace(EXACT, gradients=0.0, passes_seconds=11.25, update_seconds=0.0)
+    release = (RELEASE,), replace(EXACT, gradients=0.0, passes_seconds=1.25, update_seconds=0.0)
+    recomputing = (CHECKPOINT,), replace(EXACT, passes_seconds=1.5)
+
+    first, last = learned(slow, release, both, recomputing), learned(both, recomputing, release, slow)
+
+    for stack in ((OFFLOAD, RELEASE), (OFFLOAD, RELEASE, CHECKPOINT), (RELEASE, CHECKPOINT)):
+        assert needs(first, *stack) == needs(last, *stack)
+
+
+def test_gradients_that_wait_packed_are_stepped_after_the_backward_pass() -> None:
+    waiting = Choice("smaq,on=gradients/state", schemes.build("smaq,on=gradients/state"))
+    found = learned(
+        ((waiting,), replace(EXACT, update_seconds=1.25)),
+        ((LORA,), replace(EXACT, gradients=0.2, passes_seconds=0.75, update_seconds=0.01)),
+    )
+
+    assert needs(found, waiting, LORA).seconds == pytest.approx(0.75 + 0.01 * 1.25 / 0.25)
+
+
 def test_a_choice_that_leaves_nothing_is_not_taken_out_again() -> None:
     within = replace(EXACT, gradients=0.0, passes_seconds=1.25, update_seconds=0.0)
     both = replace(within, activations=1.0, passes_seconds=2.25)

@@ -131,3 +131,37 @@ def test_on_the_host_nothing_moves() -> None:
     assert all(twin is parameter for parameter, twin in moved._twins.items())
     assert len(moved.state) == 4
     assert moved.step(lambda: 7) == 7
+
+
+@pytest.mark.usefixtures("device")
+def test_a_gradient_of_a_step_that_failed_is_not_stepped_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = nn.Linear(2, 1)
+    moved = HostOptimizer(optim.SGD(found.parameters(), lr=1.0))
+    found(torch.ones(2)).sum().backward()
+    moved.state_dict()  # makes the copies of the parameters
+    with monkeypatch.context() as patch:
+        copies = iter((onhost.to_host,))
+        patch.setattr(onhost, "to_host", lambda tensor: next(copies)(tensor))
+        with pytest.raises(StopIteration):
+            moved.step()
+
+    before = found.weight.detach().clone()
+    found.weight.grad, found.bias.grad = None, torch.ones(1)
+    moved.step()
+    found.weight.grad, found.bias.grad = torch.zeros(1, 2), None
+    moved.step()
+
+    assert torch.equal(found.weight, before)
+
+
+@pytest.mark.usefixtures("device")
+def test_state_that_is_taken_over_leaves_the_device_also_of_parameters_that_are_not_stepped() -> None:
+    found = model()
+    plain = KINDS["adamw"]([*found.parameters()])
+    run(found, plain, 1)
+    moved = HostOptimizer(plain)
+    found[0].requires_grad_(False)
+    run(found, moved, 1)
+
+    assert len(moved.state) == 4
+    assert all(is_host(leaf.untyped_storage()) for state in moved.state.values() for leaf in state.values())

@@ -12,7 +12,7 @@ from actbench.errors import ConversionError, SpecError, UsageError
 from actbench.results.fits import GRADIENTS, Training
 from actbench.results.records import Case, Optimizer
 from actbench.schemes.base import GRADIENTS as GRADIENTS_TAKEN
-from actbench.schemes.base import Change, Scheme, refuse_spread
+from actbench.schemes.base import STEPS, Change, Scheme, refuse_spread
 
 ADAPTS: Change = "parameters"
 """The change of schemes that train other parameters than the exact step does."""
@@ -53,6 +53,11 @@ class Choice:
     def takes_gradients(self) -> bool:
         """Whether it uses up the gradients before the backward pass ends."""
         return self.scheme is not None and GRADIENTS_TAKEN in self.scheme.claims
+
+    @property
+    def steps_within_backward(self) -> bool:
+        """Whether the optimizer steps while the backward pass runs."""
+        return self.takes_gradients and self.scheme is not None and STEPS in self.scheme.claims
 
     @property
     def quickens(self) -> bool:

@@ -10,6 +10,9 @@ from actbench.fitting.choices import Choice, Stack
 from actbench.results.fits import step_seconds_of
 from actbench.results.measured import Measurement
 
+_LEAST_FACTOR = 0.25
+"""What a choice leaves less of, such as what offloading cannot move, says little of what is there without it."""
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -94,8 +97,8 @@ class Effect(NamedTuple):
 
     @property
     def inverse(self) -> Effect | None:
-        """The effect of leaving the choice out; None if nothing is left of something that was there without it."""
-        if not all(self.factors):
+        """The effect of leaving the choice out; None if too little is left of something to tell how much there was."""
+        if min(self.factors) < _LEAST_FACTOR:
             return None
         return Effect(
             tuple(1 / factor for factor in self.factors),  # type: ignore[arg-type]
@@ -125,12 +128,19 @@ class Predictions:
 
     def __init__(self) -> None:
         self.known: dict[Stack, Needs] = {}
-        self._effects: dict[Choice, list[tuple[Stack, Effect]]] = {}
+        self._simulated: dict[Stack, Needs] = {}
+        self._effects: dict[Choice, dict[Stack, Effect]] = {}
         self._memo: dict[Stack, tuple[int, Needs] | None] = {}
 
     def learn(self, stack: Stack, needs: Needs) -> None:
         """Note what a simulated stack needs."""
-        self.known[stack] = needs = self._parted(stack, needs)
+        self._simulated[stack] = needs
+        self._know(stack)
+        for other in [each for each in self._simulated if each - _stepping(each) == stack and each != stack]:
+            self._know(other)
+
+    def _know(self, stack: Stack) -> None:
+        self.known[stack] = self._parted(stack, self._simulated[stack])
         self._memo.clear()
         for choice in stack:
             self._compare(choice, stack - {choice}, stack)
@@ -143,7 +153,7 @@ class Predictions:
 
         It takes as long as without that; else a slower update would not be seen to make such a stack slower.
         """
-        within = frozenset(choice for choice in stack if choice.takes_gradients)
+        within = _stepping(stack)
         apart = (self.of(stack - within) or self.known.get(frozenset())) if within else None
         if apart is None:
             return needs
@@ -153,7 +163,7 @@ class Predictions:
     def _compare(self, choice: Choice, without: Stack, with_it: Stack) -> None:
         before, after = self.known.get(without), self.known.get(with_it)
         if before is not None and after is not None:
-            self._effects.setdefault(choice, []).append((without, Effect.between(before, after)))
+            self._effects.setdefault(choice, {})[without] = Effect.between(before, after)
 
     def knows(self, choice: Choice) -> bool:
         """Whether some simulation showed the effect of a choice."""
@@ -162,11 +172,11 @@ class Predictions:
     def effect(self, choice: Choice, within: Stack = frozenset()) -> Effect:
         """Return the effect of a choice in the simulated stack most like ``within``; of equal ones, in the largest."""
 
-        def likeness(seen: tuple[Stack, Effect]) -> tuple[int, int]:
-            shared = len(seen[0] & within)
-            return shared - len(seen[0] - within), shared
+        def likeness(seen: Stack) -> tuple[int, int]:
+            shared = len(seen & within)
+            return shared - len(seen - within), shared
 
-        return max(self._effects[choice], key=likeness)[1]
+        return self._effects[choice][max(self._effects[choice], key=likeness)]
 
     def of(self, stack: Stack) -> Needs | None:
         """Return the needs of a stack, simulated or predicted; None if a choice of it was never simulated."""
@@ -195,3 +205,8 @@ class Predictions:
                 without = self.effect(choice, stack).inverse if self.knows(choice) else None
                 if without is not None:
                     yield len(stack), without.on(needs)
+
+
+def _stepping(stack: Stack) -> Stack:
+    """Return the choices of a stack that step within the backward pass."""
+    return frozenset(choice for choice in stack if choice.steps_within_backward)

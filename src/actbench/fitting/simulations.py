@@ -7,7 +7,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, Protocol
 
 from actbench.experiments.cluster.cases import CaseWork, ClusterCases, connected
@@ -144,14 +143,13 @@ def simulator(
 ) -> Iterator[Simulator]:
     """Hold what simulates cases for as long as a search runs: the nodes of a cluster, or processes of this machine.
 
-    ``libraries`` are imported once, if they are installed, and not in the process of each case.
+    ``libraries`` are imported once, if they can be, and not in the process of each case.
 
     Raises:
         UsageError: The cluster cannot be reached.
     """
     if cluster is None:
-        preload = (*PRELOAD, *(name for name in libraries if find_spec(name) is not None))
-        with ForkServer(BENCH, preload) as server:
+        with ForkServer(BENCH, (*PRELOAD, *libraries)) as server:
             yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress)
     else:
         work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=PRELOAD, is_ahead=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ class HostOptimizer(optim.Optimizer):
     """Steps copies of the parameters in host memory by an optimizer of torch's, and writes the parameters.
 
     Each step copies the gradients there and the parameters back. A parameter that somebody else has written since is
-    copied there too. One that is in host memory already is stepped where it is. Saved states are those of the
-    optimizer that it stands for, which loads them and whose states it loads.
+    copied there too, unless it was written through ``.data``, which torch does not count. One that is in host memory
+    already is stepped where it is. Saved states are those of the optimizer that it stands for, which loads them and
+    whose states it loads.
 
     Args:
         inner: An optimizer of the parameters; it is taken over, with its state.
@@ -42,18 +43,20 @@ class HostOptimizer(optim.Optimizer):
         self._follow_groups()
         stepped = {parameter: twin for parameter, twin in self._twins.items() if parameter.grad is not None}
         away = [(parameter, twin) for parameter, twin in stepped.items() if twin is not parameter]
-        for parameter, twin in away:
-            if parameter._version != self._versions[parameter]:
-                twin.copy_(parameter, non_blocking=True)
-            assert parameter.grad is not None
-            twin.grad = to_host(parameter.grad)
-        for device in {parameter.device for parameter, _ in away if parameter.is_cuda}:
-            torch.cuda.synchronize(device)
-        with hostmemory.running_on_host():
-            self.inner.step()
+        try:
+            for parameter, twin in away:
+                if parameter._version != self._versions[parameter]:
+                    twin.copy_(parameter, non_blocking=True)
+                assert parameter.grad is not None
+                twin.grad = to_host(parameter.grad)
+            _wait_for([parameter for parameter, _ in away])
+            with hostmemory.running_on_host():
+                self.inner.step()
+        finally:
+            for _, twin in away:
+                twin.grad = None
         for parameter, twin in away:
             parameter.copy_(twin, non_blocking=True)
-            twin.grad = None
             self._versions[parameter] = parameter._version
         self._show_state(stepped)
         return loss
@@ -95,6 +98,8 @@ class HostOptimizer(optim.Optimizer):
             if away and parameter in self.inner.state:
                 state = self.inner.state.pop(parameter)
                 self.inner.state[self._twins[parameter]] = tree_map_only(Tensor, to_host, state)
+                self._show_state({parameter: self._twins[parameter]})
+            _wait_for([parameter])
         return self._twins[parameter]
 
     def _show_state(self, twins: Mapping[Tensor, Tensor]) -> None:
@@ -106,3 +111,9 @@ class HostOptimizer(optim.Optimizer):
                 for leaf in tree_leaves(self.state.get(parameter, {})):
                     if isinstance(leaf, Tensor):
                         hostmemory.mark(leaf.untyped_storage())
+
+
+def _wait_for(parameters: Iterable[Tensor]) -> None:
+    """Wait until the copies of CUDA parameters to host memory are there."""
+    for device in {parameter.device for parameter in parameters if parameter.is_cuda}:
+        torch.cuda.synchronize(device)

@@ -74,14 +74,16 @@ def main(arguments: Sequence[str]) -> None:
     """Serve until the parent closes the control socket or ends.
 
     The arguments are the descriptor of the control socket, the parent's process id, the kind of work (a key of
-    ``KINDS``), the module that does it, and further modules to import before forking.
+    ``KINDS``), the module that does it, and further modules to import before forking, where that is possible.
     """
     descriptor, parent, kind, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
-    for module in (bench, *preload):
-        importlib.import_module(module)
+    importlib.import_module(bench)
+    for module in preload:
+        with suppress(Exception):  # the case that needs it says what is wrong
+            importlib.import_module(module)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     gc.collect()
     gc.freeze()  # or each process would search again, and copy, what was imported here
