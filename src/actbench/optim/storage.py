@@ -185,7 +185,7 @@ class ChunkedStorage:
 @functools.lru_cache(maxsize=1024)
 def _parts_of(spec: str, count: int) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
     """Return type and shape of each part that ``count`` numbers are stored as."""
-    with _disable_current_modes(), FakeTensorMode():  # type: ignore[no-untyped-call]  # no memory, and no meter sees it
+    with _disable_current_modes(), FakeTensorMode():  # no memory, and no meter sees it
         parts = encodings.build(spec).encode(torch.zeros(count, device="cpu"), torch.tensor(0, device="cpu"))
     return tuple((part.dtype, tuple(part.shape)) for part in parts)
 
