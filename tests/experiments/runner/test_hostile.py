@@ -34,9 +34,9 @@ class Outcomes(dict):
         self[record.case.scheme] = record.outcome
 
 
-def sweep(plan, timeout_seconds):
+def sweep(plan, timeout_seconds, preload=()):
     rows = Outcomes()
-    settings = {"recipe": "test", "command": "test", "bench": "fakebench", "preload": ()}
+    settings = {"recipe": "test", "command": "test", "bench": "fakebench", "preload": preload}
     return rows, run([Planned(case) for case in plan], rows, timeout_seconds=timeout_seconds, **settings)
 
 
@@ -56,6 +56,15 @@ def test_what_is_written_into_the_descriptors_of_a_case_is_a_failed_row(log, end
     assert summary == Summary(measured=1, failed=1)
     assert rows[deed].reason == "crash"
     assert "descriptor" in rows[deed].message
+
+
+def test_a_library_that_cannot_be_imported_fails_only_cases_that_need_it(log, ends, tmp_path, monkeypatch):
+    (tmp_path / "broken_library.py").write_text("raise RuntimeError('made for another torch')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with ends():
+        rows, summary = sweep(cases(log, "exact"), 40.0, preload=("broken_library", "missing_library"))
+
+    assert summary == Summary(measured=1), rows
 
 
 @pytest.mark.parametrize("deed", ["stop", "stop_server+sleep:300"])
