@@ -28,4 +28,8 @@ class Level:
 
 
 EXACT = Level("all", "exact", others=False)
-LEVELS = (EXACT, *(Level(trained, gradient, True) for gradient in GRADIENTS for trained in get_args(Trained)))
+LEVELS = (
+    EXACT,
+    Level("adapters", "exact", others=False),  # what most people do where a large model does not fit
+    *(Level(trained, gradient, True) for gradient in GRADIENTS for trained in get_args(Trained)),
+)
