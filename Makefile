@@ -19,11 +19,13 @@ demo: $(READY)
 	$(BIN)/actbench sweep --output demo-results
 
 # without bytecode each worker would rewrite all assertions in every run
+test slow: export PYTHONDONTWRITEBYTECODE :=
+
 test: $(READY)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(READY)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
 
 gpu:
 	$(PYTHON) benchmarks/gpu.py $(RESULTS)

@@ -52,12 +52,16 @@ class Choice:
     @property
     def takes_gradients(self) -> bool:
         """Whether it uses up the gradients before the backward pass ends."""
-        return self.scheme is not None and GRADIENTS_TAKEN in self.scheme.claims
+        return GRADIENTS_TAKEN in self._claims
 
     @property
     def steps_within_backward(self) -> bool:
         """Whether the optimizer steps while the backward pass runs."""
-        return self.takes_gradients and self.scheme is not None and STEPS in self.scheme.claims
+        return self.takes_gradients and STEPS in self._claims
+
+    @property
+    def _claims(self) -> tuple[str, ...]:
+        return () if self.scheme is None else self.scheme.claims
 
     @property
     def quickens(self) -> bool:

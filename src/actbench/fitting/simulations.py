@@ -148,10 +148,11 @@ def simulator(
     Raises:
         UsageError: The cluster cannot be reached.
     """
+    preload = (*PRELOAD, *sorted(libraries))
     if cluster is None:
-        with ForkServer(BENCH, (*PRELOAD, *libraries)) as server:
+        with ForkServer(BENCH, preload) as server:
             yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress)
     else:
-        work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=PRELOAD, is_ahead=False)
+        work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=preload, is_ahead=False)
         with connected(cluster, command, work) as nodes:
             yield NodesOfCluster(nodes)

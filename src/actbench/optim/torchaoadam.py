@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from actbench.errors import MeasurementError
 from actbench.ops import hostmemory
 from actbench.ops.onekernel import one_kernel
+from actbench.ops.plain import plain_tensors
 from actbench.optim.optimizers import adam_groups, is_decoupled
 from actbench.optim.shards import is_spread, local_of
 
@@ -126,14 +127,8 @@ def _step_as_one_kernel(optimizer: Any, parameters: Iterable[Tensor]) -> None:
         if not state:
             moments = {name: optimizer._new_buffer(parameter, name == "exp_avg") for name in _MOMENTS}
             state.update(step=torch.tensor(0.0), **moments)
-        held = [plain for name in _MOMENTS for plain in _plain(local_of(state[name]))]
-        one_kernel([local_of(parameter), *held], [local_of(parameter.grad)])
-
-
-def _plain(tensor: Tensor) -> list[Tensor]:
-    """Return the tensors that a tensor is made of; it alone if it is made of no others."""
-    parts = getattr(tensor, "__tensor_flatten__", None)
-    return [tensor] if parts is None or type(tensor) is FakeTensor else [getattr(tensor, name) for name in parts()[0]]
+        changed = [plain for each in (parameter, *map(state.get, _MOMENTS)) for plain in plain_tensors(each)]
+        one_kernel(changed, [*plain_tensors(parameter.grad)])
 
 
 def _stand_for_cuda(parameters: Iterable[Tensor]) -> bool:

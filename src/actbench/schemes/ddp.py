@@ -7,7 +7,7 @@ from actbench.errors import ConversionError
 from actbench.nn.refusals import refuse_unshared
 from actbench.results.records import Site
 from actbench.schemes.base import refuse_untrained
-from actbench.schemes.dataparallel import DataParallel
+from actbench.schemes.overprocesses import DataParallel
 from actbench.setup import Part, TrainingSetup
 
 

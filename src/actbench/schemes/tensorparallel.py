@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
-from pydantic import Field
 from torch import nn
 
-from actbench.nn.parallel.mesh import DATA, TENSOR, mesh_along, rank_along
+from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
 from actbench.nn.tensorparallel.cutting import check
@@ -17,11 +16,12 @@ from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_
 from actbench.ops.noise import draw_as
 from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
-from actbench.schemes.base import PLACEMENT, TENSOR_PARALLEL, Change, Scheme
+from actbench.schemes.base import TENSOR_PARALLEL, Scheme
+from actbench.schemes.overprocesses import Count, OverProcesses
 from actbench.setup import TrainingSetup
 
 
-class TensorParallel(Scheme):
+class TensorParallel(OverProcesses):
     """Processes share the layers of one batch: each has some attention heads and a part of every MLP's width.
 
     Paper: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism",
@@ -46,28 +46,13 @@ class TensorParallel(Scheme):
     name: ClassVar[str] = "tp"
     summary: ClassVar[str] = "processes share each layer: attention heads, MLP widths and words of one batch"
     paper: ClassVar[str] = "Shoeybi et al. 2019, arXiv 1909.08053"
-    positional: ClassVar[str | None] = "ranks"
+    axis: ClassVar[str] = TENSOR
     rank: ClassVar[int] = 8  # after adapters and types of parameters, before layers are replaced
     claims: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL,)
     draws_alike: ClassVar[bool] = False
 
-    ranks: Annotated[int, Field(ge=2, le=1 << 16)] = 2
+    ranks: Count = 2
     sequence: bool = False
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """None: ``fit`` is for one device."""
-        return ()
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """Which process has what."""
-        return (PLACEMENT,)
-
-    @property
-    def mesh_axes(self) -> Mapping[str, int]:
-        """How many processes share the layers."""
-        return {TENSOR: self.ranks}
 
     @property
     def gradient(self) -> Gradient:
@@ -90,7 +75,7 @@ class TensorParallel(Scheme):
             ConversionError: They do not divide, or there is no mesh with as many processes.
         """
         module = setup.module
-        ranks = Ranks.of(mesh_along(TENSOR, setup.mesh, module, self.ranks, self.spec), TENSOR)
+        ranks = Ranks.of(self._mesh(setup), TENSOR)
         refuse_compiled(module, *Entry.uncompilable)
         plan = plan_of(module, self.spec)
         check(module, plan, self.ranks, self.spec)

@@ -102,9 +102,8 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self.cache_enabled = (
-            False  # torch's cache walks over hundreds of tensors of a foreach operator that is recalled
-        )
+        # torch's cache walks over each of hundreds of tensors of a foreach operator, which is recalled here
+        self.cache_enabled = False
         self._known: dict[tuple[Any, ...], Make | None] = {}
         self._eligible: dict[Any, bool] = {}
 

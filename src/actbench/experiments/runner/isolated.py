@@ -105,23 +105,11 @@ class IsolatedProcess(_Limited):
     ``again``, what has it tried again, are for messages. ``died`` is whether the process ended without an answer.
     """
 
-    def __init__(
-        self,
-        server: ForkServer,
-        timeout_seconds: float | None,
-        *,
-        what: str = "case",
-        again: str = "give --retry-failed",
-    ) -> None:
+    def __init__(self, server: ForkServer, timeout_seconds: float | None, *, what: str, again: str) -> None:
         super().__init__(what, timeout_seconds)
         self._kills_before = memory_kills()
         self._process = server.fork()
         self._again = again
-
-    @property
-    def written(self) -> str:
-        """What it wrote, a traceback too; of very much the last."""
-        return self._process.written
 
     def ask(self, request: bytes, read: Callable[[bytes], T], doing: str) -> T | Failure:
         """Send a request and return what ``read`` makes of the answer, or the failure of the process.

@@ -48,12 +48,16 @@ IGNORED = frozenset(("device", "sym_size", "sym_stride", "sym_numel", "sym_stora
 """Questions to tensors, which only fake ones answer through the dispatcher."""
 
 
+_OURS: dict[str, Kind] = {"to_host": "host copy", "from_host": "host copy", "one_kernel": "optimizer"}
+"""Kinds of the operators of actbench that do not pack."""
+
+
 def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
     """Return the kind of an operator that moves bytes; None for one that nobody has said anything of."""
-    if name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_", "one_kernel")):
-        return "optimizer"
     if func.namespace == "actbench":
-        return "host copy" if name in ("to_host", "from_host") else "packing"
+        return _OURS.get(name, "packing")
+    if name.startswith(("_foreach_", "_fused_ad", "_fused_sgd", "_amp_")):
+        return "optimizer"
     kind = _kinds().get(name)
     if kind == "convolution":
         weight, groups = (args[1], args[8]) if name == "convolution" else (args[2], args[9])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from actbench.ops.plain import plain_tensors
 from actbench.setup import HoldsGradients, TrainStep
 
-_PLAIN = (FakeTensor, Tensor, nn.Parameter)
 _REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))
 
 
@@ -105,14 +105,3 @@ def stored_bytes(tensors: Iterable[Tensor]) -> int:
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
     """Return the addresses of the storages of real tensors."""
     return {plain.untyped_storage().data_ptr() for tensor in tensors for plain in plain_tensors(tensor)}
-
-
-def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the tensors with storages inside a tensor: the share of a DTensor, or codes and scales of a format."""
-    flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        yield tensor
-        return
-    for part in (getattr(tensor, name) for name in flatten()[0]):
-        if isinstance(part, Tensor):  # a DTensor names its mesh too
-            yield from plain_tensors(part)

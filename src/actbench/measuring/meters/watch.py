@@ -16,6 +16,7 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.measuring.modules import Around, RunningModules
 from actbench.nn import savedtensors
+from actbench.ops.plain import plain_tensors
 from actbench.optim.protocols import HoldsShares
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
@@ -140,7 +141,7 @@ def gradients(step: TrainStep) -> Owned:
 def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
     """Yield the storages behind tensors."""
     for tensor in tensors:
-        for plain in footprint.plain_tensors(tensor):
+        for plain in plain_tensors(tensor):
             yield plain.untyped_storage()
 
 
