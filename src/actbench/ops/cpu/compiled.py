@@ -38,7 +38,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function that kernels call."""
-    return numba.njit(function)  # type: ignore[no-any-return]
+    return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[no-any-return]
 
 
 @intrinsic
