@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.codecs.encodings import Encoding, Parts
 from actbench.nn.compressed.linear import is_conv1d
@@ -46,6 +48,20 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x.to(weight.dtype), weight, cast(bias, weight.dtype))
 
 
+def _parts_of(matrix: Tensor, encoding: Encoding) -> Parts:
+    """Return a matrix in a number format; of a fake one, whose values nobody can ask for, fake parts."""
+    if not isinstance(matrix, FakeTensor):
+        return encoding.encode(matrix, fresh_seed())
+    return tuple(matrix.new_empty(part.shape, dtype=part.dtype) for part in _parts_like(matrix.shape, encoding))
+
+
+@lru_cache(maxsize=64)
+def _parts_like(shape: torch.Size, encoding: Encoding) -> Parts:
+    """Return parts without values; a model has many matrices of one shape."""
+    with unset_fake_temporarily():
+        return encoding.encode(torch.empty(shape, device="meta"), torch.tensor(0))
+
+
 class FrozenLinear(nn.Module):
     """``nn.Linear``, or transformers' ``Conv1D``, with a frozen weight in a number format.
 
@@ -64,7 +80,7 @@ class FrozenLinear(nn.Module):
         self.encoding, self.dtype = encoding, weight.dtype
         matrix = weight.detach().t() if self.transposed else weight.detach()
         self.out_features, self.in_features = matrix.shape
-        parts = encoding.encode(matrix, fresh_seed())
+        parts = _parts_of(matrix, encoding)
         self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in parts)
         self.bias: Any = layer.bias
         carry_hooks(layer, self)

@@ -86,11 +86,12 @@ class Nf4(Encoding):
         out = codes.new_empty(count, dtype=dtype)
         scales = within(self._scales(parts, count), dtype).float()[:, None]
         pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # made at each call: it is small
-        for first, last in _pieces(count):
-            values = pairs.index_select(0, codes[first // 2 : (last + 1) // 2].int()).view(-1)[: last - first]
+        pieces = (x.split(_PIECE // each) for x, each in ((codes, 2), (scales, self.group_size), (out, 1)))
+        for some, factors, target in zip(*pieces, strict=True):
+            values = pairs.index_select(0, some.int()).view(-1)[: target.numel()]
             grouped = _grouped(values, self.group_size)
-            grouped *= scales[first // self.group_size : self._groups(last)]
-            out[first:last] = grouped.view(-1)[: last - first]
+            grouped *= factors
+            target.copy_(grouped.view(-1)[: target.numel()])
         return out.view(shape)
 
     def half_steps(self, parts: Parts, count: int) -> Tensor:
