@@ -65,12 +65,12 @@ def convert(
         answer = call_task(tasks, "convert", request, doing=doing, timeout_seconds=timeout, memory_bytes=memory_bytes)
     report = TypeAdapter(ConversionReport).validate_json(answer)
     title = f"{model} with {report.case.scheme}, batch {batch_size}"
-    sites = sites_table(report.sites, title, report.bytes_before - report.bytes_after)
-    show(sites, beside=exports)
+    saved = report.bytes_before - report.bytes_after
+    show(sites_table(report.sites, title, saved, fold=True), beside=exports)
     if report.unreached:
         show(unreached_table(report.unreached), beside=exports)
     _print_totals(report, readers(exports))
-    export(exports, [sites], lambda: _as_json(report))
+    export(exports, [sites_table(report.sites, title, saved)], lambda: _as_json(report))
 
 
 def _print_totals(report: ConversionReport, to: TextIO) -> None:

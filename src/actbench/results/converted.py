@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actbench.results.folding import folded
 from actbench.results.records import Built, Case, Site, Unreached
 from actbench.results.tables.columns import Column
 from actbench.results.tables.table import Table, fill
@@ -54,7 +55,7 @@ SITES: tuple[Column[Site], ...] = (
     Column("calls", "Calls", "count", lambda site: site.calls),
     Column("bytes_before", "Kept before", "bytes", lambda site: site.bytes_before),
     Column("bytes_after", "Kept after", "bytes", lambda site: site.bytes_after),
-    Column("smaller_by", "Smaller by", "reduction", lambda site: quotient(site.bytes_before, site.bytes_after)),
+    Column("smaller_by", "Smaller by", "reduction", lambda site: quotient(site.bytes_before or None, site.bytes_after)),
 )
 UNREACHED: tuple[Column[Unreached], ...] = (
     Column("path", "Module", "text", lambda place: place.path or "(the model)"),
@@ -63,11 +64,14 @@ UNREACHED: tuple[Column[Unreached], ...] = (
 )
 
 
-def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_bytes: int | None = None) -> Table:
+def sites_table(
+    sites: Sequence[Site], title: str = "Converted sites", saved_bytes: int | None = None, *, fold: bool = False
+) -> Table:
     """Return the converted sites, with the bytes each saves for backward before and after, and totals.
 
     Sites that never ran are shown and not counted. ``saved_bytes`` is the saving of the whole model: if the sites save
-    more than that, a note says that other layers keep the rest.
+    more than that, a note says that other layers keep the rest. With ``fold`` sites that are alike are one row, with
+    their sums.
     """
     ran = [site for site in sites if site.calls != 0]
     notes = []
@@ -82,12 +86,21 @@ def sites_table(sites: Sequence[Site], title: str = "Converted sites", saved_byt
             f"{format_bytes(lost)} leave these places, {format_bytes(saved_bytes)} the model: "
             "other layers keep some of the same tensors."
         )
-    return fill(title, SITES, [*sites, total], notes)
+    shown = [_times(site, times) for site, times in folded(sites)] if fold else sites
+    if len(shown) < len(sites):
+        notes.append("A row with [first-last] is of places that are alike, counted together; exports list each.")
+    return fill(title, SITES, [*shown, total], notes)
 
 
 def unreached_table(unreached: Sequence[Unreached]) -> Table:
-    """Return the places that a reader may expect to be converted, with the reasons why they are not."""
-    return fill("Not converted", UNREACHED, unreached)
+    """Return the places that a reader may expect to be converted, with the reasons why not; those alike once."""
+    return fill("Not converted", UNREACHED, [place for place, _ in folded(unreached)])
+
+
+def _times(site: Site, times: int) -> Site:
+    """Return a site as the sum of several that are alike."""
+    counted = {name: getattr(site, name) for name in ("bytes_before", "bytes_after", "calls")}
+    return site.model_copy(update={name: times * each for name, each in counted.items() if each is not None})
 
 
 def _total(sites: Sequence[Site]) -> Site:

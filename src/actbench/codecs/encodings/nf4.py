@@ -86,7 +86,7 @@ class Nf4(Encoding):
         out = codes.new_empty(count, dtype=dtype)
         scales = within(self._scales(parts, count), dtype).float()[:, None]
         pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # made at each call: it is small
-        pieces = (x.split(_PIECE // each) for x, each in ((codes, 2), (scales, self.group_size), (out, 1)))
+        pieces = (torch.split(x, _PIECE // each) for x, each in ((codes, 2), (scales, self.group_size), (out, 1)))
         for some, factors, target in zip(*pieces, strict=True):
             values = pairs.index_select(0, some.int()).view(-1)[: target.numel()]
             grouped = _grouped(values, self.group_size)

@@ -26,6 +26,7 @@ BLOCK = 2048
 """Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
 
 _carray: Any = vars(numba)["carray"]
+_njit: Any = numba.njit  # its types leave options out
 _first = threading.RLock()  # Numba's settings are global to the program; a first call changes them for a moment
 _config: Any = numba.config  # its attributes are made at run time
 _BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
@@ -38,7 +39,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function that kernels call."""
-    return numba.njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[no-any-return]
+    return _njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[no-any-return]
 
 
 @intrinsic
