@@ -197,6 +197,15 @@ class TrainStep:
         return self._micro_batches
 
     @property
+    def waiting(self) -> Sequence[MicroBatch]:
+        """The micro-batches whose passes have not begun."""
+        return self._waiting
+
+    def skip(self, count: int) -> None:
+        """Leave out the passes of the next micro-batches: whoever watches the step knows what they do."""
+        del self._waiting[:count]
+
+    @property
     def loss(self) -> Tensor:
         """The loss of the batch, detached, between the backward pass and the end of the step."""
         return self._losses[0] if len(self._losses) == 1 else torch.stack(self._losses).sum()

@@ -68,6 +68,10 @@ class Recorder:
                 turn = self._turn(phase, work, func, args, kwargs, result)
                 self.done.append(Done(phase, work, hostmemory.is_running(), turn))
 
+    def repeat(self, first: int, last: int, times: int) -> None:
+        """Insert copies of some operators behind them, as if they had run again."""
+        self.done[last:last] = self.done[first:last] * times
+
     def _exchange(self, phase: Phase, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         found = collective_of(func, args, kwargs, result)
         used = tensors_of((args, tuple(kwargs.values()), result))

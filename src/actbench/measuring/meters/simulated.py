@@ -18,6 +18,7 @@ from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.base import MemoryReading, at_once
+from actbench.measuring.meters.micropasses import MicroPasses
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
@@ -160,13 +161,11 @@ def _read(
         _settle_state(step, tracker)
     weights = footprint.weights(step.setup.module)
     weights_named = tracker.names(weights)
-    ends: list[int] = []
+    passes = MicroPasses(step, tracker, recorder, all_run=watch is not None)
     packed: set[int] = set()
-    waiting: set[int] = set()  # gradients of micro-batches that a last one replaces, as buckets are
 
     def turn() -> None:
-        ends.append(len(tracker.events))
-        waiting.update(tracker.names(footprint.gradients(step)))
+        passes.turn()
         if watch:
             packed.update(simulatedstep.packed_names(tracker))
 
@@ -200,14 +199,13 @@ def _read(
     state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tracker.leaves_out(tensor)]
     if tracker.peak_bytes > peak_bytes + made:
         peak_bytes, peak_at, made = tracker.peak_bytes, tracker.peak_at, 0
-    forwards = [pass_ for pass_ in zip(ends[::2], ends[1::2], strict=True) if pass_[0] >= begun]
-    moments = Moments(begun, forwards, updating)
+    moments = Moments(begun, passes.forwards(begun), updating)
     phase_peaks = moments.peaks(events, repeating, at_first)
     kinds = moments.kinds(
         events,
         weights=weights_named,
         state=state_named | tracker.names(state),
-        gradients=gradients_named | waiting,
+        gradients=gradients_named | passes.replaced,
         packed=packed,
         communicated=tracker.communicated,
     )

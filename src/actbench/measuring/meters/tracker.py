@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from unittest import mock
 
 import torch
@@ -32,6 +31,14 @@ Made = Callable[[int, Any], None]
 
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
+
+
+class Mark(NamedTuple):
+    """A moment: the events and the names until then, and the bytes alive."""
+
+    events: int
+    names: int
+    live_bytes: int
 
 
 def round_up(amount: int, block: int) -> int:
@@ -85,7 +92,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, Event] = {}
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._on_host: set[int] = set()
-        self._names = itertools.count()
+        self._names = 0
         self.communicated = Communicated()
         self._resizing = ExitStack()
 
@@ -189,13 +196,44 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._peak_bytes = self.live_bytes
         self.peak_at = len(self.events)
 
+    def mark(self) -> Mark:
+        """Return this moment."""
+        return Mark(len(self.events), self._names, self._live_bytes)
+
+    def repeat(self, before: Mark, begun: Mark, ended: Mark, times: int) -> Sequence[int]:
+        """Insert copies of the events between two marks, before them; return the first new name of each copy.
+
+        The part between ``before`` and ``begun`` had the same events. Each copy frees what the part or copy in front of
+        it left, as the original does. A peak in the original is then higher by what the copies leave alive.
+        """
+        events = self.events[begun.events : ended.events]
+        width, grown = ended.names - begun.names, ended.live_bytes - begun.live_bytes
+        firsts = range(self._names, self._names + times * width, width)
+        self._names += times * width
+        copies: list[Event] = []
+        previous = before.names
+        for first in (*firsts, begun.names):
+            for name, amount in events:
+                shift = first - begun.names if name >= begun.names else previous - before.names
+                copies.append((name + shift if name >= before.names else name, amount))
+            previous = first
+        self.events[begun.events : ended.events] = copies
+        self._live_bytes += times * grown
+        if self.peak_at > begun.events:
+            self._peak_bytes, self.peak_at = self._peak_bytes + times * grown, self.peak_at + times * len(events)
+        return firsts
+
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return whether a tensor is in host memory that is not counted."""
         return self.host_is_free and is_host(tensor.untyped_storage())
 
+    def _name(self) -> int:
+        self._names += 1
+        return self._names - 1
+
     def _enter_temporaries(self, amount: int, func: Any) -> None:
         if amount:
-            name = next(self._names)
+            name = self._name()
             self._made(name, func)
             self.events.append((name, amount))
             self._raise_peak(amount)
@@ -209,7 +247,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = id(storage)  # torch keeps one Python object for each storage while it lives
         if key not in self._known:
             self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
-            self._known[key] = (next(self._names), 0)
+            self._known[key] = (self._name(), 0)
             self._made(self._known[key][0], func)
         free = self.host_is_free and is_host(storage)
         amount = 0 if free else round_up(storage.nbytes(), self._rounding)
@@ -233,7 +271,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.events.append((name, 0))
             self._live_bytes -= before
         if not storage.nbytes() or not before:
-            self._known[key] = (next(self._names), 0)
+            self._known[key] = (self._name(), 0)
         if storage.nbytes():
             self._made(self._known[key][0], None)
             self._enter(storage, None)

@@ -1,0 +1,142 @@
+"""Micro-batches that are left out change nothing: the same measurement and the same events as when all of them run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from actbench.measuring import bench
+from actbench.measuring.meters import simulated
+from actbench.measuring.meters.micropasses import MicroPasses
+from actbench.measuring.meters.peak import Event
+from actbench.results.measured import Measurement
+from actbench.results.records import Case
+from actbench.setup import TrainStep
+
+SLOW = pytest.mark.slow
+LLAMA, ROBERTA, RESNET = "tiny-llama@num_hidden_layers=2", "tiny-roberta", "resnet-cifar"
+PROFILES = ("cpu", "a100-40gb")
+SCHEMES: dict[str, tuple[str, ...]] = {
+    "exact": (LLAMA, ROBERTA, RESNET),
+    "gact:L2": (LLAMA, ROBERTA),
+    "actnn:L3": (LLAMA, ROBERTA),
+    "checkpoint": (LLAMA,),
+    "selective": (LLAMA,),
+    "offload": (LLAMA, RESNET),
+    "encode:bf16": (LLAMA, RESNET),
+    "smaq": (LLAMA, RESNET),
+    "fewbit:3": (ROBERTA,),
+    "randomized:0.5": (ROBERTA,),
+    "dropit:0.25": (LLAMA, RESNET),
+    "velora:8": (LLAMA,),
+    "coat": (LLAMA,),
+    "division": (LLAMA, RESNET),
+    "msln": (LLAMA,),
+    "invact": (ROBERTA,),
+    "lora:4": (LLAMA,),
+    "adam8bit": (LLAMA,),
+    "optimizer_offload": (LLAMA,),
+    "autocast:bfloat16": (LLAMA, ROBERTA),
+    "qlora:4+checkpoint+chunked_loss:8": (LLAMA,),
+}
+
+
+def measured(case: Case, monkeypatch: pytest.MonkeyPatch, *, all_run: bool) -> tuple[Measurement, list[Event], int]:
+    """Return what a case measures, its events with names in the order in which they appear, and the passes run."""
+    runs: list[list[Sequence[Event]]] = []
+    passes = 0
+    read, forward = simulated._read, TrainStep._forward
+
+    def noted(*args: Any) -> Any:
+        reading, run = read(*args)
+        runs.append(run)
+        return reading, run
+
+    def counted(self: TrainStep, part: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return forward(self, part)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(simulated, "_read", noted)
+        patched.setattr(TrainStep, "_forward", counted)
+        if all_run:
+            patched.setattr(simulated, "MicroPasses", lambda *args, **_: MicroPasses(*args, all_run=True))
+        found = bench.Session(case).memory()
+    names: dict[int, int] = {}
+    return found, [(names.setdefault(name, len(names)), amount) for name, amount in chain(*runs[0])], passes
+
+
+def rows() -> list[Any]:
+    fast = ("exact", LLAMA), ("gact:L2", ROBERTA)
+    return [
+        pytest.param(scheme, model, PROFILES[turn % 2], marks=() if (scheme, model) in fast else SLOW)
+        for turn, (scheme, models) in enumerate(SCHEMES.items())
+        for model in models
+    ]
+
+
+@pytest.mark.parametrize(("scheme", "model", "profile"), rows())
+def test_left_out_micro_batches_are_as_those_that_run(
+    scheme: str, model: str, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {} if model == RESNET else {"sequence_length": 16}
+    case = Case(
+        model=model,
+        scheme="accumulate:8" if scheme == "exact" else f"accumulate:8+{scheme}",
+        meter="simulated",
+        device_profile=profile,
+        batch_size=14,
+        **sizes,
+    )
+    run = partial(measured, case, monkeypatch)
+    (found, events, passes), (expected, all_events, all_passes) = run(all_run=False), run(all_run=True)
+
+    assert (passes, all_passes) == (6, 8)  # six of two rows, of which two are left out, and two of one row
+    assert found == expected
+    assert events == all_events
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_of_many_micro_batches_four_run(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(
+        model=LLAMA,
+        scheme="accumulate:24",
+        meter="simulated",
+        device_profile="rtx-4090",
+        optimizer=optimizer,
+        batch_size=24,
+        sequence_length=8,
+    )
+    run = partial(measured, case, monkeypatch)
+    (found, events, passes), (expected, all_events, all_passes) = run(all_run=False), run(all_run=True)
+
+    assert (passes, all_passes) == (4, 24)
+    assert found.estimated is not None
+    assert found == expected
+    assert events == all_events
+
+
+def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = iter(range(100))
+    draw = MicroPasses.turn
+
+    def uneven(self: MicroPasses) -> None:
+        draw(self)
+        if next(turns) % 4 == 0:  # every other micro-batch holds something more
+            self._tracker.add([bench.torch.empty(64)])
+
+    monkeypatch.setattr(MicroPasses, "turn", uneven)
+    case = Case(
+        model=LLAMA,
+        scheme="accumulate:8",
+        meter="simulated",
+        device_profile="cpu",
+        batch_size=8,
+        sequence_length=8,
+    )
+    assert measured(case, monkeypatch, all_run=False)[2] == 8
