@@ -5,6 +5,7 @@ least seconds of processor time in user mode are printed, since other programs o
 
     python benchmarks/simulated_cases.py
     python benchmarks/simulated_cases.py --models llama-3.1-8b --schemes exact,gact:L2 --rounds 5
+    python benchmarks/simulated_cases.py --device-profile rtx-4090 --untimed   # what estimating times adds
 """
 
 from __future__ import annotations
@@ -67,10 +68,17 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="some of these, with , between them")
     parser.add_argument("--schemes", default=",".join(SCHEMES), help="schemes; the first is 1.00 x")
     parser.add_argument("--rounds", type=int, default=3, help="how often each case runs")
+    parser.add_argument("--device-profile", help="simulate this device in place of each model's own")
+    parser.add_argument("--untimed", action="store_true", help="run each case also without estimating its time")
     asked = parser.parse_args()
     prepare()
     for model in asked.models.split(","):
-        least = measure(cases(model, asked.schemes.split(",")), asked.rounds)
+        planned = cases(model, asked.schemes.split(","), asked.device_profile)
+        if asked.untimed:
+            for scheme, (timed, untimed) in beside_untimed(planned, asked.rounds).items():
+                print(f"{model:34} {scheme:12} {timed:6.2f} s, {timed / untimed:.3f} x without a time", flush=True)
+            continue
+        least = measure(planned, asked.rounds)
         first = next(iter(least.values())).user_seconds
         for case, run in least.items():
             found = run.failure or f"{run.peak_bytes:>15,} bytes at the peak"
@@ -86,9 +94,21 @@ def prepare() -> None:
     gc.freeze()
 
 
-def cases(model: str, schemes: Iterable[str]) -> list[Case]:
+def cases(model: str, schemes: Iterable[str], device_profile: str | None) -> list[Case]:
     """Return a simulated case of each scheme."""
-    return [Case(model=model, scheme=scheme, meter="simulated", **MODELS[model]) for scheme in schemes]
+    settings = {**MODELS[model], **({"device_profile": device_profile} if device_profile else {})}
+    return [Case(model=model, scheme=scheme, meter="simulated", **settings) for scheme in schemes]
+
+
+def beside_untimed(planned: Iterable[Case], rounds: int) -> dict[str, tuple[float, float]]:
+    """Return the least seconds of each scheme, with its time estimated and without, which take turns."""
+    least: dict[str, tuple[float, float]] = {}
+    for _ in range(rounds):
+        for case in planned:
+            found = forked(case).user_seconds, forked(case, untimed=True).user_seconds
+            best = least.get(case.scheme, found)
+            least[case.scheme] = min(found[0], best[0]), min(found[1], best[1])
+    return least
 
 
 def measure(planned: Iterable[Case], rounds: int) -> dict[str, Run]:
@@ -101,11 +121,11 @@ def measure(planned: Iterable[Case], rounds: int) -> dict[str, Run]:
     return least
 
 
-def forked(case: Case) -> Run:
-    """Run a case in a process that is forked from this one."""
+def forked(case: Case, *, untimed: bool = False) -> Run:
+    """Run a case in a process that is forked from this one; ``untimed`` for one that notes no operator's time."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_run, args=(case, theirs))
+    process = context.Process(target=_run, args=(case, theirs, untimed))
     process.start()
     theirs.close()
     found: Run = ours.recv()
@@ -113,9 +133,13 @@ def forked(case: Case) -> Run:
     return found
 
 
-def _run(case: Case, answer: Connection) -> None:
+def _run(case: Case, answer: Connection, untimed: bool) -> None:
     from actbench.measuring.bench import Session
+    from actbench.measuring.meters import simulated
 
+    if untimed:
+        noted = simulated.Recorder
+        vars(simulated)["Recorder"] = lambda phase, **_: noted(phase, all_operators=False)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_utime
     peak_bytes, failure = None, ""
     try:
