@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
@@ -15,6 +16,8 @@ from actbench.measuring.meters.peak import Event
 from actbench.measuring.meters.tracker import Mark, StorageTracker
 from actbench.microbatches import MicroBatch
 from actbench.setup import TrainStep
+
+_PLAIN = (int, float, str, type(None))
 
 
 class _Begun(NamedTuple):
@@ -95,9 +98,15 @@ class MicroPasses:
 
 
 def _form(part: MicroBatch) -> Any:
-    """Return what decides what a micro-batch does: shapes and plain values."""
+    """Return what decides what a micro-batch does: shapes and plain values. Other values are like no others."""
     leaves, structure = tree_flatten(part.batch)
-    return part.share, structure, [(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in leaves]
+    return part.share, structure, [_leaf_form(leaf) for leaf in leaves]
+
+
+def _leaf_form(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.layout, leaf.shape, leaf.dtype, leaf.stride() if leaf.layout is torch.strided else ()
+    return leaf if isinstance(leaf, _PLAIN) else object()
 
 
 def _unnamed(events: Sequence[Event], own: int, before: int) -> Iterator[tuple[str, int, int]]:
