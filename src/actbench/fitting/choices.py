@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from actbench import schemes
@@ -16,6 +17,10 @@ from actbench.schemes.base import STEPS, Change, Scheme, refuse_spread
 
 ADAPTS: Change = "parameters"
 """The change of schemes that train other parameters than the exact step does."""
+
+OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
+OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
+"""Changes that lower the part of a peak that grows with the batch, or with the model."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,10 @@ class Choices:
         """Whether a choice can be added to a stack."""
         return choice not in stack and all(self._pair(choice, other) for other in stack)
 
+    def stands(self, stack: Stack) -> bool:
+        """Whether the choices of a stack stand together."""
+        return all(self._pair(*pair) for pair in combinations(stack, 2))
+
     def _pair(self, first: Choice, second: Choice) -> bool:
         pair = frozenset((first, second))
         if pair not in self._together:
@@ -208,3 +217,13 @@ def rung_of(choice: Choice) -> Rung:
     """
     lists = (value for value in vars(choice.scheme).values() if isinstance(value, tuple)) if choice.scheme else ()
     return choice.kind, choice.changes, tuple(lists)
+
+
+def group_of(choice: Choice) -> str:
+    """Return the group of a choice; stacks within one group are compared with each other."""
+    changes = set(choice.changes)
+    if ADAPTS in changes:
+        return "parameters"
+    if "precision" in changes:
+        return "precision"
+    return "samples" if changes & OF_SAMPLES else "model"

@@ -7,10 +7,23 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actbench.fitting.choices import ADAPTS, Choice, Choices, Rung, Stack, case_of, rung_of, training_of
+from actbench.fitting.choices import (
+    ADAPTS,
+    OF_MODEL,
+    OF_SAMPLES,
+    Choice,
+    Choices,
+    Rung,
+    Stack,
+    case_of,
+    group_of,
+    rung_of,
+    training_of,
+)
 from actbench.fitting.fronts import front
 from actbench.fitting.levels import LEVELS, Level
 from actbench.fitting.prediction import Needs, Predictions
+from actbench.fitting.refusals import Refusals
 from actbench.results.fits import Training
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, FailureReason
@@ -18,10 +31,6 @@ from actbench.schemes.base import Change
 
 Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
 """Simulates the cases of stacks and yields each with its outcome; leaves out those for which there is no time."""
-
-OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
-OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
-"""Changes that lower the part of a peak that grows with the batch, or with the model."""
 
 _SPEEDS: frozenset[Change] = frozenset(("precision", "optimizer"))
 """Changes that may make a step faster than the exact step."""
@@ -33,16 +42,15 @@ _GAIN = 0.002  # share of a step's time; a smaller gain is not worth a try
 _LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 _FITTING_RUNGS = 2  # when so many values of one scheme fit alone, those that save more are not tried
-_DESCENTS = 4  # how many stacks are tried although none is predicted to fit, those of the least predicted need
+_DESCENTS = 4  # so many stacks are tried although none is predicted to fit, those of the least predicted need
 
 
 @dataclass
 class Search:
-    """One search; after :meth:`run`, ``outcomes`` has what was tried, in order.
+    """One search for steps within ``limit`` bytes; after :meth:`run`, ``outcomes`` has what was tried, in order.
 
     Attributes:
         exact: The case of the exact step.
-        limit: Bytes that a step may use.
         untried: Stacks for which there was no time.
     """
 
@@ -54,8 +62,10 @@ class Search:
     outcomes: dict[Stack, Outcome] = field(default_factory=dict)
     untried: list[Stack] = field(default_factory=list)
     predictions: Predictions = field(default_factory=Predictions)
+    refusals: Refusals = field(default_factory=Refusals, repr=False)
     _trainings: dict[Stack, Training] = field(default_factory=dict, repr=False)
     simulate: Simulate = field(default=lambda stacks: (), repr=False)
+    _later: Sequence[Level] = field(default=(), repr=False)
 
     def run(self, simulate: Simulate, levels: Sequence[Level] = LEVELS) -> None:
         """Simulate the exact step, then stacks that may be better, from the nearest training to the furthest."""
@@ -63,7 +73,8 @@ class Search:
         self._try([frozenset()])
         if frozenset() not in self.predictions.known:
             return
-        for level in levels:
+        for place, level in enumerate(levels):
+            self._later = levels[place + 1 :]
             self._learn(level)
             self._improve(level)
         for level in levels:
@@ -100,9 +111,13 @@ class Search:
     def _try(self, stacks: Sequence[Stack]) -> bool:
         """Simulate stacks, those that were not; return whether anything new is known.
 
-        They are learned of in the order that they stand in, however they end: where they run decides nothing.
+        They are learned of in their order, however they end: where they run decides nothing. Where they are too few
+        for all jobs, what later levels begin with is simulated beside them.
         """
         new = {case_of(stack, self.exact): stack for stack in stacks if stack not in self.outcomes}
+        if new:
+            ahead = itertools.islice(self._ahead(), max(0, self.jobs - len(new)))
+            new.update((case_of(stack, self.exact), stack) for stack in ahead)
         ended = dict(self.simulate(new))
         for case, stack in new.items():
             if case in ended:
@@ -112,11 +127,14 @@ class Search:
         return bool(ended)
 
     def _learn_of(self, stack: Stack, outcome: Outcome) -> None:
-        self.outcomes[stack] = outcome
         self._trainings.clear()
+        self.outcomes[stack] = outcome
         needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
         if needs is not None:
             self.predictions.learn(stack, needs)
+            self.refusals.simulated(stack)
+        elif getattr(outcome, "reason", None) in _REFUSALS:
+            self.refusals.refused(stack)
 
     def _learn(self, level: Level) -> None:
         """Simulate alone each choice that is new at a level and may matter there."""
@@ -134,6 +152,18 @@ class Search:
                 rungs.setdefault(rung_of(choice), []).append(choice)
         while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
             self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
+
+    def _ahead(self) -> Iterator[Stack]:
+        """Yield, of each scheme that later levels try alone, the first value that was not tried."""
+        seen: set[Rung] = set()
+        for level in self._later:
+            matters = self._what_matters(level)
+            for choice in self.choices.all:
+                stack, kind = frozenset({choice}), rung_of(choice)
+                if kind not in seen and stack not in self.outcomes and matters.issuperset(choice.changes):
+                    seen.add(kind)
+                    if level.allows(choice.training) and not self._suffices(kind):
+                        yield stack
 
     def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
@@ -187,31 +217,21 @@ class Search:
 
     def _candidates(self, level: Level) -> list[Stack]:
         """Return the stacks of a level that are worth predicting."""
-        allowed = [
-            choice
-            for choice in self.choices.all
-            if level.allows(self.training(frozenset({choice}))) and self.predictions.knows(choice)
-        ]
         groups: dict[str, list[Choice]] = {"samples": [], "model": [], "precision": [], "parameters": []}
-        for choice in allowed:
-            groups[_group(choice)].append(choice)
+        for choice in self._allowed(level):
+            groups[group_of(choice)].append(choice)
         if level.trained == "all":
             groups["parameters"] = []
         fronts = [front(group, self.choices, self.predictions, self.base, self.training) for group in groups.values()]
         if level.trained == "adapters":
             fronts[-1] = [stack for stack in fronts[-1] if stack]
-        return list(self._products(fronts))
+        stacks = (frozenset[Choice]().union(*parts) for parts in itertools.product(*fronts))
+        return [stack for stack in stacks if self.choices.stands(stack)]
 
-    def _products(self, fronts: Sequence[Sequence[Stack]]) -> Iterator[Stack]:
-        for parts in itertools.product(*fronts):
-            together: Stack | None = frozenset()
-            for choice in itertools.chain.from_iterable(parts):
-                together = together | {choice} if together is not None and self._stands(together, choice) else None
-            if together is not None:
-                yield together
-
-    def _stands(self, stack: Stack, choice: Choice) -> bool:
-        return self.choices.together(stack, choice)
+    def _allowed(self, level: Level) -> list[Choice]:
+        """Return the choices of a level that were simulated."""
+        known = filter(self.predictions.knows, self.choices.all)
+        return [choice for choice in known if level.allows(self.training(frozenset({choice})))]
 
     def _promising(
         self, stacks: Iterable[Stack], margin: float, bound: float | None = None, slack: float = 0.0
@@ -220,7 +240,7 @@ class Search:
         bounds: dict[Training, float] = {}
         found: list[tuple[float, str, Stack]] = []
         for stack in stacks:
-            if stack in self.outcomes or stack in self.untried:
+            if not self._is_new(stack):
                 continue
             needs = self.predictions.of(stack)
             if needs is None or needs.bytes > (1 + margin) * self.limit:
@@ -232,6 +252,9 @@ class Search:
                 found.append((needs.seconds, "+".join(sorted(choice.name for choice in stack)), stack))
         return [stack for _, _, stack in sorted(found, key=lambda each: each[:2])]
 
+    def _is_new(self, stack: Stack) -> bool:
+        return stack not in self.outcomes and stack not in self.untried and not self.refusals.exclude(stack)
+
     def _bound(self, training: Training) -> float:
         fastest = self.fastest(training)
         allowed = self.max_slowdown * self.base.seconds
@@ -242,7 +265,7 @@ class Search:
         predicted = [
             (needs.bytes, needs.seconds, index, stack)
             for index, stack in enumerate(stacks)
-            if stack not in self.outcomes and stack not in self.untried and (needs := self.predictions.of(stack))
+            if self._is_new(stack) and (needs := self.predictions.of(stack))
         ]
         least = min(predicted, default=None)
         known = min((needs.bytes for needs in self.predictions.known.values()), default=math.inf)
@@ -266,26 +289,12 @@ class Search:
                 return
 
     def _neighbours(self, stack: Stack, level: Level) -> Iterator[Stack]:
-        allowed = [
-            choice
-            for choice in self.choices.all
-            if level.allows(self.training(frozenset({choice}))) and self.predictions.knows(choice)
-        ]
+        allowed = self._allowed(level)
         for choice in stack:
             yield stack - {choice}
             for other in allowed:
-                if _group(other) == _group(choice) and self._stands(stack - {choice}, other):
+                if group_of(other) == group_of(choice) and self.choices.together(stack - {choice}, other):
                     yield (stack - {choice}) | {other}
         for other in allowed:
-            if _group(other) != "parameters" and self._stands(stack, other):
+            if group_of(other) != "parameters" and self.choices.together(stack, other):
                 yield stack | {other}
-
-
-def _group(choice: Choice) -> str:
-    """Return the group of a choice; stacks within one group are compared with each other."""
-    changes = set(choice.changes)
-    if ADAPTS in changes:
-        return "parameters"
-    if "precision" in changes:
-        return "precision"
-    return "samples" if changes & OF_SAMPLES else "model"

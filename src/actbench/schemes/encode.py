@@ -33,11 +33,13 @@ class Encode(EncodedStructures):
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Eight bits and six, for saved tensors, for the state, and for both."""
-        return tuple(
-            f"{cls.name}:{encoding}{on}"
-            for encoding in ("fp8:e4m3", "int:6")
-            for on in (",on=activations", ",on=state", "")
+        """Eight bits for saved tensors; six for them, for the state, and for both.
+
+        State in 8-bit floats takes as many bytes as that of ``adam8bit``, and longer.
+        """
+        return (
+            f"{cls.name}:fp8:e4m3,on=activations",
+            *(f"{cls.name}:int:6{on}" for on in (",on=activations", ",on=state", "")),
         )
 
     @field_validator("encoding")

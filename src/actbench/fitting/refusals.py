@@ -1,0 +1,40 @@
+"""What a search learns from stacks that a model refuses: which of their choices do not stand together on it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from actbench.fitting.choices import Stack
+
+
+class Refusals:
+    """Stacks that were refused, such as those in which one scheme leaves nothing to convert for another.
+
+    Choices of one stack that was simulated stand together. If of all pairs of a refused stack only one was never
+    simulated together, that pair is refused in every stack.
+    """
+
+    def __init__(self) -> None:
+        self._refused: list[Stack] = []
+        self._stand: set[Stack] = set()
+        self._parts: list[Stack] | None = []
+
+    def simulated(self, stack: Stack) -> None:
+        """Note that a stack was simulated."""
+        self._stand.update(map(frozenset, combinations(stack, 2)))
+        self._parts = None
+
+    def refused(self, stack: Stack) -> None:
+        """Note that a stack was refused."""
+        self._refused.append(stack)
+        self._parts = None
+
+    def exclude(self, stack: Stack) -> bool:
+        """Return whether a stack would be refused, as it has all choices of one that was, or a pair that is."""
+        if self._parts is None:
+            self._parts = [*self._refused, *(pair for refused in self._refused for pair in self._culprit(refused))]
+        return any(part <= stack for part in self._parts)
+
+    def _culprit(self, refused: Stack) -> list[Stack]:
+        suspects = [pair for pair in map(frozenset, combinations(refused, 2)) if pair not in self._stand]
+        return suspects if len(suspects) == 1 else []
