@@ -192,13 +192,12 @@ def test_an_end_in_the_middle_is_noticed(cli: Any, monkeypatch: pytest.MonkeyPat
     assert "called os._exit(0)" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statement", "seconds", "naming"),
     [
         ("print('now'); os._exit(0)", 60, "its process ended by itself with exit code 0"),
-        pytest.param(
-            "import time; time.sleep(60)", 2, "took longer than --timeout 2 s and was stopped", marks=pytest.mark.slow
-        ),
+        ("import time; time.sleep(60)", 2, "took longer than --timeout 2 s and was stopped"),
     ],
 )
 def test_a_listing_whose_model_ends_its_process_or_hangs_is_one_message(
