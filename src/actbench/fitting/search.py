@@ -115,9 +115,9 @@ class Search:
         for all jobs, what later levels begin with is simulated beside them.
         """
         new = {case_of(stack, self.exact): stack for stack in stacks if stack not in self.outcomes}
-        if new:
-            ahead = itertools.islice(self._ahead(), max(0, self.jobs - len(new)))
-            new.update((case_of(stack, self.exact), stack) for stack in ahead)
+        if 0 < len(new) < self.jobs:
+            ahead = (stack for stack in self._ahead() if stack not in stacks)
+            new.update((case_of(stack, self.exact), stack) for stack in itertools.islice(ahead, self.jobs - len(new)))
         ended = dict(self.simulate(new))
         for case, stack in new.items():
             if case in ended:
@@ -154,16 +154,16 @@ class Search:
             self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
 
     def _ahead(self) -> Iterator[Stack]:
-        """Yield, of each scheme that later levels try alone, the first value that was not tried."""
+        """Yield, of each scheme but adapters that later levels try alone, the first value that was not tried."""
         seen: set[Rung] = set()
         for level in self._later:
             matters = self._what_matters(level)
             for choice in self.choices.all:
                 stack, kind = frozenset({choice}), rung_of(choice)
-                if kind not in seen and stack not in self.outcomes and matters.issuperset(choice.changes):
+                is_new = kind not in seen and stack not in self.outcomes and level.allows(choice.training)
+                if is_new and matters.issuperset(choice.changes) and not self._suffices(kind):
                     seen.add(kind)
-                    if level.allows(choice.training) and not self._suffices(kind):
-                        yield stack
+                    yield stack
 
     def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""

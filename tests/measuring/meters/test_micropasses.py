@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn, optim
 
 from actbench.measuring import bench
-from actbench.measuring.meters import simulated
+from actbench.measuring.meters import profiles, simulated
+from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.micropasses import MicroPasses
 from actbench.measuring.meters.peak import Event
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
-from actbench.setup import TrainStep
+from actbench.setup import TrainingSetup, TrainStep
 
 SLOW = pytest.mark.slow
 LLAMA, ROBERTA, RESNET = "tiny-llama@num_hidden_layers=2", "tiny-roberta", "resnet-cifar"
@@ -71,6 +74,12 @@ def measured(case: Case, monkeypatch: pytest.MonkeyPatch, *, all_run: bool) -> t
     return found, [(names.setdefault(name, len(names)), amount) for name, amount in chain(*runs[0])], passes
 
 
+def in_order(events: Sequence[Event]) -> list[Event]:
+    """Return events with those that are freed in a row sorted: autocast frees its copies of weights by address."""
+    runs = groupby(events, lambda event: event[1] == 0)
+    return [event for freed, run in runs for event in (sorted(run) if freed else run)]
+
+
 def rows() -> list[Any]:
     fast = ("exact", LLAMA), ("gact:L2", ROBERTA)
     return [
@@ -96,9 +105,10 @@ def test_left_out_micro_batches_are_as_those_that_run(
     run = partial(measured, case, monkeypatch)
     (found, events, passes), (expected, all_events, all_passes) = run(all_run=False), run(all_run=True)
 
-    assert (passes, all_passes) == (6, 8)  # six of two rows, of which two are left out, and two of one row
+    assert all_passes == 8
+    assert passes in (6, 7)  # six of two rows, of which one or two are left out, and two of one row
     assert found == expected
-    assert events == all_events
+    assert in_order(events) == in_order(all_events)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -128,7 +138,7 @@ def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> N
     def uneven(self: MicroPasses) -> None:
         draw(self)
         if next(turns) % 4 == 0:  # every other micro-batch holds something more
-            self._tracker.add([bench.torch.empty(64)])
+            self._tracker.add([torch.empty(64)])
 
     monkeypatch.setattr(MicroPasses, "turn", uneven)
     case = Case(
@@ -140,3 +150,38 @@ def test_micro_batches_that_differ_all_run(monkeypatch: pytest.MonkeyPatch) -> N
         sequence_length=8,
     )
     assert measured(case, monkeypatch, all_run=False)[2] == 8
+
+
+class Holding(nn.Module):
+    """A network that holds its last inner output: its first step is run and abandoned before the one that counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 10)
+        self.inner: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inner = self.first(x).relu()
+        return self.second(self.inner)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_step_that_is_abandoned_leaves_nothing_of_what_was_left_out(
+    profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(make: Any) -> MemoryReading:
+        monkeypatch.setattr(simulated, "MicroPasses", make)
+        meter = simulated.SimulatedMeter(profiles.get(profile))
+        setup = meter.adopt(
+            TrainingSetup(
+                module=Holding(),
+                loss=lambda module, batch: module(batch["x"]).mean(),
+                make_optimizer=lambda module: optim.SGD(module.parameters()),
+                micro_batches=32,
+            )
+        )
+        with meter.active():
+            step = TrainStep(setup, meter.place({"x": torch.randn(64, 64)}))
+        return meter.memory(step)
+
+    assert reading(MicroPasses) == reading(lambda *args, **_: MicroPasses(*args, all_run=True))

@@ -36,7 +36,7 @@ class MicroPasses:
     events of the tracker and the operators of the recorder. The result is the same to the byte.
 
     Args:
-        step: The step, on one device.
+        step: The step; one of several processes runs all its micro-batches.
         tracker: What it allocates.
         recorder: What its operators do.
         all_run: Whether all micro-batches run.
@@ -73,12 +73,13 @@ class MicroPasses:
 
     def _leave_out(self, *begun: _Begun) -> None:
         """Leave out the micro-batches that would do what two in a row did, of which ``begun`` has the beginnings."""
-        before, one, other, now = begun
-        alike = [one.part, now.part, *self._step.waiting]
-        times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(other.part), alike)) - 2
-        if times > 0 and self._did(before, one, other) == self._did(one, other, now):
+        _, first, second, now = begun
+        alike = [first.part, now.part, *self._step.waiting]
+        times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), alike)) - 2
+        if times > 0 and self._did(*begun[:3]) == self._did(*begun[1:]):
             self._step.skip(times)
-            self._repeat(one, other, now, times)
+            self._repeat(first, second, now, times)
+            self._begun.clear()  # their marks are of before
 
     def _did(self, before: _Begun, begun: _Begun, ended: _Begun) -> tuple[list[Any], list[Any]]:
         """Return the events and the operators of a micro-batch, with names that another has, too."""
@@ -86,15 +87,15 @@ class MicroPasses:
         unnamed = _unnamed(events, begun.mark.names, before.mark.names)
         return list(unnamed), self._recorder.done[begun.done : ended.done]
 
-    def _repeat(self, one: _Begun, other: _Begun, now: _Begun, times: int) -> None:
-        self._recorder.repeat(other.done, now.done, times)
-        firsts = self._tracker.repeat(one.mark, other.mark, now.mark, times)
-        length = now.mark.events - other.mark.events
+    def _repeat(self, first: _Begun, second: _Begun, now: _Begun, times: int) -> None:
+        self._recorder.repeat(second.done, now.done, times)
+        firsts = self._tracker.repeat(first.mark, second.mark, now.mark, times)
+        length = now.mark.events - second.mark.events
         start, end, later = self._ends[-3:]
         copies = [moment + length * place for place in range(times) for moment in (start, end)]
         self._ends[-3:] = [*copies, *(moment + length * times for moment in (start, end, later))]
-        own = [name - other.mark.names for name in self.replaced if other.mark.names <= name < now.mark.names]
-        self.replaced |= {first + name for first in firsts for name in own}
+        own = [name - second.mark.names for name in self.replaced if second.mark.names <= name < now.mark.names]
+        self.replaced |= {copy + name for copy in firsts for name in own}
 
 
 def _form(part: MicroBatch) -> Any:

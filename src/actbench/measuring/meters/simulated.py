@@ -239,13 +239,19 @@ def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tu
     loss = step.forward()
     if _held_bytes(step, tracker) == held_bytes:
         return loss, before, begun
+    turn, step.around_forward = step.around_forward, _nothing  # all micro-batches run, whose losses are then freed
     step.backward(loss)
+    step.around_forward = turn
     del loss
     step.abandon()
     tracker.reset_peak()
     before, begun = tracker.live_bytes, len(tracker.events)
     recorder.begin()
     return step.forward(), before, begun
+
+
+def _nothing() -> None:
+    """A pass begins or ends of a step that does not count."""
 
 
 def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:

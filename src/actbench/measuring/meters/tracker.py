@@ -201,10 +201,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Mark(len(self.events), self._names, self._live_bytes)
 
     def repeat(self, before: Mark, begun: Mark, ended: Mark, times: int) -> Sequence[int]:
-        """Insert copies of the events between two marks, before them; return the first new name of each copy.
+        """Copy the events between ``begun`` and ``ended`` ``times`` times, and put the copies in front of them.
 
-        The part between ``before`` and ``begun`` had the same events. Each copy frees what the part or copy in front of
-        it left, as the original does. A peak in the original is then higher by what the copies leave alive.
+        The events between ``before`` and ``begun`` must be the same. Each copy frees what the part in front of it left
+        alive, and the copied events then free what the last copy left. What all copies leave is added to a peak that
+        the copied events reached. Returns the first name of each copy.
         """
         events = self.events[begun.events : ended.events]
         width, grown = ended.names - begun.names, ended.live_bytes - begun.live_bytes
