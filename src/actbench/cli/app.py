@@ -27,8 +27,16 @@ def _shortened() -> Iterator[None]:
         raise
 
 
+_FIRST = ("sweep", "measure", "fit", "convert", "train", "report", "compare")
+
+
 class _Verbs(typer.core.TyperGroup):
-    """The verbs; it shortens messages about their flags."""
+    """The verbs, those that most people need first; it shortens messages about their flags."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the verbs in the order of ``--help``."""
+        names = super().list_commands(ctx)
+        return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         """Read the flags before the verb."""
@@ -50,9 +58,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Convert, measure and compare schemes that save activation memory in training.\n\n"
-    "Every number that actbench prints was measured: by the CUDA allocator, by the CPU allocator, or by running "
-    "the training step on fake tensors with the operators that the named device would choose. Times of simulated "
-    "steps are estimated, and marked so.\n\n"
+    "Memory is measured, by the CUDA allocator or the CPU's, or simulated: the training step runs on fake tensors with "
+    "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.\n\n"
     "Start with **actbench sweep**, which runs the quickstart recipe, or **actbench measure resnet50 --scheme "
     "checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.",
 )

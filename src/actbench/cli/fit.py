@@ -95,7 +95,9 @@ def fit(
     ] = None,
     budget: Annotated[
         float,
-        seconds_option("--budget", "Seconds after which nothing new is simulated.", least=1),
+        seconds_option(
+            "--budget", "Seconds after loading, after which nothing new is simulated; what runs then ends.", least=1
+        ),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     nodes: ClusterFlags,
