@@ -96,7 +96,7 @@ def fit(
     budget: Annotated[
         float,
         seconds_option(
-            "--budget", "Seconds after loading, after which nothing new is simulated; what runs then ends.", least=1
+            "--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1
         ),
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
