@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from actbench.cli.app import app, argument, count_option, option
 from actbench.cli.flags import expanded
 from actbench.cli.outputs import ExportFlags, JsonOption
-from actbench.cli.printing import export, show
+from actbench.cli.printing import export, remark, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +61,13 @@ def encodings(
     from actbench.codecs.encodings import COMPARED, build, snr_table
 
     chosen = _distributions(distribution)
-    found = snr_table([build(text) for text in encoding or COMPARED], chosen, seed, elements)
+    found = snr_table(
+        [build(text) for text in encoding or COMPARED],
+        chosen,
+        seed,
+        elements,
+        begins=lambda name: remark(f"starts: {elements:,} numbers, {name}"),
+    )
     table = _table(found, list(chosen), seed)
     text = json.dumps([row.model_dump(mode="json") for row in found], indent=2) + "\n"
     export(exports, [table], lambda: text)

@@ -113,12 +113,14 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
     measured = record.outcome
     assert isinstance(measured, Measurement)
     limit = format_bytes(measured.memory_limit_bytes or 0)
+    fits = measured.peak_bytes <= (measured.memory_limit_bytes or 0)
+    gaps = ", which fits but for what the allocator loses between blocks" if fits else ""
     if measured.peak_phase is None:
-        return limit, "", ""
+        return limit, gaps and f", with a peak{gaps}", ""
     mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
     filled = ", mostly weights, gradients and optimizer state" if mostly else ""
     where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
-    return limit, where, f"; {advice(measured.peak_phase, mostly_model=mostly)}"
+    return limit, where + gaps, f"; {advice(measured.peak_phase, mostly_model=mostly)}"
 
 
 def names_of(records: Sequence[MeasuredRecord]) -> str:

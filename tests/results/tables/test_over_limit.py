@@ -151,6 +151,22 @@ def test_memory_that_is_lost_between_blocks_is_told(make_record: MakeRecord) -> 
     )
 
 
+def test_rows_that_only_the_gaps_take_over_the_limit_are_told_apart(records: list[MeasuredRecord]) -> None:
+    def row(scheme: str, peak_bytes: int) -> MeasuredRecord:
+        case = records[0].case.model_copy(update={"scheme": scheme})
+        outcome = records[0].outcome.model_copy(update={"peak_bytes": peak_bytes, "memory_limit_bytes": 16 * GIB})
+        return records[0].model_copy(update={"case": case, "outcome": outcome})
+
+    rows = [row("exact", 40 * GIB), row("a", 15 * GIB), row("b", 30 * GIB), row("c", 14 * GIB)]
+    over, lost = [note for note in tables.results_table(rows).notes if "ver the limit" in note]
+
+    assert over.startswith("Over the limit of 16.00 GiB, with the peak in the backward pass: exact, b; ")
+    assert lost.startswith(
+        "Over the limit of 16.00 GiB, with the peak in the backward pass, which fits but for what the allocator loses "
+        "between blocks: a, c; "
+    )
+
+
 def test_a_scheme_that_saves_nothing_says_where_the_peak_is(make_record: MakeRecord) -> None:
     exact = make_record(peak_bytes=5 * GIB)
     same = make_record("gact", peak_bytes=5 * GIB, peak_phase="optimizer", peak_parts=STATE)

@@ -98,16 +98,21 @@ def quality(encoding: Encoding, name: str, x: Tensor, seed: Tensor) -> Quality:
 
 
 def snr_table(
-    encodings: Sequence[Encoding], distributions: Mapping[str, Distribution], seed: int, elements: int = 2**20
+    encodings: Sequence[Encoding],
+    distributions: Mapping[str, Distribution],
+    seed: int,
+    elements: int = 2**20,
+    begins: Callable[[str], None] = lambda name: None,
 ) -> list[Quality]:
     """Return the quality of each encoding on each distribution, encoding after encoding.
 
     All encodings see the same ``elements`` numbers of each distribution; ``seed`` draws the numbers and the noise of
-    rounding.
+    rounding. ``begins`` is called with the name of each distribution.
     """
     noise = torch.tensor(seed)
     found: dict[tuple[int, str], Quality] = {}
     for name, draw in distributions.items():
+        begins(name)
         x = draw(torch.Generator().manual_seed(mixed(seed)), elements)
         for place, encoding in enumerate(encodings):
             found[place, name] = quality(encoding, name, x, noise)
