@@ -94,7 +94,7 @@ def prepare() -> None:
     gc.freeze()
 
 
-def cases(model: str, schemes: Iterable[str], device_profile: str | None) -> list[Case]:
+def cases(model: str, schemes: Iterable[str], device_profile: str | None = None) -> list[Case]:
     """Return a simulated case of each scheme."""
     settings = {**MODELS[model], **({"device_profile": device_profile} if device_profile else {})}
     return [Case(model=model, scheme=scheme, meter="simulated", **settings) for scheme in schemes]

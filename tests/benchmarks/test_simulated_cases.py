@@ -48,3 +48,17 @@ def test_the_fastest_run_of_each_case_counts(script: Any, monkeypatch: pytest.Mo
     runs = script.measure(script.cases("resnet50", ["exact", "smaq"]), rounds=2)
 
     assert {name: run.user_seconds for name, run in runs.items()} == {"exact": 1.0, "smaq": 2.0}
+
+
+def test_cases_with_their_times_and_without_take_turns(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    seconds = iter((4.0, 2.0, 3.0, 3.0))
+
+    def forked(case: Any, *, untimed: bool = False) -> Any:
+        asked.append(untimed)
+        return script.Run(next(seconds), 7)
+
+    monkeypatch.setattr(script, "forked", forked)
+
+    assert script.beside_untimed(script.cases("resnet50", ["exact"]), 2) == {"exact": (3.0, 2.0)}
+    assert asked == [False, True, False, True]

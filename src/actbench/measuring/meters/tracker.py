@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.measuring.meters.peak import Communicated, Event
+from actbench.measuring.meters.resizing import resizes_told
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
@@ -98,7 +98,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._resizing.enter_context(_resizes_told(self._resized))
+        self._resizing.enter_context(resizes_told(self._resized))
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -287,20 +287,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in self._on_host:
             self._on_host.remove(name)
             self.host.append(HostEvent(len(self.events), name, 0))
-
-
-@contextmanager
-def _resizes_told(tell: Callable[[torch.UntypedStorage], None]) -> Iterator[None]:
-    """Tell of each storage that Python code resizes inside the block, which no operator does."""
-    resize = torch.UntypedStorage.resize_
-
-    def resized(storage: torch.UntypedStorage, size: int) -> Any:
-        result = resize(storage, size)
-        tell(storage)
-        return result
-
-    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
-        yield
 
 
 def _can_be_added_to(gradient: Any) -> bool:
