@@ -15,12 +15,15 @@ import gc
 import importlib
 import multiprocessing
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from actbench.experiments.runner.runner import BENCH, PRELOAD
 from actbench.results.records import Case
+
+T = TypeVar("T")
 
 MODELS: dict[str, dict[str, Any]] = {
     "roberta-base": {
@@ -76,7 +79,9 @@ def main() -> None:
         planned = cases(model, asked.schemes.split(","), asked.device_profile)
         if asked.untimed:
             for scheme, (timed, untimed) in beside_untimed(planned, asked.rounds).items():
-                print(f"{model:34} {scheme:12} {timed:6.2f} s, {timed / untimed:.3f} x without a time", flush=True)
+                times = timed.user_seconds / untimed.user_seconds
+                found = timed.failure or f"{times:.3f} x without a time"
+                print(f"{model:34} {scheme:12} {timed.user_seconds:6.2f} s, {found}", flush=True)
             continue
         least = measure(planned, asked.rounds)
         first = next(iter(least.values())).user_seconds
@@ -100,24 +105,27 @@ def cases(model: str, schemes: Iterable[str], device_profile: str | None = None)
     return [Case(model=model, scheme=scheme, meter="simulated", **settings) for scheme in schemes]
 
 
-def beside_untimed(planned: Iterable[Case], rounds: int) -> dict[str, tuple[float, float]]:
-    """Return the least seconds of each scheme, with its time estimated and without, which take turns."""
-    least: dict[str, tuple[float, float]] = {}
-    for _ in range(rounds):
-        for case in planned:
-            found = forked(case).user_seconds, forked(case, untimed=True).user_seconds
-            best = least.get(case.scheme, found)
-            least[case.scheme] = min(found[0], best[0]), min(found[1], best[1])
-    return least
+def beside_untimed(planned: Iterable[Case], rounds: int) -> dict[str, tuple[Run, Run]]:
+    """Return the fastest runs of each scheme, with its time estimated and without, which take turns."""
+    ways = {
+        (case.scheme, untimed): partial(forked, case, untimed=untimed) for case in planned for untimed in (False, True)
+    }
+    least = fastest(ways, rounds)
+    return {scheme: (least[scheme, False], least[scheme, True]) for scheme, _ in least}
 
 
 def measure(planned: Iterable[Case], rounds: int) -> dict[str, Run]:
     """Run cases in rounds, and return the fastest run of each by its scheme."""
-    least: dict[str, Run] = {}
+    return fastest({case.scheme: partial(forked, case) for case in planned}, rounds)
+
+
+def fastest(ways: Mapping[T, Callable[[], Run]], rounds: int) -> dict[T, Run]:
+    """Run all in rounds, and return the fastest run of each."""
+    least: dict[T, Run] = {}
     for _ in range(rounds):
-        for case in planned:
-            found = forked(case)
-            least[case.scheme] = min(found, least.get(case.scheme, found))
+        for name, run in ways.items():
+            found = run()
+            least[name] = min(found, least.get(name, found))
     return least
 
 

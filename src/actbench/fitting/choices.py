@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from actbench import schemes
@@ -150,7 +149,7 @@ class Choices:
 
     def stands(self, stack: Stack) -> bool:
         """Whether the choices of a stack stand together."""
-        return all(self._pair(*pair) for pair in combinations(stack, 2))
+        return all(self._pair(*pair) for pair in itertools.combinations(stack, 2))
 
     def _pair(self, first: Choice, second: Choice) -> bool:
         pair = frozenset((first, second))

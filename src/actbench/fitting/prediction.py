@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
-from actbench.fitting.choices import Choice, Stack
+from actbench.fitting.choices import OF_MODEL, OF_SAMPLES, Choice, Stack
 from actbench.results.fits import step_seconds_of
 from actbench.results.measured import Measurement
+from actbench.schemes.base import Change
 
+_LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
 _LEAST_FACTOR = 0.25
 """What a choice leaves less of, such as what offloading cannot move, says little of what is there without it."""
 
@@ -78,6 +80,17 @@ class Needs:
     def bytes(self) -> float:
         """Bytes of the device's memory, with those lost between blocks."""
         return max(self.phases) + self.lost
+
+    def to_lower(self, limit: int) -> frozenset[Change]:
+        """Return the changes that lower a large enough part of the peaks above a limit."""
+        found = frozenset[Change]()
+        forward, backward, _ = (peak + self.lost > limit for peak in self.phases)
+        least = _LEAST_SHARE * self.bytes
+        if self.gradients + self.state + self.update > least:
+            found |= OF_MODEL
+        if (forward or backward) and self.activations + max(self.forward, self.backward) > least:
+            found |= OF_SAMPLES
+        return found
 
 
 class Effect(NamedTuple):

@@ -17,23 +17,25 @@ class Refusals:
     def __init__(self) -> None:
         self._refused: list[Stack] = []
         self._stand: set[Stack] = set()
-        self._parts: list[Stack] | None = []
+        self._excluded: list[Stack] = []
 
     def simulated(self, stack: Stack) -> None:
         """Note that a stack was simulated."""
         self._stand.update(map(frozenset, combinations(stack, 2)))
-        self._parts = None
+        self._find()
 
     def refused(self, stack: Stack) -> None:
         """Note that a stack was refused."""
         self._refused.append(stack)
-        self._parts = None
+        self._find()
 
     def exclude(self, stack: Stack) -> bool:
         """Return whether a stack would be refused, as it has all choices of one that was, or a pair that is."""
-        if self._parts is None:
-            self._parts = [*self._refused, *(pair for refused in self._refused for pair in self._culprit(refused))]
-        return any(part <= stack for part in self._parts)
+        return any(part <= stack for part in self._excluded)
+
+    def _find(self) -> None:
+        culprits = (pair for refused in self._refused for pair in self._culprit(refused))
+        self._excluded = [*self._refused, *culprits]
 
     def _culprit(self, refused: Stack) -> list[Stack]:
         suspects = [pair for pair in map(frozenset, combinations(refused, 2)) if pair not in self._stand]

@@ -39,18 +39,18 @@ _MARGIN = 0.03  # share of the limit: a stack predicted to need this much more i
 _NEIGHBOURS_MARGIN = 0.15  # the same for a stack that differs in one choice from the fastest
 _NEIGHBOURS_SLACK = 0.04  # share of the fastest stack's time: a neighbour may be predicted to be this much slower
 _GAIN = 0.002  # share of a step's time; a smaller gain is not worth a try
-_LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 _FITTING_RUNGS = 2  # when so many values of one scheme fit alone, those that save more are not tried
-_DESCENTS = 4  # so many stacks are tried although none is predicted to fit, those of the least predicted need
+_DESCENTS = 4  # how many stacks are tried although none is predicted to fit, those of the least predicted need
 
 
 @dataclass
 class Search:
-    """One search for steps within ``limit`` bytes; after :meth:`run`, ``outcomes`` has what was tried, in order.
+    """One search; after :meth:`run`, ``outcomes`` has what was tried, in order.
 
     Attributes:
         exact: The case of the exact step.
+        limit: Bytes that a step may use.
         untried: Stacks for which there was no time.
     """
 
@@ -127,8 +127,8 @@ class Search:
         return bool(ended)
 
     def _learn_of(self, stack: Stack, outcome: Outcome) -> None:
-        self._trainings.clear()
         self.outcomes[stack] = outcome
+        self._trainings.clear()
         needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
         if needs is not None:
             self.predictions.learn(stack, needs)
@@ -138,38 +138,39 @@ class Search:
 
     def _learn(self, level: Level) -> None:
         """Simulate alone each choice that is new at a level and may matter there."""
-        new = [
-            choice
-            for choice in self.choices.all
-            if level.allows(choice.training) and frozenset({choice}) not in self.outcomes
-        ]
         if level.trained == "adapters":
-            self._try([frozenset({choice}) for choice in new if ADAPTS in choice.changes])
-        matters = self._what_matters(level)
-        rungs: dict[Rung, list[Choice]] = {}
-        for choice in new:
-            if matters.issuperset(choice.changes):
-                rungs.setdefault(rung_of(choice), []).append(choice)
+            self._try([frozenset({choice}) for choice in self._new(level) if ADAPTS in choice.changes])
+        rungs = self._rungs(level)
         while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
             self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
 
+    def _new(self, level: Level) -> list[Choice]:
+        """Return the choices that a level allows and that were not simulated alone."""
+        untried = (choice for choice in self.choices.all if frozenset({choice}) not in self.outcomes)
+        return [choice for choice in untried if level.allows(choice.training)]
+
+    def _rungs(self, level: Level) -> dict[Rung, list[Choice]]:
+        """Return the choices that are new at a level and may matter there, adapters left out."""
+        matters = self._what_matters(level)
+        rungs: dict[Rung, list[Choice]] = {}
+        for choice in self._new(level):
+            if matters.issuperset(choice.changes):
+                rungs.setdefault(rung_of(choice), []).append(choice)
+        return rungs
+
     def _ahead(self) -> Iterator[Stack]:
-        """Yield, of each scheme but adapters that later levels try alone, the first value that was not tried."""
+        """Yield, of each scheme that later levels try alone, the first value that was not tried."""
         seen: set[Rung] = set()
         for level in self._later:
-            matters = self._what_matters(level)
-            for choice in self.choices.all:
-                stack, kind = frozenset({choice}), rung_of(choice)
-                is_new = kind not in seen and stack not in self.outcomes and level.allows(choice.training)
-                if is_new and matters.issuperset(choice.changes) and not self._suffices(kind):
+            for kind, ladder in self._rungs(level).items():
+                if kind not in seen and not self._suffices(kind):
                     seen.add(kind)
-                    yield stack
+                    yield frozenset({ladder[0]})
 
     def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
         alone = [stack for stack in self.outcomes for choice in stack if stack == {choice} and rung_of(choice) == kind]
-        is_refused = any(getattr(self.outcomes[stack], "reason", None) in _REFUSALS for stack in alone)
-        return is_refused or sum(map(self.fits, alone)) >= _FITTING_RUNGS
+        return any(map(self.refusals.exclude, alone)) or sum(map(self.fits, alone)) >= _FITTING_RUNGS
 
     def _what_matters(self, level: Level) -> set[Change]:
         """Return the changes that a stack needs to fit, or to be faster than the fastest stack that fits."""
@@ -180,7 +181,7 @@ class Search:
         changed = {change for choice in fastest or () for change in choice.changes}
         groups = [group for group in (OF_SAMPLES, OF_MODEL) if group & changed]
         if not groups and (fastest is None or self.seconds(fastest) > base.seconds):
-            groups = [self._fills_the_peak(base)]
+            groups = [base.to_lower(self.limit)]
         return set(_SPEEDS).union(*groups)
 
     def _start(self, level: Level) -> Stack | None:
@@ -190,17 +191,6 @@ class Search:
         alone = (stack for stack in self.predictions.known if len(stack) == 1)
         near = (stack for stack in alone if self.training(stack).trained == "adapters")
         return min(filter(lambda stack: level.allows(self.training(stack)), near), key=self.seconds, default=None)
-
-    def _fills_the_peak(self, base: Needs) -> frozenset[Change]:
-        """Return the changes that lower a large enough part of the peaks above the limit."""
-        found = frozenset[Change]()
-        forward, backward, _ = (peak + base.lost > self.limit for peak in base.phases)
-        least = _LEAST_SHARE * base.bytes
-        if base.gradients + base.state + base.update > least:
-            found |= OF_MODEL
-        if (forward or backward) and base.activations + max(base.forward, base.backward) > least:
-            found |= OF_SAMPLES
-        return found
 
     def _improve(self, level: Level) -> None:
         """Simulate stacks that are predicted to fit and to be faster, until none is left."""
@@ -274,8 +264,7 @@ class Search:
     def _quicken(self, level: Level) -> None:
         """If something fits, simulate alone each scheme that may make a step faster, though memory suffices."""
         if self.fastest(level.training) is not None:
-            new = [choice for choice in self.choices.all if choice.quickens and level.allows(choice.training)]
-            self._try([frozenset({choice}) for choice in new])
+            self._try([frozenset({choice}) for choice in self._new(level) if choice.quickens])
 
     def _complete(self, level: Level) -> None:
         """Try the neighbours of a level's fastest stack, which differ in one choice: removed, replaced or added."""

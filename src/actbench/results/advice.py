@@ -89,9 +89,14 @@ def about_limit(record: MeasuredRecord) -> str | None:
         return None
     limit, over = format_bytes(measured.memory_limit_bytes), format_bytes(measured.over_limit_bytes)
     why = about_peak(measured)
-    if measured.peak_bytes <= measured.memory_limit_bytes:
+    if _only_gaps(measured):
         why = f"the peak fits, but its allocator loses memory between blocks{f'; {why}' if why else ''}"
     return f"{record.case.name}: over the limit of {limit} by {over}{f'; {why}' if why else ''}"
+
+
+def _only_gaps(measured: Measurement) -> bool:
+    """Return whether a step over its limit needs no more than it, but for gaps between blocks of the allocator."""
+    return measured.peak_bytes <= (measured.memory_limit_bytes or 0)
 
 
 _MOST_ALONE = 3  # rows over their limit with a sentence each; more share sentences
@@ -113,8 +118,7 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
     measured = record.outcome
     assert isinstance(measured, Measurement)
     limit = format_bytes(measured.memory_limit_bytes or 0)
-    fits = measured.peak_bytes <= (measured.memory_limit_bytes or 0)
-    gaps = ", which fits but for what the allocator loses between blocks" if fits else ""
+    gaps = ", which fits but for what the allocator loses between blocks" if _only_gaps(measured) else ""
     if measured.peak_phase is None:
         return limit, gaps and f", with a peak{gaps}", ""
     mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]

@@ -93,7 +93,7 @@ def sites_table(
 
 
 def unreached_table(unreached: Sequence[Unreached]) -> Table:
-    """Return the places that a reader may expect to be converted, with the reasons why not; those alike once."""
+    """Return the places that a reader may expect to be converted, and why they are not; alike ones are one row."""
     return fill("Not converted", UNREACHED, [place for place, _ in folded(unreached)])
 
 

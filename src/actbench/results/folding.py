@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import count, groupby
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from actbench.results.records import Site, Unreached
@@ -44,8 +44,8 @@ def _along(rows: Sequence[_Folded], depth: int) -> Iterator[_Folded]:
             yield row
     for group in groups.values():
         numbered = sorted((int(row.names[depth]), row) for row in group)
-        for _, run in groupby(zip(numbered, count(), strict=False), lambda each: each[0][0] - each[1]):
-            yield _as_one([each[0] for each in run], depth)
+        for _, run in groupby(enumerate(numbered), lambda each: each[1][0] - each[0]):
+            yield _as_one([each for _, each in run], depth)
 
 
 def _as_one(run: Sequence[tuple[int, _Folded]], depth: int) -> _Folded:

@@ -239,7 +239,7 @@ def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tu
     loss = step.forward()
     if _held_bytes(step, tracker) == held_bytes:
         return loss, before, begun
-    turn, step.around_forward = step.around_forward, _nothing  # all micro-batches run, whose losses are then freed
+    turn, step.around_forward = step.around_forward, lambda: None  # all micro-batches run, whose losses are then freed
     step.backward(loss)
     step.around_forward = turn
     del loss
@@ -248,10 +248,6 @@ def _forward(step: TrainStep, tracker: StorageTracker, recorder: Recorder) -> tu
     before, begun = tracker.live_bytes, len(tracker.events)
     recorder.begin()
     return step.forward(), before, begun
-
-
-def _nothing() -> None:
-    """A pass begins or ends of a step that does not count."""
 
 
 def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
