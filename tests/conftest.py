@@ -44,6 +44,20 @@ def _libraries_are_not_searched_for_garbage(_thawed_at_the_end: None) -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _seeds_wait_for_no_device() -> Iterator[None]:
+    """Let ``torch.manual_seed`` leave out devices that are not there.
+
+    It notes the seed for each of them together with a formatted traceback, which takes longer than most tests.
+    """
+    torch = sys.modules.get("torch")  # which tests of results alone do not import
+    with pytest.MonkeyPatch.context() as patched:
+        for kind in (torch.cuda, torch.xpu, torch.mtia) if torch else ():
+            if not kind.is_available():
+                patched.setattr(kind, "_lazy_call", lambda *_, **__: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
     """Return a maker of records: fields of the case and of the measurement by name, the rest as for any machine."""
