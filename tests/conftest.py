@@ -45,6 +45,12 @@ def _libraries_are_not_searched_for_garbage(_thawed_at_the_end: None) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_width() -> None:
+    """Forget the width of the terminal that xdist tells its workers of."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _seeds_wait_for_no_device() -> Iterator[None]:
     """Let ``torch.manual_seed`` leave out devices that are not there.
 
@@ -179,12 +185,6 @@ def tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def refused_as_model(cli: Cli, tasks_here: None) -> Refusals:
     """Return what asks for a model: ``refused_as_model("tiny-bert@num_labels=0", naming="num_labels")``."""
     return Refusals(cli)
-
-
-@pytest.fixture(autouse=True)
-def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the width of the terminal that xdist tells its workers of."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

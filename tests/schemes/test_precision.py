@@ -30,7 +30,7 @@ def measured(spec: str, **fields: Any) -> Any:
     ("spec", "flags"),
     [
         ("autocast:bf16", {"autocast": "bf16"}),
-        ("autocast:fp16", {"autocast": "fp16"}),
+        pytest.param("autocast:fp16", {"autocast": "fp16"}, marks=pytest.mark.slow),
         ("pure:bf16", {"dtype": "bf16"}),
     ],
 )
