@@ -46,7 +46,12 @@ def spreading() -> list[str]:
 
 
 def beside() -> list[object]:
-    found = [(spec, spread) for spec in SPECS for spread in SPREAD if (spec, spread) not in REFUSED]
+    """Return schemes beside ways to spread; those that only change passes take the two of whole weights in turn."""
+    found = []
+    for turn, spec in enumerate(SPECS):
+        passes = set(schemes.build(spec).changes) <= {"saved tensors", "recomputation", "loss"}
+        spreads = ["fsdp:8", SPREAD[1 + turn % 2]] if passes and spec != "fewbit:3" else SPREAD
+        found += [(spec, spread) for spread in spreads if (spec, spread) not in REFUSED]
     return [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in found]
 
 

@@ -65,7 +65,10 @@ def test_a_scheme_keeps_less_beside_shared_layers_than_both_alone(spec: str) -> 
     "spec",
     [
         "fsdp:2+tp:2",
-        *(pytest.param(spec, marks=pytest.mark.slow) for spec in ("ddp:2+tp:2", "zero1:2+tp:2", "fsdp:2+tp:2,sequence=true")),
+        *(
+            pytest.param(spec, marks=pytest.mark.slow)
+            for spec in ("ddp:2+tp:2", "zero1:2+tp:2", "fsdp:2+tp:2,sequence=true")
+        ),
     ],
 )
 def test_shared_layers_stand_beside_batches_of_several_processes(spec: str) -> None:

@@ -50,7 +50,12 @@ LIKE_ANOTHER = pytest.mark.slow  # of a class of which another preset is counted
         pytest.param("dinov2-large", "auto", 304_368_640 + 2 * 1024 * 2 + 2, marks=LIKE_ANOTHER),
         ("siglip-base-patch16-224", "auto", 203_155_970),
         ("convnext-base-224", "auto", 88_591_464),
-        pytest.param("llama-160m", "auto", 2 * 32000 * 768 + 12 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768) + 768, marks=LIKE_ANOTHER),
+        pytest.param(
+            "llama-160m",
+            "auto",
+            2 * 32000 * 768 + 12 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768) + 768,
+            marks=LIKE_ANOTHER,
+        ),
     ],
 )
 def test_a_preset_has_the_published_number_of_parameters(model: str, task: str, parameters: int) -> None:
