@@ -4,7 +4,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +30,16 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("shared processors")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Search for no garbage while libraries are imported: there is none among their millions of objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="session")
 def _thawed_at_the_end() -> Iterator[None]:
     """Let Python find all objects when it ends: extensions report those that are still alive then."""
@@ -42,6 +52,26 @@ def _libraries_are_not_searched_for_garbage(_thawed_at_the_end: None) -> None:
     """Meters and trainers collect garbage in each run, which takes 0.4 s among the objects of all the libraries."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_width() -> None:
+    """Forget the width of the terminal that xdist tells its workers of."""
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _seeds_wait_for_no_device() -> Iterator[None]:
+    """Let ``torch.manual_seed`` leave out devices that are not there.
+
+    It notes the seed for each of them together with a formatted traceback, which takes longer than most tests.
+    """
+    torch = sys.modules.get("torch")  # which tests of results alone do not import
+    with pytest.MonkeyPatch.context() as patched:
+        for kind in (torch.cuda, torch.xpu, torch.mtia) if torch else ():
+            if not kind.is_available():
+                patched.setattr(kind, "_lazy_call", lambda *_, **__: None)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -165,12 +195,6 @@ def tasks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def refused_as_model(cli: Cli, tasks_here: None) -> Refusals:
     """Return what asks for a model: ``refused_as_model("tiny-bert@num_labels=0", naming="num_labels")``."""
     return Refusals(cli)
-
-
-@pytest.fixture(autouse=True)
-def _no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the width of the terminal that xdist tells its workers of."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture

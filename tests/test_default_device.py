@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 MODEL = """
@@ -35,10 +32,9 @@ for encoding in ("smaq", "int:6", "smaq,block=512", None):
     "code",
     [
         pytest.param(STEPPED, id="step"),
-        *(pytest.param(TRAINED.format(spec), id=spec, marks=pytest.mark.slow) for spec in ("actnn:L3", "fewbit")),
+        *(pytest.param(TRAINED.format(spec), id=spec) for spec in ("actnn:L3", "fewbit")),
     ],
 )
 def test_it_moves_nothing_of_ours(code: str) -> None:
-    """In a process of its own: a kernel that is given memory of another device would end this one."""
-    ended = subprocess.run([sys.executable, "-c", MODEL + code], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
+    """A kernel that is given memory of another device ends this process, which pytest tells too."""
+    exec(MODEL + code, {})

@@ -178,10 +178,13 @@ def place_of(error: BaseException) -> str:
 @contextmanager
 def _without_tracebacks() -> Iterator[None]:
     """Keep torch from logging its own traceback when fake tensors fail; the error itself says why."""
+
+    def is_critical(record: logging.LogRecord) -> bool:  # one of each block: an inner one takes only its own away
+        return record.levelno >= logging.CRITICAL
+
     log = logging.getLogger("torch._subclasses.fake_tensor")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    log.addFilter(is_critical)  # a level of its own would empty the caches of all loggers, thousands with transformers
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.removeFilter(is_critical)

@@ -42,12 +42,11 @@ def actbench(*arguments):
     return subprocess.run([script, *arguments], capture_output=True, text=True, timeout=300)
 
 
+TABLES = ("tables", "gelu", "--bits", "3")
 MEASURE = ("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--meter", "simulated")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("models",), pytest.param(MEASURE, marks=pytest.mark.slow)], ids=lambda each: each[0]
-)
+@pytest.mark.parametrize("arguments", [TABLES, pytest.param(MEASURE, marks=pytest.mark.slow)], ids=lambda each: each[0])
 def test_a_command_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(
     witness, arguments, tmp_path, monkeypatch
 ):
@@ -66,13 +65,11 @@ def test_a_command_runs_no_code_of_the_current_folder_and_leaves_nothing_behind(
 VERBS = {
     "sweep": ("sweep", "mine.toml", "-o", "out"),
     "sweep on the CPU": ("sweep", "tiny-roberta", "-s", "randomized:0.5", *SMALL, "--meter", "cpu", "--steps", "1"),
-    "largest batch": ("sweep", "tiny-roberta", "-s", "fewbit:3", "--max-batch", "--memory-limit", "64MiB"),
-    "ledger": ("measure", "tiny-roberta", "-s", "fewbit:3", *SMALL, "--ledger"),
     "convert": ("convert", "tiny-roberta", "-s", "fewbit:3"),
     "train": ("train", "digits", "--steps", "2", "--seeds", "1", "-o", "runs"),
     "schemes": ("schemes",),
     "recipes": ("recipes",),
-    "tables": ("tables", "gelu", "--bits", "3"),
+    "models": ("models",),
     "encodings": ("encodings",),
     "doctor": ("doctor",),
 }

@@ -1,5 +1,6 @@
 import pytest
 
+from actbench.experiments.runner import runner
 from actbench.results import store
 
 SMALL = ("tiny-roberta", "-s", "fewbit:3", "--sequence-length", "8", "-b", "1", "--meter", "simulated")
@@ -42,17 +43,32 @@ def test_a_stack_of_schemes_over_its_limit_is_measured_and_reported_alike(cli, t
     assert "3 taken from the results file" in strict.err
 
 
-def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("def build():\n    raise ValueError('of mine')\n")
-    command = ("measure", f"{file}:build", "--meter", "simulated", "-b", "2")
+BENCH = """
+from actbench.results.records import Failure
+
+class Session:
+    def __init__(self, case):
+        raise ValueError("of mine")
+
+def failure_of(error):
+    return Failure(reason="crash", message=str(error))
+"""
+
+
+def test_an_error_of_a_case_is_told_once_and_debugging_shows_where_it_arose(cli, tmp_path, monkeypatch):
+    file = tmp_path / "failingbench.py"
+    file.write_text(BENCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(runner, "BENCH", "failingbench")  # or the processes of both commands would import torch
+    monkeypatch.setitem(runner.run.__kwdefaults__, "preload", ())
+    command = ("measure", "tiny-roberta", "-b", "1", "--meter", "simulated")
     ended, debugged = cli(*command), cli("--debug", *command)
 
     assert [ended.status, debugged.status] == [1, 1]
     assert (ended.out + ended.err).count("of mine") == 1
     assert "Traceback" not in ended.err
     assert "Traceback" in debugged.err
-    assert f'File "{file}", line 2, in build' in debugged.err
+    assert f'File "{file}", line 6, in __init__' in debugged.err
 
 
 @pytest.mark.parametrize("command", [("schemes", "fewbits"), ("measure", *SMALL, "-s", "fewbits")])

@@ -95,11 +95,9 @@ def equal(found: list[Tensor], expected: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("draw", range(3))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spec", SPECS)
-def test_gradients_are_those_of_layers_to_the_bit(spec: str, shape: tuple[int, ...], draw: int) -> None:
-    torch.manual_seed(draw)
+def test_gradients_are_those_of_layers_to_the_bit(spec: str, shape: tuple[int, ...]) -> None:
     called, held = converted_twins(spec)
     x = torch.randn(shape)
 
@@ -116,8 +114,9 @@ def test_gradients_are_not_those_of_the_exact_network(spec: str) -> None:
     assert not equal(gradients(converted(called, spec), x), exact)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("spec", "shape"), [*((spec, SHAPES[0]) for spec in SPECS), *(("fewbit:3", shape) for shape in SHAPES[1:])]
+)
 def test_what_is_kept_is_what_layers_keep_and_its_closed_form(spec: str, shape: tuple[int, ...]) -> None:
     def kept(setup: TrainingSetup) -> inspection.Trace:
         return inspection.trace(setup, lambda: {"x": torch.randn(shape).requires_grad_()})
@@ -289,7 +288,16 @@ def build():
 """
 
 
-@pytest.mark.parametrize("spec", ["fewbit:3", "fewbit:1,functions=silu/tanh", "invact", "regelu2", "resilu2"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("fewbit:3", "invact"),
+        *(
+            pytest.param(spec, marks=pytest.mark.slow)
+            for spec in ("fewbit:1,functions=silu/tanh", "regelu2", "resilu2")
+        ),
+    ],
+)
 def test_meters_agree(spec: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     case = Case(model=f"{tmp_path / 'own.py'}:build", batch_size=16, gradient_quality=False)
@@ -305,10 +313,19 @@ def test_meters_agree(spec: str, tmp_path: Path) -> None:
     assert measured.activation_bytes < exact.activation_bytes
 
 
-@pytest.mark.parametrize("budget", [None, pytest.param("0.5", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+COMPILED = [
+    *((spec, backend, None) for spec in SPECS for backend in ("aot_eager", "inductor")),
+    *((spec, "aot_eager", "0.5") for spec in SPECS),
+    ("fewbit:3", "inductor", "0.5"),
+]
+
+
 @pytest.mark.parametrize(
-    "spec", [pytest.param(spec, marks=() if spec == "fewbit:3" else pytest.mark.slow) for spec in SPECS]
+    ("spec", "backend", "budget"),
+    [
+        pytest.param(*each, marks=() if each == ("fewbit:3", "aot_eager", None) else pytest.mark.slow)
+        for each in COMPILED
+    ],
 )
 def test_compiled_networks_have_the_gradients_of_layers_uncompiled(
     spec: str, backend: str, budget: str | None, seeded: None

@@ -187,8 +187,7 @@ def test_a_chain_has_its_gradients_on_inductor(networks: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("backend", "network", "needs_gradient"),
     [
-        ("aot_eager", "chain", False),  # with a gradient of the input, a test above has it
-        ("aot_eager", "transformer", False),
+        ("aot_eager", "chain", False),  # with a gradient of the input, a test above has it; here a transformer has
         ("aot_eager", "transformer", True),
         ("aot_eager", "convolutions", False),
         ("inductor", "transformer", True),  # its graphs are those above; tests/nn/test_inductor.py has convolutions

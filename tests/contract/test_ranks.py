@@ -16,7 +16,7 @@ from actbench.schemes.base import PLACEMENT
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
 SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"]
-QUICK = {("fewbit:3", "fsdp:8"), ("checkpoint", "ddp:8"), ("fewbit:3", "zero1:8")}
+QUICK = {("fewbit:3", "fsdp:8"), ("fewbit:3", "ddp:8"), ("fewbit:3", "zero1:8")}
 SPREAD = ["fsdp:8", "ddp:8", "zero1:8"]
 REFUSED = {
     ("encode:int:6,on=weights", "fsdp:8"): "weights in a number format: each process holds a shard",
@@ -46,7 +46,12 @@ def spreading() -> list[str]:
 
 
 def beside() -> list[object]:
-    found = [(spec, spread) for spec in SPECS for spread in SPREAD if (spec, spread) not in REFUSED]
+    """Return schemes beside ways to spread; those that only change passes take the two of whole weights in turn."""
+    found = []
+    for turn, spec in enumerate(SPECS):
+        passes = set(schemes.build(spec).changes) <= {"saved tensors", "recomputation", "loss"}
+        spreads = ["fsdp:8", SPREAD[1 + turn % 2]] if passes and spec != "fewbit:3" else SPREAD
+        found += [(spec, spread) for spread in spreads if (spec, spread) not in REFUSED]
     return [pair if pair in QUICK else pytest.param(*pair, marks=pytest.mark.slow) for pair in found]
 
 

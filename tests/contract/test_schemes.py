@@ -32,6 +32,7 @@ EXAMPLES = {
     "randomized": "randomized:0.5",
 }
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
+TWICE = ("actnn", "checkpoint", "fewbit:3", "gact", "lora", "smaq,on=activations")  # layers, calls, hooks, parameters
 MODULES_ALONE = {"encode:int:6": "encode:int:6,on=activations", "smaq": "smaq,on=activations"}
 LAST_WORDS = 4 + 4  # bytes: codes are rounded up to a word at most, and the last group has metadata of its own
 
@@ -72,13 +73,20 @@ def claiming() -> list[str]:
     return [spec for spec in specs() if schemes.build(spec).claimed_bits is not None]
 
 
+workload_of = functools.cache(workloads.load)
+
+
 def make_batch() -> Batch:
-    return workloads.load(CASE).batch(CASE.batch_size, seed=0)
+    return workload_of(CASE).batch(CASE.batch_size, seed=0)
+
+
+def make_setup(spec: str) -> TrainingSetup:
+    return workload_of(case_for(spec)).setup(materialize=True, seed=0)
 
 
 @pytest.fixture
 def setup(spec: str) -> TrainingSetup:
-    return workloads.load(case_for(spec)).setup(materialize=True, seed=0)
+    return make_setup(spec)
 
 
 @pytest.fixture
@@ -91,7 +99,7 @@ def traced_under(spec: str, like: str) -> tuple[TrainingSetup, inspection.Trace]
     """Return a setup under a scheme and what its step saves, once for all tests; ``like`` names whose model it is."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        converted = schemes.build(spec).apply(workloads.load(case_for(like)).setup(materialize=True, seed=0))
+        converted = schemes.build(spec).apply(make_setup(like))
         return converted, inspection.trace(converted, make_batch)
 
 
@@ -229,7 +237,9 @@ def test_a_scheme_limited_to_a_part_changes_nothing_else(spec: str, setup: Train
     assert kept(spec, spec) < kept(f"{spec},only=h.1", spec) < kept("exact", own_model(spec))
 
 
-@pytest.mark.parametrize("spec", limited())
+@pytest.mark.parametrize(
+    "spec", [spec if spec in TWICE else pytest.param(spec, marks=pytest.mark.slow) for spec in limited()]
+)
 def test_a_scheme_stands_twice_for_parts_that_do_not_overlap(spec: str, setup: TrainingSetup) -> None:
     one = f"{spec},only=h.1"
 

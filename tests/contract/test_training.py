@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,16 +33,19 @@ SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"
 STEADY = {"actnn": "actnn,per_layer=false"}  # layers share their bits out anew after the first step, by what it showed
 
 
+workload_of = functools.cache(workloads.load)
+
+
 def converted(spec: str, like: str = "", **fields: object) -> TrainingSetup:
     """Return a setup with a scheme applied; ``like`` names the scheme whose model is taken."""
     case = CASE.model_copy(update={"model": MODELS.get(like or spec, CASE.model), **fields})
-    setup = workloads.load(case).setup(materialize=True, seed=0)
+    setup = workload_of(case).setup(materialize=True, seed=0)
     with torch.random.fork_rng(devices=[]):  # some draw parameters
         return schemes.build(spec).apply(setup)
 
 
 def batch() -> Batch:
-    return workloads.load(CASE).batch(CASE.batch_size, seed=0)
+    return workload_of(CASE).batch(CASE.batch_size, seed=0)
 
 
 def gradients(module: nn.Module) -> list[Tensor]:

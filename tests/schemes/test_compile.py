@@ -103,7 +103,7 @@ CONVOLUTIONS = (convolutions, (8, 8, 12, 12))
 @pytest.mark.parametrize(
     ("make", "shape", "budgets"),
     [
-        (*TRANSFORMER, (1, 0.4, 0)),
+        (*TRANSFORMER, (1, 0)),
         pytest.param(*TRANSFORMER, (1, 0.7, 0.5, 0.3, 0.1, 0), marks=pytest.mark.slow),
         pytest.param(*CONVOLUTIONS, (1, 0.5, 0), marks=pytest.mark.slow),
     ],

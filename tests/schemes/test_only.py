@@ -74,7 +74,7 @@ def test_all_parts_together_give_the_gradient_of_the_whole(spec: str, x: Tensor)
     "spec",
     [
         "randomized:0.5,only=[0-5]",
-        "actnn:L2,bits=4,only=[2-9]",
+        pytest.param("actnn:L2,bits=4,only=[2-9]", marks=pytest.mark.slow),
         pytest.param("gact:L1,only=[0-3]+actnn:L2,bits=8,only=[4-7]", marks=pytest.mark.slow),
     ],
 )

@@ -7,11 +7,9 @@ import torch
 
 from actbench.training.evaluation import Tally, correlation, f1
 
-scipy_stats = pytest.importorskip("scipy.stats")
-sklearn_metrics = pytest.importorskip("sklearn.metrics")
-
 
 def test_f1_is_that_of_scikit_learn() -> None:
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
     random = torch.Generator().manual_seed(0)
     predicted, labels = torch.randint(2, (2, 50), generator=random)
 
@@ -20,6 +18,7 @@ def test_f1_is_that_of_scikit_learn() -> None:
 
 
 def test_correlation_is_the_mean_of_pearsons_and_spearmans() -> None:
+    scipy_stats = pytest.importorskip("scipy.stats")
     random = torch.Generator().manual_seed(0)
     labels = torch.randint(6, (40,), generator=random).float()  # ties
     predicted = labels + torch.randn(40, generator=random)

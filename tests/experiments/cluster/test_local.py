@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingRun
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster")]
-pytest.importorskip("ray")
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray")  # whose import takes a second
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster"), needs_ray]
 
 HOST = """
 import os
@@ -46,7 +47,8 @@ OWN = """
     def leaves():
         os._exit(7)
 """
-GRID = ["tiny-bert", *(part for spec in ("fewbit:3", "checkpoint", "gact:L2") for part in ("-s", spec)), "-b", "1-4+1"]
+GRID = ["tiny-bert", *(part for spec in ("fewbit:3", "checkpoint", "gact:L2") for part in ("-s", spec)), "-b", "1-3+1"]
+ROWS = 4 * 3
 
 
 class Host:
@@ -111,7 +113,7 @@ def test_a_node_that_is_killed_loses_and_repeats_nothing(host: Host, tmp_path: P
 
     there = {record.case: record.outcome for record in store.read(whole).records}
     here = {record.case: record.outcome for record in records_in(alone)}
-    assert rows_in(whole) == len(there) == 16
+    assert rows_in(whole) == len(there) == ROWS
     assert there == here
 
 
@@ -128,7 +130,7 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(host: Host, tmp_path: Path
 
     assert again.returncode == 0, out + err
     assert file.read_text().startswith(before)
-    assert rows_in(file) == len(store.read(file).records) == 16
+    assert rows_in(file) == len(store.read(file).records) == ROWS
 
 
 def test_files_travel_and_a_case_that_ends_its_process_is_a_row(host: Host, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def cases() -> Iterator[Any]:
             if spec in LM_ONLY and model == "mixed":
                 continue
             is_quick = spec in QUICK and model == "mixed"
-            for meter in METER_NAMES if is_quick or spec in LM_ONLY else (METER_NAMES[(turn + place) % 2],):
+            for meter in METER_NAMES if spec in LM_ONLY else (METER_NAMES[(turn + place) % 2],):
                 used = "cpu" if schemes.build(spec).untraceable else meter
                 marks = () if is_quick else pytest.mark.slow
                 yield pytest.param(spec, model, used, id=f"{spec}-{model}-{used}", marks=marks)
