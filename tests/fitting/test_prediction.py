@@ -8,7 +8,8 @@ import pytest
 
 from actbench import schemes
 from actbench.fitting.choices import Choice
-from actbench.fitting.prediction import Needs, Predictions
+from actbench.fitting.needs import Needs
+from actbench.fitting.prediction import Predictions
 
 EXACT = Needs(
     weights=16.0,

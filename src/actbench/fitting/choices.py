@@ -151,6 +151,11 @@ class Choices:
         """Whether the choices of a stack stand together."""
         return all(self._pair(*pair) for pair in itertools.combinations(stack, 2))
 
+    def from_on(self, choice: Choice) -> list[Choice]:
+        """Return the values of a choice's scheme that save as much as the choice or more, itself first."""
+        alike = [each for each in self.all if rung_of(each) == rung_of(choice)]
+        return alike[alike.index(choice) :]
+
     def _pair(self, first: Choice, second: Choice) -> bool:
         pair = frozenset((first, second))
         if pair not in self._together:

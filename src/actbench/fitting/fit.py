@@ -13,6 +13,7 @@ from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
 from actbench.fitting.levels import EXACT, LEVELS
+from actbench.fitting.scouts import Scouts
 from actbench.fitting.search import Search
 from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles
@@ -105,7 +106,7 @@ def fit(
         MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    asked, case, profile = _checked(case, asked or Asked())
+    asked, case, profile, blocks = _checked(case, asked or Asked())
     meter = ondevice.meter_of(profile) if measure else None
     progress = progress or Progress()
     name = f"{case.model}-{profile.name}"
@@ -115,6 +116,7 @@ def fit(
             "recipe": name,
             "asked": asked,
             "training": training_of(stack, getattr(outcome, "warnings", ())),
+            "of_copy": tried.model != case.model,
             "recorded_at": now(),
         }
         return FitRecord(case=tried, outcome=outcome, **said, **origin)
@@ -126,6 +128,7 @@ def fit(
         _choices(case, asked, profile, schemes),
         max_slowdown=asked.max_slowdown,
         jobs=jobs,
+        scouts=Scouts(case, blocks) if blocks else None,
     )
     libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.libraries}
     with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
@@ -157,8 +160,8 @@ def _records(store: Store[FitRecord], cases: Iterable[Case]) -> tuple[FitRecord,
     return tuple(record for case in cases if (record := store.find(case)) is not None)
 
 
-def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
-    """Return the request with its optimizer, the case of the exact step with its limit, and the device profile."""
+def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile, int | None]:
+    """Return the request with its optimizer, the case of the exact step, the device profile, and the model's blocks."""
     profile = profiles.get(case.device_profile or profiles.DEFAULT)
     if profile.rates is None:
         raise UsageError(
@@ -175,8 +178,8 @@ def _checked(case: Case, asked: Asked) -> tuple[Asked, Case, DeviceProfile]:
         "gradient_quality": False,
     }
     case = case.model_copy(update=settings)
-    workloads.load(case)
-    return asked.model_copy(update={"optimizer": case.optimizer}), case, profile
+    blocks = getattr(workloads.load(case), "equal_blocks", None)
+    return asked.model_copy(update={"optimizer": case.optimizer}), case, profile, blocks
 
 
 def _choices(case: Case, asked: Asked, profile: DeviceProfile, names: Sequence[str] | None) -> Choices:
@@ -196,7 +199,7 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
         raise MeasurementError("the time was over before the exact step was simulated: give a larger --budget")
     refused = {
         name_of(stack): outcome.message
-        for stack, outcome in search.outcomes.items()
+        for stack, outcome in search.seen.items()
         if isinstance(outcome, Failure) and len(stack) == 1
     }
     untried = tuple(map(name_of, search.untried))

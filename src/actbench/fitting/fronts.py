@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from actbench.fitting.choices import Choice, Choices, Stack
-from actbench.fitting.prediction import Needs, Predictions
+from actbench.fitting.needs import Needs
+from actbench.fitting.prediction import Predictions
 from actbench.results.fits import GRADIENTS, Training
 
 TrainingOf = Callable[[Stack], Training]

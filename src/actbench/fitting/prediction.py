@@ -2,95 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
-from actbench.fitting.choices import OF_MODEL, OF_SAMPLES, Choice, Stack
-from actbench.results.fits import step_seconds_of
-from actbench.results.measured import Measurement
-from actbench.schemes.base import Change
+from actbench.fitting.choices import Choice, Stack, group_of
+from actbench.fitting.needs import Needs
 
-_LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
-_LEAST_FACTOR = 0.25
-"""What a choice leaves less of, such as what offloading cannot move, says little of what is there without it."""
+_MOST_OF_MODEL, _MOST_OF_SAMPLES = 4.0, 1.25
+"""What a choice changes by a larger factor says little of what is there without it, as when it is offloaded.
 
+Choices that work on samples do very different things beside each other: offloading costs nothing beside recomputation.
+"""
 
-@dataclass(frozen=True)
-class Needs:
-    """What a step needs: bytes and seconds.
-
-    Attributes:
-        forward: Peak of the forward pass beyond weights, optimizer state and activations; may be below 0, as the next.
-        backward: Peak of the backward pass beyond weights, state and the larger of activations and gradients.
-        update: Peak of the optimizer's step beyond weights, gradients and state.
-        lost: Bytes that the allocator loses between blocks.
-        passes_seconds: Time of the forward and backward pass.
-        update_seconds: Time of the optimizer's step.
-    """
-
-    weights: float
-    gradients: float
-    state: float
-    activations: float
-    forward: float
-    backward: float
-    update: float
-    lost: float
-    passes_seconds: float
-    update_seconds: float
-
-    @classmethod
-    def of(cls, measured: Measurement) -> Needs | None:
-        """Return the needs of a simulated step; None if it has no estimated time."""
-        peaks, time, seconds = measured.phase_peaks, measured.estimated, step_seconds_of(measured)
-        if peaks is None or time is None or seconds is None:
-            return None
-        weights, activations = measured.weights_bytes, max(0, measured.activation_bytes)
-        gradients, state = measured.gradients_bytes or 0, measured.optimizer_bytes or 0
-        return cls(
-            weights=weights,
-            gradients=gradients,
-            state=state,
-            activations=activations,
-            forward=peaks.forward_bytes - weights - state - activations,
-            backward=peaks.backward_bytes - weights - state - max(activations, gradients),
-            update=peaks.optimizer_bytes - weights - gradients - state,
-            lost=max(0, (measured.reserved_bytes or 0) - measured.peak_bytes),
-            passes_seconds=seconds - time.optimizer_seconds,
-            update_seconds=time.optimizer_seconds,
-        )
-
-    @property
-    def seconds(self) -> float:
-        """Time of the step."""
-        return self.passes_seconds + self.update_seconds
-
-    @property
-    def phases(self) -> tuple[float, float, float]:
-        """Peaks of the forward pass, the backward pass and the optimizer's step."""
-        held = self.weights + self.state
-        return (
-            held + self.activations + self.forward,
-            held + max(self.activations, self.gradients) + self.backward,
-            held + self.gradients + self.update,
-        )
-
-    @property
-    def bytes(self) -> float:
-        """Bytes of the device's memory, with those lost between blocks."""
-        return max(self.phases) + self.lost
-
-    def to_lower(self, limit: int) -> frozenset[Change]:
-        """Return the changes that lower a large enough part of the peaks above a limit."""
-        found = frozenset[Change]()
-        forward, backward, _ = (peak + self.lost > limit for peak in self.phases)
-        least = _LEAST_SHARE * self.bytes
-        if self.gradients + self.state + self.update > least:
-            found |= OF_MODEL
-        if (forward or backward) and self.activations + max(self.forward, self.backward) > least:
-            found |= OF_SAMPLES
-        return found
+_BYTES, _PASSES, _UPDATE = slice(0, 4), slice(4, 5), slice(5, 6)
+"""The kinds of factors of an effect."""
 
 
 class Effect(NamedTuple):
@@ -109,12 +37,10 @@ class Effect(NamedTuple):
         )
 
     @property
-    def inverse(self) -> Effect | None:
-        """The effect of leaving the choice out; None if too little is left of something to tell how much there was."""
-        if min(self.factors) < _LEAST_FACTOR:
-            return None
+    def inverse(self) -> Effect:
+        """The effect of leaving the choice out."""
         return Effect(
-            tuple(1 / factor for factor in self.factors),  # type: ignore[arg-type]
+            tuple(1 / factor if factor else math.inf for factor in self.factors),  # type: ignore[arg-type]
             tuple(-difference for difference in self.differences),  # type: ignore[arg-type]
         )
 
@@ -143,7 +69,9 @@ class Predictions:
         self.known: dict[Stack, Needs] = {}
         self._simulated: dict[Stack, Needs] = {}
         self._effects: dict[Choice, dict[Stack, Effect]] = {}
-        self._memo: dict[Stack, tuple[int, Needs] | None] = {}
+        self._memo: dict[Stack, Needs | None] = {}
+        self._places: dict[Choice, int] = {}
+        self._masks: dict[Stack, int] = {}
 
     def learn(self, stack: Stack, needs: Needs) -> None:
         """Note what a simulated stack needs."""
@@ -153,13 +81,22 @@ class Predictions:
             self._know(other)
 
     def _know(self, stack: Stack) -> None:
+        self._bits(stack)
         self.known[stack] = self._parted(stack, self._simulated[stack])
-        self._memo.clear()
-        for choice in stack:
-            self._compare(choice, stack - {choice}, stack)
-        for larger in [each for each in self.known if len(each) == len(stack) + 1 and stack < each]:
-            (choice,) = larger - stack
-            self._compare(choice, stack, larger)
+        pairs = [(stack - {choice}, stack) for choice in stack if stack - {choice} in self.known]
+        pairs += [(stack, larger) for larger in self.known if len(larger) == len(stack) + 1 and stack < larger]
+        for smaller, larger in pairs:
+            (choice,) = larger - smaller
+            self._effects.setdefault(choice, {})[smaller] = Effect.between(self.known[smaller], self.known[larger])
+        self._forget(stack, frozenset().union(*(larger - smaller for smaller, larger in pairs)))
+
+    def _forget(self, stack: Stack, changed: Stack) -> None:
+        """Forget the predictions that a stack now makes better: those it is near to, and those by changed effects."""
+        new, better = self._bits(stack), self._bits(changed)
+        for other in list(self._memo):
+            bits = self._bits(other)
+            if bits & better or _is_near(new, bits):
+                del self._memo[other]
 
     def _parted(self, stack: Stack, needs: Needs) -> Needs:
         """Return needs with the time of the update apart, if the stack steps within the backward pass.
@@ -173,51 +110,73 @@ class Predictions:
         update_seconds = min(apart.update_seconds, needs.seconds)
         return replace(needs, passes_seconds=needs.seconds - update_seconds, update_seconds=update_seconds)
 
-    def _compare(self, choice: Choice, without: Stack, with_it: Stack) -> None:
-        before, after = self.known.get(without), self.known.get(with_it)
-        if before is not None and after is not None:
-            self._effects.setdefault(choice, {})[without] = Effect.between(before, after)
-
     def knows(self, choice: Choice) -> bool:
         """Whether some simulation showed the effect of a choice."""
         return choice in self._effects
 
     def effect(self, choice: Choice, within: Stack = frozenset()) -> Effect:
         """Return the effect of a choice in the simulated stack most like ``within``; of equal ones, in the largest."""
+        bits, seen = self._bits(within), self._effects[choice]
 
-        def likeness(seen: Stack) -> tuple[int, int]:
-            shared = len(seen & within)
-            return shared - len(seen - within), shared
+        def likeness(other: Stack) -> tuple[int, int]:
+            theirs = self._masks[other]
+            shared = (theirs & bits).bit_count()
+            return 2 * shared - theirs.bit_count(), shared
 
-        return self._effects[choice][max(self._effects[choice], key=likeness)]
+        return seen[max(seen, key=likeness)]
 
     def of(self, stack: Stack) -> Needs | None:
         """Return the needs of a stack, simulated or predicted; None if a choice of it was never simulated."""
-        found = self._anchored(stack)
-        return None if found is None else found[1]
-
-    def _anchored(self, stack: Stack) -> tuple[int, Needs] | None:
-        """Return the needs of a stack, and how many choices it shares with the simulated stack that predicts them."""
         if stack in self.known:
-            return len(stack), self.known[stack]
+            return self.known[stack]
         if stack not in self._memo:
-            found = (*self._from_smaller(stack), *self._from_larger(stack))
-            self._memo[stack] = max(found, key=lambda each: each[0], default=None)
+            self._memo[stack] = self._predicted(stack) if all(map(self.knows, stack)) else None
         return self._memo[stack]
 
-    def _from_smaller(self, stack: Stack) -> Iterable[tuple[int, Needs]]:
-        for choice in sorted(stack, key=lambda choice: choice.name):
-            below = self._anchored(stack - {choice}) if self.knows(choice) else None
-            if below is not None:
-                yield below[0], self.effect(choice, stack).on(below[1])
+    def _predicted(self, stack: Stack) -> Needs:
+        near = self._near(stack)
+        held, passes, update = (self._from_first(near, stack, kind) for kind in (_BYTES, _PASSES, _UPDATE))
+        return replace(held, passes_seconds=passes.passes_seconds, update_seconds=update.update_seconds)
 
-    def _from_larger(self, stack: Stack) -> Iterable[tuple[int, Needs]]:
-        for larger, needs in self.known.items():
-            if len(larger) == len(stack) + 1 and stack < larger:
-                (choice,) = larger - stack
-                without = self.effect(choice, stack).inverse if self.knows(choice) else None
-                if without is not None:
-                    yield len(stack), without.on(needs)
+    def _near(self, stack: Stack) -> list[Stack]:
+        """Return the simulated stacks that have at most one choice that another lacks, the most like it first."""
+        bits = self._bits(stack)
+        found = []
+        for other in self.known:
+            theirs = self._masks[other]
+            if _is_near(theirs, bits):
+                more, shared = (theirs & ~bits).bit_count(), (theirs & bits).bit_count()
+                found.append((shared - more, shared, other))
+        return [other for *_, other in sorted(found, key=lambda each: each[:2], reverse=True)]
+
+    def _from_first(self, near: Sequence[Stack], stack: Stack, kind: slice) -> Needs:
+        """Return the needs of the first near stack that tells this kind, with the choices exchanged that differ."""
+        start = next(other for other in near if all(self._tells(choice, stack, kind) for choice in other - stack))
+        less = [self.effect(choice, stack).inverse for choice in start - stack]
+        more = [self.effect(choice, stack) for choice in sorted(stack - start, key=lambda choice: choice.name)]
+        return functools.reduce(lambda needs, effect: effect.on(needs), (*less, *more), self.known[start])
+
+    def _tells(self, choice: Choice, stack: Stack, kind: slice) -> bool:
+        """Whether stacks with a choice tell what it is like without: it changes little of this kind."""
+        most = _MOST_OF_MODEL if group_of(choice) == "model" else _MOST_OF_SAMPLES
+        if not self.knows(choice):
+            return False
+        factors: tuple[float, ...] = self.effect(choice, stack).factors
+        return all(1 / most <= factor <= most for factor in factors[kind])
+
+    def _bits(self, stack: Stack) -> int:
+        """Return a stack as a set of bits: thousands are compared with all simulated ones after each simulation."""
+        if stack not in self._masks:
+            for choice in stack - self._places.keys():
+                self._places[choice] = 1 << len(self._places)
+            self._masks[stack] = sum(self._places[choice] for choice in stack)
+        return self._masks[stack]
+
+
+def _is_near(seen: int, stack: int) -> bool:
+    """Whether a simulated stack, as bits, may predict another: it has at most one choice that the other lacks."""
+    more = seen & ~stack
+    return more & (more - 1) == 0
 
 
 def _stepping(stack: Stack) -> Stack:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from collections.abc import Callable, Iterable
+from itertools import combinations, product
 
-from actbench.fitting.choices import Stack
+from actbench.fitting.choices import Choice, Stack
 
 
 class Refusals:
     """Stacks that were refused, such as those in which one scheme leaves nothing to convert for another.
 
     Choices of one stack that was simulated stand together. If of all pairs of a refused stack only one was never
-    simulated together, that pair is refused in every stack.
+    simulated together, that pair is refused in every stack. What is refused is refused with values of its schemes that
+    save more, too.
+
+    Args:
+        from_on: From a choice to the values of its scheme that save as much or more, itself among them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, from_on: Callable[[Choice], Iterable[Choice]] = lambda choice: (choice,)) -> None:
+        self._from_on = from_on
         self._refused: list[Stack] = []
         self._stand: set[Stack] = set()
         self._excluded: list[Stack] = []
@@ -34,8 +40,8 @@ class Refusals:
         return any(part <= stack for part in self._excluded)
 
     def _find(self) -> None:
-        culprits = (pair for refused in self._refused for pair in self._culprit(refused))
-        self._excluded = [*self._refused, *culprits]
+        found = [*self._refused, *(pair for refused in self._refused for pair in self._culprit(refused))]
+        self._excluded = [frozenset(each) for stack in found for each in product(*map(self._from_on, stack))]
 
     def _culprit(self, refused: Stack) -> list[Stack]:
         suspects = [pair for pair in map(frozenset, combinations(refused, 2)) if pair not in self._stand]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from actbench.fitting.choices import (
@@ -12,25 +12,17 @@ from actbench.fitting.choices import (
     OF_MODEL,
     OF_SAMPLES,
     Choice,
-    Choices,
     Rung,
     Stack,
-    case_of,
     group_of,
     rung_of,
-    training_of,
 )
 from actbench.fitting.fronts import front
 from actbench.fitting.levels import LEVELS, Level
-from actbench.fitting.prediction import Needs, Predictions
-from actbench.fitting.refusals import Refusals
-from actbench.results.fits import Training
-from actbench.results.measured import Measurement, Outcome
-from actbench.results.records import Case, FailureReason
+from actbench.fitting.needs import Needs
+from actbench.fitting.trials import Simulate, Trials
+from actbench.results.fits import Trained, Training
 from actbench.schemes.base import Change
-
-Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
-"""Simulates the cases of stacks and yields each with its outcome; leaves out those for which there is no time."""
 
 _SPEEDS: frozenset[Change] = frozenset(("precision", "optimizer"))
 """Changes that may make a step faster than the exact step."""
@@ -39,39 +31,27 @@ _MARGIN = 0.03  # share of the limit: a stack predicted to need this much more i
 _NEIGHBOURS_MARGIN = 0.15  # the same for a stack that differs in one choice from the fastest
 _NEIGHBOURS_SLACK = 0.04  # share of the fastest stack's time: a neighbour may be predicted to be this much slower
 _GAIN = 0.002  # share of a step's time; a smaller gain is not worth a try
-_REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 _FITTING_RUNGS = 2  # when so many values of one scheme fit alone, those that save more are not tried
+_LOWER = 0.03  # share of a peak; a stack that takes longer and needs so much less is worth showing
+_LOWER_SHOWN, _LEAST_SHOWN = 6, 3
 _DESCENTS = 4  # how many stacks are tried although none is predicted to fit, those of the least predicted need
 
 
 @dataclass
-class Search:
+class Search(Trials):
     """One search; after :meth:`run`, ``outcomes`` has what was tried, in order.
 
     Attributes:
-        exact: The case of the exact step.
-        limit: Bytes that a step may use.
-        untried: Stacks for which there was no time.
+        max_slowdown: Most that a stack may take, in multiples of the exact step's time.
     """
 
-    exact: Case
-    limit: int
-    choices: Choices
     max_slowdown: float = 2.0
-    jobs: int = 1
-    outcomes: dict[Stack, Outcome] = field(default_factory=dict)
-    untried: list[Stack] = field(default_factory=list)
-    predictions: Predictions = field(default_factory=Predictions)
-    refusals: Refusals = field(default_factory=Refusals, repr=False)
-    _trainings: dict[Stack, Training] = field(default_factory=dict, repr=False)
-    simulate: Simulate = field(default=lambda stacks: (), repr=False)
     _later: Sequence[Level] = field(default=(), repr=False)
 
     def run(self, simulate: Simulate, levels: Sequence[Level] = LEVELS) -> None:
         """Simulate the exact step, then stacks that may be better, from the nearest training to the furthest."""
         self.simulate = simulate
-        self._try([frozenset()])
-        if frozenset() not in self.predictions.known:
+        if not self.begin():
             return
         for place, level in enumerate(levels):
             self._later = levels[place + 1 :]
@@ -80,73 +60,20 @@ class Search:
         for level in levels:
             self._quicken(level)
             self._complete(level)
-
-    @property
-    def base(self) -> Needs:
-        """Needs of the exact step."""
-        return self.predictions.known[frozenset()]
-
-    def fits(self, stack: Stack) -> bool:
-        """Whether a stack was simulated and fits."""
-        outcome = self.outcomes.get(stack)
-        return isinstance(outcome, Measurement) and outcome.fits
-
-    def seconds(self, stack: Stack) -> float:
-        """Return the estimated seconds of a simulated stack."""
-        return self.predictions.known[stack].seconds
-
-    def training(self, stack: Stack) -> Training:
-        """Return how training with a stack differs, by the simulations of its choices."""
-        if stack not in self._trainings:
-            outcomes = [self.outcomes.get(frozenset({choice})) for choice in stack]
-            warnings = [text for outcome in outcomes for text in getattr(outcome, "warnings", ())]
-            self._trainings[stack] = training_of(stack, warnings)
-        return self._trainings[stack]
-
-    def fastest(self, training: Training) -> Stack | None:
-        """Return the fastest stack that fits and whose training is as near to the exact step's as ``training``."""
-        near = (stack for stack in self.outcomes if self.fits(stack) and self.training(stack).is_as_near(training))
-        return min(near, key=self.seconds, default=None)
-
-    def _try(self, stacks: Sequence[Stack]) -> bool:
-        """Simulate stacks, those that were not; return whether anything new is known.
-
-        They are learned of in their order, however they end: where they run decides nothing. Where they are too few
-        for all jobs, what later levels begin with is simulated beside them.
-        """
-        new = {case_of(stack, self.exact): stack for stack in stacks if stack not in self.outcomes}
-        if 0 < len(new) < self.jobs:
-            ahead = (stack for stack in self._ahead() if stack not in stacks)
-            new.update((case_of(stack, self.exact), stack) for stack in itertools.islice(ahead, self.jobs - len(new)))
-        ended = dict(self.simulate(new))
-        for case, stack in new.items():
-            if case in ended:
-                self._learn_of(stack, ended[case])
-            elif stack not in self.untried:
-                self.untried.append(stack)
-        return bool(ended)
-
-    def _learn_of(self, stack: Stack, outcome: Outcome) -> None:
-        self.outcomes[stack] = outcome
-        self._trainings.clear()
-        needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
-        if needs is not None:
-            self.predictions.learn(stack, needs)
-            self.refusals.simulated(stack)
-        elif getattr(outcome, "reason", None) in _REFUSALS:
-            self.refusals.refused(stack)
+        for trained in dict.fromkeys(level.trained for level in levels):
+            self._settle(trained)
 
     def _learn(self, level: Level) -> None:
         """Simulate alone each choice that is new at a level and may matter there."""
         if level.trained == "adapters":
-            self._try([frozenset({choice}) for choice in self._new(level) if ADAPTS in choice.changes])
+            self.explore([frozenset({choice}) for choice in self._new(level) if ADAPTS in choice.changes])
         rungs = self._rungs(level)
         while rungs := {kind: ladder for kind, ladder in rungs.items() if ladder and not self._suffices(kind)}:
-            self._try([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
+            self.explore([frozenset({ladder.pop(0)}) for ladder in rungs.values()])
 
     def _new(self, level: Level) -> list[Choice]:
         """Return the choices that a level allows and that were not simulated alone."""
-        untried = (choice for choice in self.choices.all if frozenset({choice}) not in self.outcomes)
+        untried = (choice for choice in self.choices.all if frozenset({choice}) not in self.seen)
         return [choice for choice in untried if level.allows(choice.training)]
 
     def _rungs(self, level: Level) -> dict[Rung, list[Choice]]:
@@ -158,7 +85,7 @@ class Search:
                 rungs.setdefault(rung_of(choice), []).append(choice)
         return rungs
 
-    def _ahead(self) -> Iterator[Stack]:
+    def ahead(self) -> Iterator[Stack]:
         """Yield, of each scheme that later levels try alone, the first value that was not tried."""
         seen: set[Rung] = set()
         for level in self._later:
@@ -169,13 +96,13 @@ class Search:
 
     def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
-        alone = [stack for stack in self.outcomes for choice in stack if stack == {choice} and rung_of(choice) == kind]
-        return any(map(self.refusals.exclude, alone)) or sum(map(self.fits, alone)) >= _FITTING_RUNGS
+        alone = [stack for stack in self.seen for choice in stack if stack == {choice} and rung_of(choice) == kind]
+        return any(map(self.refusals.exclude, alone)) or sum(map(self.seems_to_fit, alone)) >= _FITTING_RUNGS
 
     def _what_matters(self, level: Level) -> set[Change]:
         """Return the changes that a stack needs to fit, or to be faster than the fastest stack that fits."""
         start = self._start(level)
-        if start is None or self.fits(start):
+        if start is None or self.seems_to_fit(start):
             return set(_SPEEDS)
         base, fastest = self.predictions.known[start], self.fastest(level.training)
         changed = {change for choice in fastest or () for change in choice.changes}
@@ -200,10 +127,29 @@ class Search:
             best = self._promising(stacks, _MARGIN)
             if not best and self.fastest(level.training) is None and descents < _DESCENTS:
                 best = self._promising(stacks, 0, math.inf) or self._least(stacks)
-                best, descents = best[:1], descents + 1
-            if not best or not self._try(best[: self.jobs]):
-                self.untried += [stack for stack in best[: self.jobs] if stack not in {*self.untried, *self.outcomes}]
+                best, descents = sorted(best, key=lambda stack: stack not in self.scouted)[:1], descents + 1
+            best = self._varied(best)
+            if not best or not self._advance(best):
+                self.untried += [stack for stack in best if stack not in {*self.untried, *self.outcomes}]
                 return
+
+    def _varied(self, best: Sequence[Stack]) -> list[Stack]:
+        """Return the first of the best stacks, one for each job, that do different things to samples.
+
+        Of two that differ in the optimizer alone, the simulation of one tells enough to predict the other.
+        """
+        first: dict[Stack, Stack] = {}
+        for stack in best:
+            first.setdefault(frozenset(choice for choice in stack if group_of(choice) == "samples"), stack)
+        return list(first.values())[: self.jobs]
+
+    def _advance(self, best: Sequence[Stack]) -> bool:
+        """Take the best stacks one step further: try those that are explored, or else explore them.
+
+        Return whether anything new is known.
+        """
+        explored = [stack for stack in best if stack in self.scouted]
+        return self.try_out(explored) if best[0] in explored else self.explore(best)
 
     def _candidates(self, level: Level) -> list[Stack]:
         """Return the stacks of a level that are worth predicting."""
@@ -233,7 +179,7 @@ class Search:
             if not self._is_new(stack):
                 continue
             needs = self.predictions.of(stack)
-            if needs is None or needs.bytes > (1 + margin) * self.limit:
+            if needs is None or not self._may_fit(stack, needs, margin):
                 continue
             training = self.training(stack)
             if training not in bounds:
@@ -241,6 +187,12 @@ class Search:
             if needs.seconds < (1 + slack) * bounds[training]:
                 found.append((needs.seconds, "+".join(sorted(choice.name for choice in stack)), stack))
         return [stack for _, _, stack in sorted(found, key=lambda each: each[:2])]
+
+    def _may_fit(self, stack: Stack, needs: Needs, margin: float) -> bool:
+        """Whether a stack may fit; copies of the model tell its peak, but not the bytes lost between blocks."""
+        if stack in self.scouted:
+            return needs.peak <= self.limit
+        return needs.bytes <= (1 + margin) * self.limit
 
     def _is_new(self, stack: Stack) -> bool:
         return stack not in self.outcomes and stack not in self.untried and not self.refusals.exclude(stack)
@@ -264,7 +216,7 @@ class Search:
     def _quicken(self, level: Level) -> None:
         """If something fits, simulate alone each scheme that may make a step faster, though memory suffices."""
         if self.fastest(level.training) is not None:
-            self._try([frozenset({choice}) for choice in self._new(level) if choice.quickens])
+            self.explore([frozenset({choice}) for choice in self._new(level) if choice.quickens])
 
     def _complete(self, level: Level) -> None:
         """Try the neighbours of a level's fastest stack, which differ in one choice: removed, replaced or added."""
@@ -274,7 +226,7 @@ class Search:
                 return
             near = list(self._neighbours(fastest, level))
             best = self._promising(near, _NEIGHBOURS_MARGIN, slack=_NEIGHBOURS_SLACK)
-            if not best or not self._try(best[: self.jobs]):
+            if not best or not self._advance(self._varied(best)):
                 return
 
     def _neighbours(self, stack: Stack, level: Level) -> Iterator[Stack]:
@@ -287,3 +239,18 @@ class Search:
         for other in allowed:
             if group_of(other) != "parameters" and self.choices.together(stack, other):
                 yield stack | {other}
+
+    def _settle(self, trained: Trained) -> None:
+        """Try stacks that were only explored: those that take longer and need less, or, if nothing fits, need least."""
+        alike = [stack for stack in self.predictions.known if self.training(stack).trained == trained]
+        needs = {stack: self.predictions.known[stack] for stack in alike}
+        if not any(self.fits(stack) for stack in alike):
+            least = sorted(alike, key=lambda stack: needs[stack].peak)
+            self.try_out(least[:_LEAST_SHOWN])
+            return
+        found: list[Stack] = []
+        for stack in sorted((each for each in alike if self.seems_to_fit(each)), key=self.seconds):
+            if not found or needs[stack].peak < (1 - _LOWER) * needs[found[-1]].peak:
+                found.append(stack)
+        allowed = self.max_slowdown * self.base.seconds
+        self.try_out([stack for stack in found if self.seconds(stack) <= allowed][:_LOWER_SHOWN])

@@ -66,12 +66,17 @@ class Asked(Data):
 
 
 class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminator="kind")]]):
-    """One line of a file of fits."""
+    """One line of a file of fits.
+
+    Attributes:
+        of_copy: Whether the model is a copy with fewer blocks, which only says what is worth simulating.
+    """
 
     migrations: ClassVar[Migrations] = {}
 
     asked: Asked = Asked()
     training: Training = Training()
+    of_copy: bool = False
 
 
 def step_seconds_of(measured: Measurement) -> float | None:

@@ -120,6 +120,11 @@ class Scheme(Data):
         return ("saved tensors",)
 
     @property
+    def period(self) -> int | None:
+        """Of how many equal blocks in a row it changes each in its own way; None if it names modules of one model."""
+        return None if self.only else 1
+
+    @property
     def claims(self) -> tuple[str, ...]:
         """What no other scheme may do to the same modules, as words that follow ``both`` in a message."""
         return ()

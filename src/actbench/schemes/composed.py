@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -88,6 +89,12 @@ class Composed(Scheme):
     def changes(self) -> tuple[Change, ...]:
         """All that the parts change."""
         return tuple(dict.fromkeys(change for part in self.parts for change in part.changes))
+
+    @property
+    def period(self) -> int | None:
+        """After how many blocks all parts begin again."""
+        periods = [part.period for part in self.parts]
+        return None if None in periods else math.lcm(*filter(None, periods))
 
     @property
     def mesh_axes(self) -> Mapping[str, int]:

@@ -42,6 +42,11 @@ class RecomputedBlocks(Scheme):
         """What runs again in the backward pass."""
         return ("recomputation",)
 
+    @property
+    def period(self) -> int | None:
+        """One of ``every`` blocks is recomputed."""
+        return None if self.only else self.every
+
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward to bind on a block at this path."""
         raise NotImplementedError

@@ -20,7 +20,7 @@ from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import architectures, batches, folder, losses, sources, text
 from actbench.workloads.batches import image_part
 from actbench.workloads.building import construct, float_type
-from actbench.workloads.names import ModelName
+from actbench.workloads.names import BLOCKS, ModelName
 from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import missing_kernels
 from actbench.workloads.sources import Source
@@ -93,6 +93,12 @@ class HuggingFaceWorkload:
                 audio_shape=self._sizes.audio,
             ),
         )
+
+    @property
+    def equal_blocks(self) -> int | None:
+        """How many equal blocks the model is made of, as its config says; None if it says nothing, or they differ."""
+        count, kinds = (getattr(self._config, name, None) for name in (BLOCKS, "layer_types"))
+        return count if isinstance(count, int) and len(set(kinds or ())) <= 1 else None
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make random inputs with labels; :mod:`actbench.workloads.batches` has the shapes."""

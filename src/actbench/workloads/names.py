@@ -80,6 +80,9 @@ def _preset(name: str, tables: dict[str, Any]) -> Preset:
     )
 
 
+BLOCKS = "num_hidden_layers"
+"""The key by which configs of Hugging Face say how many blocks follow each other; those with another key take this, too."""
+
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
 
 SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar", "inception-cifar")
@@ -114,6 +117,13 @@ def parse(spec: str) -> ModelName:
     if changes and name.kind in ("torchvision", "function"):
         raise ModelError(f"model {spec!r}: only Hugging Face models and actbench's own take changes after the @")
     return ModelName(name.kind, name.name, changes)
+
+
+def with_blocks(spec: str, count: int) -> str:
+    """Return the specification of the same Hugging Face model with another number of blocks."""
+    head, changes = _split_changes(spec)
+    pairs = spec[len(head) + 1 :].split(",") if changes else []
+    return f"{head}@" + ",".join([*(pair for pair in pairs if not pair.startswith(f"{BLOCKS}=")), f"{BLOCKS}={count}"])
 
 
 def is_own(spec: str) -> bool:

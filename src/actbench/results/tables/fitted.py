@@ -108,7 +108,7 @@ def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
     """Return the tried stacks of each exact step in the records."""
     groups: dict[Case, list[FitRecord]] = {}
     exact: dict[Case, FitRecord] = {}
-    for record in records:
+    for record in (record for record in records if not record.of_copy):
         what = simulated(record.case).model_copy(update={"scheme": "exact", "optimizer": record.asked.optimizer})
         groups.setdefault(what, []).append(record)
         if record.case == what:

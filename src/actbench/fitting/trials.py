@@ -1,0 +1,161 @@
+"""The stacks that a search has simulated, on the model itself or on shorter copies, and what was learned of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actbench.fitting.choices import Choice, Choices, Stack, case_of, group_of, training_of
+from actbench.fitting.needs import Needs
+from actbench.fitting.prediction import Predictions
+from actbench.fitting.refusals import Refusals
+from actbench.fitting.scouts import Scouts, agree
+from actbench.results.fits import Training
+from actbench.results.measured import Measurement, Outcome
+from actbench.results.records import Case, Failure, FailureReason
+
+Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
+"""Simulates the cases of stacks and yields each with its outcome; leaves out those for which there is no time."""
+
+_REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
+
+
+@dataclass
+class Trials:
+    """Stacks, simulated a few at a time.
+
+    Attributes:
+        exact: The case of the exact step.
+        limit: Bytes that a step may use.
+        jobs: How many cases are simulated at a time.
+        scouts: Tell what a stack needs without the whole model; None if its blocks are few, or differ.
+        outcomes: Of the stacks that were simulated on the model itself, in order.
+        scouted: Of those that were simulated on its copies, the longer copy's outcome, or a copy's failure.
+        untried: Stacks for which there was no time.
+    """
+
+    exact: Case
+    limit: int
+    choices: Choices
+    jobs: int = 1
+    scouts: Scouts | None = None
+    simulate: Simulate = field(default=lambda stacks: (), repr=False)
+    outcomes: dict[Stack, Outcome] = field(default_factory=dict)
+    scouted: dict[Stack, Outcome] = field(default_factory=dict)
+    untried: list[Stack] = field(default_factory=list)
+    predictions: Predictions = field(default_factory=Predictions)
+    refusals: Refusals = field(init=False, repr=False)
+    _trainings: dict[Stack, Training] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.refusals = Refusals(self.choices.from_on)
+
+    @property
+    def base(self) -> Needs:
+        """Needs of the exact step."""
+        return self.predictions.known[frozenset()]
+
+    @property
+    def seen(self) -> Mapping[Stack, Outcome]:
+        """The outcomes of all stacks, of the model itself where there is one."""
+        return {**self.scouted, **self.outcomes}
+
+    def begin(self) -> bool:
+        """Simulate the exact step, and see whether copies of the model tell the same; whether a search can go on."""
+        exact: Stack = frozenset()
+        self.try_out([exact])
+        found = self.predictions.known.get(exact)
+        if found is not None and self.scouts is not None:
+            self._simulate({exact: self._cases(exact)})
+            if exact not in self.scouted or not agree(self.predictions.known[exact], found):
+                self.scouts = None
+                self.predictions.learn(exact, found)
+        return found is not None
+
+    def fits(self, stack: Stack) -> bool:
+        """Whether a stack was simulated on the model itself and fits."""
+        outcome = self.outcomes.get(stack)
+        return isinstance(outcome, Measurement) and outcome.fits
+
+    def seems_to_fit(self, stack: Stack) -> bool:
+        """Whether a stack was simulated and fits, as far as copies tell if it was only simulated on them."""
+        if stack in self.outcomes:
+            return self.fits(stack)
+        return stack in self.predictions.known and self.predictions.known[stack].bytes <= self.limit
+
+    def seconds(self, stack: Stack) -> float:
+        """Return the estimated seconds of a simulated stack."""
+        return self.predictions.known[stack].seconds
+
+    def training(self, stack: Stack) -> Training:
+        """Return how training with a stack differs, by the simulations of its choices."""
+        if stack not in self._trainings:
+            outcomes = [self.outcomes.get(alone, self.scouted.get(alone)) for alone in map(_alone, stack)]
+            warnings = [text for outcome in outcomes for text in getattr(outcome, "warnings", ())]
+            self._trainings[stack] = training_of(stack, warnings)
+        return self._trainings[stack]
+
+    def fastest(self, training: Training) -> Stack | None:
+        """Return the fastest stack that fits and whose training is as near to the exact step's as ``training``."""
+        near = (stack for stack in self.outcomes if self.fits(stack) and self.training(stack).is_as_near(training))
+        return min(near, key=self.seconds, default=None)
+
+    def explore(self, stacks: Sequence[Stack]) -> bool:
+        """Simulate the stacks that were not: on copies of the model, or else on itself; whether anything is new."""
+        return self._simulate({stack: self._cases(stack) for stack in stacks if stack not in self.seen})
+
+    def try_out(self, stacks: Sequence[Stack]) -> bool:
+        """Simulate stacks on the model itself, those that were not; whether anything is new."""
+        return self._simulate({stack: (case_of(stack, self.exact),) for stack in stacks if stack not in self.outcomes})
+
+    def ahead(self) -> Iterator[Stack]:
+        """Yield stacks that will be explored later, to be explored at once if jobs are free."""
+        return iter(())
+
+    def _cases(self, stack: Stack) -> tuple[Case, ...]:
+        return (self.scouts.cases(stack) if self.scouts else ()) or (case_of(stack, self.exact),)
+
+    def _simulate(self, new: dict[Stack, tuple[Case, ...]]) -> bool:
+        """Simulate the cases of stacks; return whether anything new is known.
+
+        They are learned of in their order, however they end: where they run decides nothing.
+        """
+        count = sum(map(len, new.values()))
+        if 0 < count < self.jobs:
+            later = (stack for stack in self.ahead() if stack not in new)
+            new |= {stack: self._cases(stack) for stack in itertools.islice(later, self.jobs - count)}
+        ended = dict(self.simulate({case: stack for stack, cases in new.items() for case in cases}))
+        for stack, cases in new.items():
+            if all(case in ended for case in cases):
+                self._learn_of(stack, [ended[case] for case in cases])
+            elif stack not in self.untried:
+                self.untried.append(stack)
+        return bool(ended)
+
+    def _learn_of(self, stack: Stack, outcomes: Sequence[Outcome]) -> None:
+        outcome = next((each for each in outcomes if not isinstance(each, Measurement)), outcomes[-1])
+        if len(outcomes) == 1:
+            self.outcomes[stack] = outcome
+            needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
+        else:
+            self.scouted[stack] = outcome
+            needs = self.scouts.needs(stack, outcomes) if self.scouts else None
+        self._trainings.clear()
+        if needs is not None:
+            self.predictions.learn(stack, needs)
+            self.refusals.simulated(stack)
+        elif isinstance(outcome, Failure) and outcome.reason in _REFUSALS:
+            self.refusals.refused(_refused_part(stack, outcome))
+
+
+def _refused_part(stack: Stack, failure: Failure) -> Stack:
+    """Return the choices of a refused stack that may be why: not the optimizer, if a scheme finds nothing to pack."""
+    blamed = [each for each in stack if failure.message.startswith((f"{each.name} ", f"{each.kind}:"))]
+    if failure.reason == "nothing-converted" and any(group_of(choice) == "samples" for choice in blamed):
+        return frozenset(choice for choice in stack if group_of(choice) != "model")
+    return stack
+
+
+def _alone(choice: Choice) -> Stack:
+    return frozenset({choice})
