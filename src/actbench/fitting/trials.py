@@ -102,8 +102,14 @@ class Trials:
         return min(near, key=self.seconds, default=None)
 
     def explore(self, stacks: Sequence[Stack]) -> bool:
-        """Simulate the stacks that were not: on copies of the model, or else on itself; whether anything is new."""
-        return self._simulate({stack: self._cases(stack) for stack in stacks if stack not in self.seen})
+        """Simulate the stacks that were not: on copies of the model, or else on itself; whether anything is new.
+
+        A stack whose copies tell nothing, as they took too long, say, is simulated on the model itself.
+        """
+        new = [stack for stack in stacks if stack not in self.seen]
+        found = self._simulate({stack: self._cases(stack) for stack in new})
+        told_nothing = [stack for stack in new if stack in self.scouted and stack not in self.predictions.known]
+        return self.try_out([stack for stack in told_nothing if not self.refusals.exclude(stack)]) or found
 
     def try_out(self, stacks: Sequence[Stack]) -> bool:
         """Simulate stacks on the model itself, those that were not; whether anything is new."""

@@ -81,7 +81,7 @@ def _preset(name: str, tables: dict[str, Any]) -> Preset:
 
 
 BLOCKS = "num_hidden_layers"
-"""The key by which configs of Hugging Face say how many blocks follow each other; those with another key take this, too."""
+"""The key of Hugging Face configs for the number of blocks; configs that have another key take this one, too."""
 
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "graph", "function"]
 
