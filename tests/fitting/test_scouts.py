@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+
 from actbench import workloads
 from actbench.fitting.choices import Stack, case_of, choices_for
 from actbench.fitting.levels import LEVELS
@@ -51,7 +52,8 @@ def test_two_copies_tell_the_peak_and_the_time_of_the_whole_model(specs: tuple[s
     told = scouts.needs(stack, [measure(copy) for copy in scouts.cases(stack)])
     found = Needs.of(measure(case_of(stack, case)))
 
-    assert told is not None and found is not None
+    assert told is not None
+    assert found is not None
     assert told.peak == pytest.approx(found.peak, rel=0.005)
     assert told.seconds == pytest.approx(found.seconds, rel=0.005)
     assert told.weights == pytest.approx(found.weights, rel=1e-6)

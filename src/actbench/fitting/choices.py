@@ -38,6 +38,9 @@ class Choice:
     optimizer: Optimizer | None = None
     same_updates: bool = True
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # stacks are compared millions of times, and schemes have many fields
+
     @property
     def changes(self) -> tuple[Change, ...]:
         """What the choice changes in a step."""

@@ -6,12 +6,13 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from actbench.fitting.choices import Choice, Stack, group_of
 from actbench.fitting.needs import Needs
 
-_MOST_OF_MODEL, _MOST_OF_SAMPLES = 4.0, 1.25
+_MOST_OF_MODEL, _MOST_OF_SAMPLES = 4.0, 1.1
 """What a choice changes by a larger factor says little of what is there without it, as when it is offloaded.
 
 Choices that work on samples do very different things beside each other: offloading costs nothing beside recomputation.
@@ -19,6 +20,8 @@ Choices that work on samples do very different things beside each other: offload
 
 _BYTES, _PASSES, _UPDATE = slice(0, 4), slice(4, 5), slice(5, 6)
 """The kinds of factors of an effect."""
+
+_LIKENESS = itemgetter(0, 1)
 
 
 class Effect(NamedTuple):
@@ -95,7 +98,8 @@ class Predictions:
         new, better = self._bits(stack), self._bits(changed)
         for other in list(self._memo):
             bits = self._bits(other)
-            if bits & better or _is_near(new, bits):
+            more = new & ~bits
+            if bits & better or more & (more - 1) == 0:  # at most one choice that the other lacks
                 del self._memo[other]
 
     def _parted(self, stack: Stack, needs: Needs) -> Needs:
@@ -135,7 +139,9 @@ class Predictions:
 
     def _predicted(self, stack: Stack) -> Needs:
         near = self._near(stack)
-        held, passes, update = (self._from_first(near, stack, kind) for kind in (_BYTES, _PASSES, _UPDATE))
+        starts = [self._first(near, stack, kind) for kind in (_BYTES, _PASSES, _UPDATE)]
+        found = {start: self._from(start, stack) for start in dict.fromkeys(starts)}
+        held, passes, update = (found[start] for start in starts)
         return replace(held, passes_seconds=passes.passes_seconds, update_seconds=update.update_seconds)
 
     def _near(self, stack: Stack) -> list[Stack]:
@@ -144,14 +150,20 @@ class Predictions:
         found = []
         for other in self.known:
             theirs = self._masks[other]
-            if _is_near(theirs, bits):
-                more, shared = (theirs & ~bits).bit_count(), (theirs & bits).bit_count()
-                found.append((shared - more, shared, other))
-        return [other for *_, other in sorted(found, key=lambda each: each[:2], reverse=True)]
+            shared = theirs & bits
+            more = theirs ^ shared
+            if more & (more - 1) == 0:
+                count = shared.bit_count()
+                found.append((count - (more > 0), count, other))
+        found.sort(key=_LIKENESS, reverse=True)
+        return [other for *_, other in found]
 
-    def _from_first(self, near: Sequence[Stack], stack: Stack, kind: slice) -> Needs:
-        """Return the needs of the first near stack that tells this kind, with the choices exchanged that differ."""
-        start = next(other for other in near if all(self._tells(choice, stack, kind) for choice in other - stack))
+    def _first(self, near: Sequence[Stack], stack: Stack, kind: slice) -> Stack:
+        """Return the first near stack that tells this kind of another."""
+        return next(other for other in near if all(self._tells(choice, stack, kind) for choice in other - stack))
+
+    def _from(self, start: Stack, stack: Stack) -> Needs:
+        """Return the needs of a stack from those of a simulated one, with the choices exchanged that differ."""
         less = [self.effect(choice, stack).inverse for choice in start - stack]
         more = [self.effect(choice, stack) for choice in sorted(stack - start, key=lambda choice: choice.name)]
         return functools.reduce(lambda needs, effect: effect.on(needs), (*less, *more), self.known[start])
@@ -171,12 +183,6 @@ class Predictions:
                 self._places[choice] = 1 << len(self._places)
             self._masks[stack] = sum(self._places[choice] for choice in stack)
         return self._masks[stack]
-
-
-def _is_near(seen: int, stack: int) -> bool:
-    """Whether a simulated stack, as bits, may predict another: it has at most one choice that the other lacks."""
-    more = seen & ~stack
-    return more & (more - 1) == 0
 
 
 def _stepping(stack: Stack) -> Stack:

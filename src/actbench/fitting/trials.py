@@ -147,7 +147,8 @@ class Trials:
         else:
             self.scouted[stack] = outcome
             needs = self.scouts.needs(stack, outcomes) if self.scouts else None
-        self._trainings.clear()
+        if len(stack) == 1:
+            self._trainings.clear()
         if needs is not None:
             self.predictions.learn(stack, needs)
             self.refusals.simulated(stack)

@@ -270,11 +270,7 @@ class Scheme(Data):
         return "optimizer" not in self.changes
 
     def in_trainer(self, batch_size: int) -> InTrainer:
-        """Return how to use the scheme in the Hugging Face Trainer.
-
-        Args:
-            batch_size: Rows of the batch of a step.
-        """
+        """Return how to use the scheme in the Hugging Face Trainer, with batches of so many rows."""
         beyond = sorted(set(self.changes) - OF_PARTS - {"loss"})
         if beyond:
             return InTrainer(why_not=f"{self.spec} changes {' and '.join(beyond)}, which Trainer sees to itself")
