@@ -100,6 +100,22 @@ def test_what_fits_is_listed_the_fastest_first_and_the_exact_step_beside_it(cli,
     assert "| checkpoint |" in table.read_text()
 
 
+def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp_path) -> None:
+    deep = "tiny-llama@num_hidden_layers=16"
+    words = ("fit", deep, *STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path, "--export-json", "-")
+    first = cli(*words)
+    simulated = log.read_text()
+    again = cli(*words)
+
+    copies = {record.case.model for record in records_below(tmp_path) if record.of_copy}
+    assert copies == {f"tiny-llama@num_hidden_layers={count}" for count in (2, 4)}
+    assert {record["case"]["model"] for record in json.loads(first.out)} == {deep}
+    assert all("num_hidden_layers=2" not in table.read_text() for table in tmp_path.rglob("*.fit.*[dv]"))
+    assert "more on two copies of the model" in first.err
+    assert (again.status, again.out, log.read_text()) == (0, first.out, simulated)
+    assert "0 stacks simulated" in again.err
+
+
 def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) -> None:
     ended = cli(*STEP, *AMONG, "--memory-limit", "6GiB", "--exact", "-o", tmp_path)
 

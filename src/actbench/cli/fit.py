@@ -210,7 +210,8 @@ def _print_code(chosen: list[Tried], to: TextIO) -> None:
 
 def _remarks(found: Fit) -> None:
     known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
-    remark(f"{found.simulated} stacks simulated, {known} taken from the results file")
+    explored = f", {found.explored} more on two copies of the model with few blocks" if found.explored else ""
+    remark(f"{found.simulated} stacks simulated, {known} taken from the results file{explored}")
     if found.path is not None:
         remark(f"results: {found.path} (tables beside it, as .md and .csv)")
     for name, why in found.refused.items():

@@ -39,6 +39,7 @@ class Fit:
         found: The simulated stacks, beside the exact step.
         records: Their records, with failures.
         simulated: How many were simulated now; the others were in the results file.
+        explored: Stacks of which only copies of the model with a few of its blocks were simulated.
         untried: Stacks for which there was no time.
         refused: Choices that the model or the device refused, with the reason.
         path: The results file, if one is kept.
@@ -50,6 +51,7 @@ class Fit:
     found: Fitted
     records: tuple[FitRecord, ...]
     simulated: int
+    explored: int
     untried: tuple[str, ...]
     refused: Mapping[str, str]
     path: Path | None
@@ -206,7 +208,8 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
     need = min(each.need_bytes for each in found[0].tried)
     has_more = search.limit < need <= profiles.get(found[0].case.device_profile or profiles.DEFAULT).memory_bytes
     least = None if has_more else _least_profile(need)
-    return Fit(found[0], records, run.simulated, untried, refused, path, least, has_more)
+    explored = len(search.scouted.keys() - search.outcomes.keys())
+    return Fit(found[0], records, run.simulated, explored, untried, refused, path, least, has_more)
 
 
 def _least_profile(need: int) -> str | None:

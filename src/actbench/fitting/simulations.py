@@ -84,8 +84,7 @@ class Simulations:
     """Gives outcomes of cases: from a results file, or from what simulates them.
 
     Attributes:
-        simulated: How many were simulated.
-        found: How many were in the file.
+        simulated: How many were simulated, those of copies of the model not counted.
         over: Whether time ran out before all cases had begun.
     """
 
@@ -103,7 +102,7 @@ class Simulations:
         self._progress, self._jobs = progress, jobs
         self._deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         self._planned: list[Case] = []
-        self.simulated = self.found = 0
+        self.simulated = 0
         self.over = False
 
     def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
@@ -114,16 +113,16 @@ class Simulations:
             if record is None:
                 todo.append(case)
             else:
-                self.found += 1
                 yield case, record.outcome
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs)
             self._planned += todo
             with closing(self._simulator.outcomes(todo, self._in_time)) as told:
                 for case, outcome, origin in told:
-                    self._store.append(self._make_record(case, stacks[case], outcome, origin))
+                    record = self._make_record(case, stacks[case], outcome, origin)
+                    self._store.append(record)
                     self._progress.finished(case, outcome)
-                    self.simulated += 1
+                    self.simulated += not record.of_copy
                     yield case, outcome
 
     def _in_time(self) -> bool:
