@@ -34,6 +34,7 @@ _GAIN = 0.002  # share of a step's time; a smaller gain is not worth a try
 _FITTING_RUNGS = 2  # when so many values of one scheme fit alone, those that save more are not tried
 _LOWER = 0.03  # share of a peak; a stack that takes longer and needs so much less is worth showing
 _LOWER_SHOWN, _LEAST_SHOWN = 6, 3
+_PATIENCE = 10  # a level ends after so many stacks in a row that were not as fast or small as predicted
 _DESCENTS = 4  # how many stacks are tried although none is predicted to fit, those of the least predicted need
 
 
@@ -120,10 +121,10 @@ class Search(Trials):
         return min(filter(lambda stack: level.allows(self.training(stack)), near), key=self.seconds, default=None)
 
     def _improve(self, level: Level) -> None:
-        """Simulate stacks that are predicted to fit and to be faster, until none is left."""
+        """Simulate stacks that are predicted to fit and to be faster, until none is left or many in a row were not."""
         stacks = self._candidates(level)
-        descents = 0
-        while True:
+        descents = failed = 0
+        while failed < _PATIENCE:
             best = self._promising(stacks, _MARGIN)
             if not best and self.fastest(level.training) is None and descents < _DESCENTS:
                 best = self._promising(stacks, 0, math.inf) or self._least(stacks)
@@ -132,6 +133,14 @@ class Search(Trials):
             if not best or not self._advance(best):
                 self.untried += [stack for stack in best if stack not in {*self.untried, *self.outcomes}]
                 return
+            failed = 0 if any(map(self._pays, best)) else failed + len(best)
+
+    def _pays(self, stack: Stack) -> bool:
+        """Whether a stack that was simulated is the fastest of its training, or may be, as far as copies tell."""
+        if stack in self.outcomes:
+            return self.fastest(self.training(stack)) == stack
+        needs = self.predictions.known.get(stack)
+        return needs is not None and needs.peak <= self.limit and needs.seconds < self._bound(self.training(stack))
 
     def _varied(self, best: Sequence[Stack]) -> list[Stack]:
         """Return the first of the best stacks, one for each job, that do different things to samples.
