@@ -111,9 +111,18 @@ def test_copies_of_a_deep_model_are_in_no_table_and_simulated_once(cli, log, tmp
     assert copies == {f"tiny-llama@num_hidden_layers={count}" for count in (2, 4)}
     assert {record["case"]["model"] for record in json.loads(first.out)} == {deep}
     assert all("num_hidden_layers=2" not in table.read_text() for table in tmp_path.rglob("*.fit.*[dv]"))
-    assert "more on two copies of the model" in first.err
+    assert "more explored on two copies of the model" in first.err
     assert (again.status, again.out, log.read_text()) == (0, first.out, simulated)
     assert "0 stacks simulated" in again.err
+
+
+def test_a_model_that_was_a_copy_of_another_has_its_own_rows(cli, log, tmp_path) -> None:
+    words = (*STEP[2:], *AMONG, "--memory-limit", "6GiB", "-o", tmp_path / "one.jsonl")
+    cli("fit", "tiny-llama@num_hidden_layers=16", *words)
+    copy = cli("fit", "tiny-llama@num_hidden_layers=2", *words)
+
+    assert copy.status == 0, copy.err
+    assert "checkpoint" in copy.out
 
 
 def test_only_what_trains_exactly_is_tried_if_that_is_asked(cli, log, tmp_path) -> None:

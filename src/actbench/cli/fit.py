@@ -210,7 +210,7 @@ def _print_code(chosen: list[Tried], to: TextIO) -> None:
 
 def _remarks(found: Fit) -> None:
     known = sum(record.case.meter == "simulated" for record in found.records) - found.simulated
-    explored = f", {found.explored} more on two copies of the model with few blocks" if found.explored else ""
+    explored = f"; {found.explored} more explored on two copies of the model with few blocks" if found.explored else ""
     remark(f"{found.simulated} stacks simulated, {known} taken from the results file{explored}")
     if found.path is not None:
         remark(f"results: {found.path} (tables beside it, as .md and .csv)")
@@ -235,6 +235,11 @@ def _impossible(found: Fit) -> str:
         return (
             f"nothing fits within --max-slowdown {fitted.max_slowdown:g}; "
             f"{fastest.record.case.scheme} fits and takes {fastest.slowdown:.3g} times the exact step's time"
+        )
+    if found.may_fit:
+        return (
+            f"the time of --budget ended before {found.untried[0]} was simulated whole, which fits as far as copies of "
+            "the model with few blocks tell: give a larger --budget"
         )
     least = min(fitted.tried, key=lambda each: each.need_bytes)
     remedies = [_smaller(least, limit)]

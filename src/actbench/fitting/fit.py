@@ -12,8 +12,8 @@ from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
+from actbench.fitting.copies import Copies
 from actbench.fitting.levels import EXACT, LEVELS
-from actbench.fitting.scouts import Scouts
 from actbench.fitting.search import Search
 from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles
@@ -39,8 +39,9 @@ class Fit:
         found: The simulated stacks, beside the exact step.
         records: Their records, with failures.
         simulated: How many were simulated now; the others were in the results file.
-        explored: Stacks of which only copies of the model with a few of its blocks were simulated.
-        untried: Stacks for which there was no time.
+        explored: How many stacks were only simulated on copies of the model with a few of its blocks, now or before.
+        untried: Stacks for which there was no time, first those that fit as far as the copies tell.
+        may_fit: How many of them do.
         refused: Choices that the model or the device refused, with the reason.
         path: The results file, if one is kept.
         least_profile: The smallest device that some tried stack fits on; None if none is large enough, or if something
@@ -53,6 +54,7 @@ class Fit:
     simulated: int
     explored: int
     untried: tuple[str, ...]
+    may_fit: int
     refused: Mapping[str, str]
     path: Path | None
     least_profile: str | None
@@ -130,7 +132,7 @@ def fit(
         _choices(case, asked, profile, schemes),
         max_slowdown=asked.max_slowdown,
         jobs=jobs,
-        scouts=Scouts(case, blocks) if blocks else None,
+        copies=Copies(case, blocks) if blocks else None,
     )
     libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.libraries}
     with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
@@ -204,12 +206,14 @@ def _result(search: Search, records: tuple[FitRecord, ...], run: Simulations, pa
         for stack, outcome in search.seen.items()
         if isinstance(outcome, Failure) and len(stack) == 1
     }
-    untried = tuple(map(name_of, search.untried))
+    untried = sorted(search.untried, key=search.seems_to_fit, reverse=True)
+    may_fit = sum(map(search.seems_to_fit, untried))
     need = min(each.need_bytes for each in found[0].tried)
     has_more = search.limit < need <= profiles.get(found[0].case.device_profile or profiles.DEFAULT).memory_bytes
     least = None if has_more else _least_profile(need)
-    explored = len(search.scouted.keys() - search.outcomes.keys())
-    return Fit(found[0], records, run.simulated, explored, untried, refused, path, least, has_more)
+    explored = len(search.explored.keys() & search.predictions.known.keys() - search.outcomes.keys())
+    names = tuple(map(name_of, untried))
+    return Fit(found[0], records, run.simulated, explored, names, may_fit, refused, path, least, has_more)
 
 
 def _least_profile(need: int) -> str | None:

@@ -17,6 +17,7 @@ from actbench.fitting.choices import (
     group_of,
     rung_of,
 )
+from actbench.fitting.copies import TRUSTED
 from actbench.fitting.fronts import front
 from actbench.fitting.levels import LEVELS, Level
 from actbench.fitting.needs import Needs
@@ -74,7 +75,7 @@ class Search(Trials):
 
     def _new(self, level: Level) -> list[Choice]:
         """Return the choices that a level allows and that were not simulated alone."""
-        untried = (choice for choice in self.choices.all if frozenset({choice}) not in self.seen)
+        untried = (choice for choice in self.choices.all if not self.was_seen(frozenset({choice})))
         return [choice for choice in untried if level.allows(choice.training)]
 
     def _rungs(self, level: Level) -> dict[Rung, list[Choice]]:
@@ -128,19 +129,25 @@ class Search(Trials):
             best = self._promising(stacks, _MARGIN)
             if not best and self.fastest(level.training) is None and descents < _DESCENTS:
                 best = self._promising(stacks, 0, math.inf) or self._least(stacks)
-                best, descents = sorted(best, key=lambda stack: stack not in self.scouted)[:1], descents + 1
+                best = sorted(best, key=lambda stack: stack not in self.explored)[:1]
+                descents += sum(map(self._is_unseen, best))
             best = self._varied(best)
+            new = sum(map(self._is_unseen, best))
             if not best or not self._advance(best):
                 self.untried += [stack for stack in best if stack not in {*self.untried, *self.outcomes}]
                 return
-            failed = 0 if any(map(self._pays, best)) else failed + len(best)
+            failed = 0 if any(map(self._pays, best)) else failed + new
+
+    def _is_unseen(self, stack: Stack) -> bool:
+        return not self.was_seen(stack)
 
     def _pays(self, stack: Stack) -> bool:
         """Whether a stack that was simulated is the fastest of its training, or may be, as far as copies tell."""
         if stack in self.outcomes:
             return self.fastest(self.training(stack)) == stack
         needs = self.predictions.known.get(stack)
-        return needs is not None and needs.peak <= self.limit and needs.seconds < self._bound(self.training(stack))
+        may_fit = needs is not None and self._may_fit(stack, needs, 0)
+        return needs is not None and may_fit and needs.seconds < self._bound(self.training(stack))
 
     def _varied(self, best: Sequence[Stack]) -> list[Stack]:
         """Return the first of the best stacks, one for each job, that do different things to samples.
@@ -157,7 +164,7 @@ class Search(Trials):
 
         Return whether anything new is known.
         """
-        explored = [stack for stack in best if stack in self.scouted]
+        explored = [stack for stack in best if stack in self.explored]
         return self.try_out(explored) if best[0] in explored else self.explore(best)
 
     def _candidates(self, level: Level) -> list[Stack]:
@@ -199,8 +206,8 @@ class Search(Trials):
 
     def _may_fit(self, stack: Stack, needs: Needs, margin: float) -> bool:
         """Whether a stack may fit; copies of the model tell its peak, but not the bytes lost between blocks."""
-        if stack in self.scouted:
-            return needs.peak <= self.limit
+        if stack in self.explored:
+            return needs.peak <= (1 + TRUSTED) * self.limit
         return needs.bytes <= (1 + margin) * self.limit
 
     def _is_new(self, stack: Stack) -> bool:

@@ -112,8 +112,13 @@ class Simulations:
             record = self._store.find(case) if self._store.done(case) else None
             if record is None:
                 todo.append(case)
-            else:
-                yield case, record.outcome
+                continue
+            if record.of_copy:  # perhaps for another model, of which this one was a copy
+                known = {"machine": record.machine, "versions": record.versions, "command": record.command}
+                mine = self._make_record(case, stacks[case], record.outcome, known)
+                if not mine.of_copy:
+                    self._store.append(mine)
+            yield case, record.outcome
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs)
             self._planned += todo

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actbench.fitting.choices import Choice, Choices, Stack, case_of, group_of, training_of
+from actbench.fitting.copies import Copies, agree
 from actbench.fitting.needs import Needs
 from actbench.fitting.prediction import Predictions
 from actbench.fitting.refusals import Refusals
-from actbench.fitting.scouts import Scouts, agree
 from actbench.results.fits import Training
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, FailureReason
@@ -29,9 +29,9 @@ class Trials:
         exact: The case of the exact step.
         limit: Bytes that a step may use.
         jobs: How many cases are simulated at a time.
-        scouts: Tell what a stack needs without the whole model; None if its blocks are few, or differ.
+        copies: Tell what a stack needs without the whole model; None if its blocks are few, or differ.
         outcomes: Of the stacks that were simulated on the model itself, in order.
-        scouted: Of those that were simulated on its copies, the longer copy's outcome, or a copy's failure.
+        explored: Of those that were simulated on its copies, the longer copy's outcome, or a copy's failure.
         untried: Stacks for which there was no time.
     """
 
@@ -39,10 +39,10 @@ class Trials:
     limit: int
     choices: Choices
     jobs: int = 1
-    scouts: Scouts | None = None
+    copies: Copies | None = None
     simulate: Simulate = field(default=lambda stacks: (), repr=False)
     outcomes: dict[Stack, Outcome] = field(default_factory=dict)
-    scouted: dict[Stack, Outcome] = field(default_factory=dict)
+    explored: dict[Stack, Outcome] = field(default_factory=dict)
     untried: list[Stack] = field(default_factory=list)
     predictions: Predictions = field(default_factory=Predictions)
     refusals: Refusals = field(init=False, repr=False)
@@ -59,18 +59,23 @@ class Trials:
     @property
     def seen(self) -> Mapping[Stack, Outcome]:
         """The outcomes of all stacks, of the model itself where there is one."""
-        return {**self.scouted, **self.outcomes}
+        return {**self.explored, **self.outcomes}
+
+    def was_seen(self, stack: Stack) -> bool:
+        """Whether a stack was simulated, on the model itself or on its copies."""
+        return stack in self.outcomes or stack in self.explored
 
     def begin(self) -> bool:
         """Simulate the exact step, and see whether copies of the model tell the same; whether a search can go on."""
         exact: Stack = frozenset()
         self.try_out([exact])
         found = self.predictions.known.get(exact)
-        if found is not None and self.scouts is not None:
+        if found is not None and self.copies is not None:
             self._simulate({exact: self._cases(exact)})
-            if exact not in self.scouted or not agree(self.predictions.known[exact], found):
-                self.scouts = None
-                self.predictions.learn(exact, found)
+            told = self.predictions.known[exact]
+            if not isinstance(self.explored.get(exact), Measurement) or not agree(told, found):
+                self.copies = None
+            self.predictions.learn(exact, replace(found, lost=told.lost))
         return found is not None
 
     def fits(self, stack: Stack) -> bool:
@@ -91,7 +96,7 @@ class Trials:
     def training(self, stack: Stack) -> Training:
         """Return how training with a stack differs, by the simulations of its choices."""
         if stack not in self._trainings:
-            outcomes = [self.outcomes.get(alone, self.scouted.get(alone)) for alone in map(_alone, stack)]
+            outcomes = [self.outcomes.get(alone, self.explored.get(alone)) for alone in map(_alone, stack)]
             warnings = [text for outcome in outcomes for text in getattr(outcome, "warnings", ())]
             self._trainings[stack] = training_of(stack, warnings)
         return self._trainings[stack]
@@ -106,9 +111,9 @@ class Trials:
 
         A stack whose copies tell nothing, as they took too long, say, is simulated on the model itself.
         """
-        new = [stack for stack in stacks if stack not in self.seen]
+        new = [stack for stack in stacks if not self.was_seen(stack)]
         found = self._simulate({stack: self._cases(stack) for stack in new})
-        told_nothing = [stack for stack in new if stack in self.scouted and stack not in self.predictions.known]
+        told_nothing = [stack for stack in new if stack in self.explored and stack not in self.predictions.known]
         return self.try_out([stack for stack in told_nothing if not self.refusals.exclude(stack)]) or found
 
     def try_out(self, stacks: Sequence[Stack]) -> bool:
@@ -120,7 +125,7 @@ class Trials:
         return iter(())
 
     def _cases(self, stack: Stack) -> tuple[Case, ...]:
-        return (self.scouts.cases(stack) if self.scouts else ()) or (case_of(stack, self.exact),)
+        return (self.copies.cases(stack) if self.copies else ()) or (case_of(stack, self.exact),)
 
     def _simulate(self, new: dict[Stack, tuple[Case, ...]]) -> bool:
         """Simulate the cases of stacks; return whether anything new is known.
@@ -135,7 +140,7 @@ class Trials:
         for stack, cases in new.items():
             if all(case in ended for case in cases):
                 self._learn_of(stack, [ended[case] for case in cases])
-            elif stack not in self.untried:
+            elif stack not in self.untried and stack not in self.outcomes:
                 self.untried.append(stack)
         return bool(ended)
 
@@ -145,20 +150,20 @@ class Trials:
             self.outcomes[stack] = outcome
             needs = Needs.of(outcome) if isinstance(outcome, Measurement) else None
         else:
-            self.scouted[stack] = outcome
-            needs = self.scouts.needs(stack, outcomes) if self.scouts else None
+            self.explored[stack] = outcome
+            needs = self.copies.needs(stack, outcomes) if self.copies else None
         if len(stack) == 1:
             self._trainings.clear()
         if needs is not None:
             self.predictions.learn(stack, needs)
             self.refusals.simulated(stack)
-        elif isinstance(outcome, Failure) and outcome.reason in _REFUSALS:
+        elif stack and isinstance(outcome, Failure) and outcome.reason in _REFUSALS:
             self.refusals.refused(_refused_part(stack, outcome))
 
 
 def _refused_part(stack: Stack, failure: Failure) -> Stack:
     """Return the choices of a refused stack that may be why: not the optimizer, if a scheme finds nothing to pack."""
-    blamed = [each for each in stack if failure.message.startswith((f"{each.name} ", f"{each.kind}:"))]
+    blamed = [each for each in stack if failure.message.startswith((f"{each.name} ", f"{each.name}:", f"{each.kind}:"))]
     if failure.reason == "nothing-converted" and any(group_of(choice) == "samples" for choice in blamed):
         return frozenset(choice for choice in stack if group_of(choice) != "model")
     return stack

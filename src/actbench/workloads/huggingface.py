@@ -97,8 +97,10 @@ class HuggingFaceWorkload:
     @property
     def equal_blocks(self) -> int | None:
         """How many equal blocks the model is made of, as its config says; None if it says nothing, or they differ."""
-        count, kinds = (getattr(self._config, name, None) for name in (BLOCKS, "layer_types"))
-        return count if isinstance(count, int) and len(set(kinds or ())) <= 1 else None
+        config = self._config
+        count, kinds = (getattr(config, name, None) for name in (BLOCKS, "layer_types"))
+        equal = isinstance(count, int) and len(set(kinds or ())) <= 1 and not config.is_encoder_decoder
+        return count if equal else None
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make random inputs with labels; :mod:`actbench.workloads.batches` has the shapes."""

@@ -9,13 +9,13 @@ import pytest
 
 from actbench import workloads
 from actbench.fitting.choices import Stack, case_of, choices_for
+from actbench.fitting.copies import Copies
 from actbench.fitting.levels import LEVELS
 from actbench.fitting.needs import Needs
-from actbench.fitting.scouts import Scouts
 from actbench.fitting.search import Search
 from actbench.measuring.bench import measure
 from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
-from actbench.results.records import Case, Failure
+from actbench.results.records import Case, Failure, FailureReason
 from actbench.workloads.names import with_blocks
 
 BLOCKS = 16
@@ -47,9 +47,9 @@ def test_two_copies_tell_the_peak_and_the_time_of_the_whole_model(specs: tuple[s
     fields: dict[str, Any] = {"batch_size": 4, "sequence_length": 64, "device_profile": "rtx-4090"}
     case = Case(model=with_blocks("tiny-llama", blocks), **fields)
     stack = frozenset(choices_for(case, {}, names=specs).all)
-    scouts = Scouts(case, blocks)
+    copies = Copies(case, blocks)
 
-    told = scouts.needs(stack, [measure(copy) for copy in scouts.cases(stack)])
+    told = copies.needs(stack, [measure(copy) for copy in copies.cases(stack)])
     found = Needs.of(measure(case_of(stack, case)))
 
     assert told is not None
@@ -76,7 +76,7 @@ def test_copies_hold_whole_periods_and_are_much_shorter(spec: str, blocks: int, 
     stack = frozenset(choices_for(case, {}, names=[spec]).all)
 
     expected = [f"roberta-base@hidden_size=64,num_hidden_layers={count}" for count in copies]
-    assert [copy.model for copy in Scouts(case, blocks).cases(stack)] == expected
+    assert [copy.model for copy in Copies(case, blocks).cases(stack)] == expected
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,7 @@ def test_copies_hold_whole_periods_and_are_much_shorter(spec: str, blocks: int, 
         ("gpt2@n_layer=3", 3),
         ("resnet-cifar", None),
         ("gemma-3-1b", None),
+        ("whisper-large-v3", None),
     ],
 )
 def test_a_model_has_as_many_blocks_as_its_config_says_if_they_are_equal(model: str, blocks: int | None) -> None:
@@ -151,10 +152,10 @@ class OfBlocks:
         )
 
 
-def search_of(limit: int, device: OfBlocks, *, scouts: bool) -> Search:
+def search_of(limit: int, device: OfBlocks, *, copies: bool) -> Search:
     case = Case(model="tiny-llama", batch_size=1, device_profile="rtx-4090", memory_limit_bytes=limit * GIB)
     choices = choices_for(case, {}, names=list(FACTORS))
-    search = Search(case, limit * GIB, choices, scouts=Scouts(case, BLOCKS) if scouts else None)
+    search = Search(case, limit * GIB, choices, copies=Copies(case, BLOCKS) if copies else None)
     search.run(device)
     return search
 
@@ -162,7 +163,7 @@ def search_of(limit: int, device: OfBlocks, *, scouts: bool) -> Search:
 @pytest.mark.parametrize("limit", [6, 10, 16, 20])
 def test_with_copies_a_search_finds_the_same_and_simulates_fewer_whole_models(limit: int) -> None:
     device, other = OfBlocks(), OfBlocks()
-    search, without = search_of(limit, device, scouts=True), search_of(limit, other, scouts=False)
+    search, without = search_of(limit, device, copies=True), search_of(limit, other, copies=False)
 
     assert seconds_of(search) == pytest.approx(seconds_of(without), rel=0.002)
     assert len(device.whole) < 0.7 * len(other.whole)
@@ -180,10 +181,33 @@ def test_copies_that_tell_something_else_of_the_exact_step_are_not_asked() -> No
             fewer = {"model": with_blocks(case.model, 3)} if blocks_of(case) == 4 else {}
             return super().outcome(case.model_copy(update=fewer), stack)
 
-    search, without = (search_of(16, Crooked(), scouts=each) for each in (True, False))
+    search, without = (search_of(16, Crooked(), copies=each) for each in (True, False))
 
-    assert list(search.scouted) == [frozenset()]
+    assert list(search.explored) == [frozenset()]
     assert search.outcomes == without.outcomes
+
+
+@pytest.mark.parametrize("reason", ["unsupported", "timeout"])
+def test_copies_of_which_the_exact_step_fails_are_not_asked(reason: FailureReason) -> None:
+    class Refused(OfBlocks):
+        def outcome(self, case: Case, stack: Stack) -> Outcome:
+            found = super().outcome(case, stack)
+            return found if blocks_of(case) == BLOCKS else Failure(reason=reason, message="no such config")
+
+    search, without = (search_of(16, Refused(), copies=each) for each in (True, False))
+
+    assert list(search.explored) == [frozenset()]
+    assert search.outcomes == without.outcomes
+
+
+def test_where_time_ends_before_the_copies_the_exact_step_is_not_said_to_be_missing() -> None:
+    class Ended(OfBlocks):
+        def __call__(self, stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+            return super().__call__({case: stack for case, stack in stacks.items() if blocks_of(case) == BLOCKS})
+
+    search = search_of(16, Ended(), copies=True)
+    assert frozenset() in search.outcomes
+    assert frozenset() not in search.untried
 
 
 def test_a_stack_whose_copy_fails_is_simulated_whole() -> None:
@@ -193,7 +217,7 @@ def test_a_stack_whose_copy_fails_is_simulated_whole() -> None:
                 return Failure(reason="timeout", message="too slow")
             return super().outcome(case, stack)
 
-    search, without = (search_of(16, Failing(), scouts=each) for each in (True, False))
+    search, without = (search_of(16, Failing(), copies=each) for each in (True, False))
 
     assert any("checkpoint" in choice.name for stack in without.outcomes for choice in stack)
     assert seconds_of(search) == pytest.approx(seconds_of(without), rel=0.002)
@@ -201,7 +225,7 @@ def test_a_stack_whose_copy_fails_is_simulated_whole() -> None:
 
 def test_the_least_that_is_needed_is_simulated_whole_though_nothing_fits() -> None:
     device = OfBlocks()
-    search = search_of(3, device, scouts=True)
+    search = search_of(3, device, copies=True)
 
     least = min(device.outcome(search.exact, stack).peak_bytes or 0 for stack in search.seen)
     assert min(outcome.peak_bytes or 0 for outcome in search.outcomes.values()) == least
