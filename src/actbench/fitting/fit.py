@@ -21,7 +21,7 @@ from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.results.fits import Asked, FitRecord
 from actbench.results.kinds import FITTED
 from actbench.results.machine import machine, now
-from actbench.results.measured import Outcome
+from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, Optimizer
 from actbench.results.store import Store
 from actbench.results.tables.fits import FIT_TITLE
@@ -116,11 +116,14 @@ def fit(
     name = f"{case.model}-{profile.name}"
 
     def make_record(tried: Case, stack: Stack, outcome: Outcome, origin: Origin) -> FitRecord:
+        of_copy = tried.model != case.model
+        if of_copy and isinstance(outcome, Measurement):
+            outcome = outcome.model_copy(update={"sites": ()})  # nobody looks at those of a copy, and they are many
         said = {
             "recipe": name,
             "asked": asked,
             "training": training_of(stack, getattr(outcome, "warnings", ())),
-            "of_copy": tried.model != case.model,
+            "of_copy": of_copy,
             "recorded_at": now(),
         }
         return FitRecord(case=tried, outcome=outcome, **said, **origin)
