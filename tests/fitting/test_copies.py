@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen3Config
 
 from actbench import workloads
 from actbench.fitting.choices import Stack, case_of, choices_for
@@ -13,7 +15,7 @@ from actbench.fitting.copies import Copies
 from actbench.fitting.levels import LEVELS
 from actbench.fitting.needs import Needs
 from actbench.fitting.search import Search
-from actbench.measuring.bench import measure
+from actbench.measuring.bench import failure_of, measure
 from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
 from actbench.results.records import Case, Failure, FailureReason
 from actbench.workloads.names import with_blocks
@@ -198,6 +200,28 @@ def test_copies_of_which_the_exact_step_fails_are_not_asked(reason: FailureReaso
 
     assert list(search.explored) == [frozenset()]
     assert search.outcomes == without.outcomes
+
+
+def test_a_folder_whose_config_lists_its_layers_is_searched_whole(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    Qwen3Config(num_hidden_layers=BLOCKS, head_dim=16, vocab_size=128, **sizes).save_pretrained(tmp_path / "qwen3")
+    settings = {"sequence_length": 64, "device_profile": "rtx-4090", "memory_limit_bytes": 6 * 1024**2}
+    case = Case(model=str(tmp_path / "qwen3"), batch_size=8, task="causal-lm", **settings)
+    assert getattr(workloads.load(case), "equal_blocks", None) == BLOCKS
+
+    def simulate(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+        for each in stacks:
+            try:
+                yield each, measure(each)
+            except Exception as error:
+                yield each, failure_of(error)
+
+    choices = choices_for(case, {}, names=["checkpoint"])
+    search = Search(case, 6 * 1024**2, choices, copies=Copies(case, BLOCKS))
+    search.run(simulate)
+
+    assert isinstance(search.explored[frozenset()], Failure)
+    assert isinstance(search.outcomes[frozenset(choices.all)], Measurement)
 
 
 def test_where_time_ends_before_the_copies_the_exact_step_is_not_said_to_be_missing() -> None:
