@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from madeup import GIB, measured, simulate
 from transformers import Qwen3Config
 
 from actbench import workloads
@@ -15,8 +16,8 @@ from actbench.fitting.copies import Copies
 from actbench.fitting.levels import LEVELS
 from actbench.fitting.needs import Needs
 from actbench.fitting.search import Search
-from actbench.measuring.bench import failure_of, measure
-from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
+from actbench.measuring.bench import measure
+from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, FailureReason
 from actbench.workloads.names import with_blocks
 
@@ -96,7 +97,6 @@ def test_a_model_has_as_many_blocks_as_its_config_says_if_they_are_equal(model: 
     assert getattr(workload, "equal_blocks", None) == blocks
 
 
-GIB = 1024**3
 FACTORS = {
     "checkpoint,every=2": (1, 1, 1, 0.6, 1.15, 1),
     "checkpoint": (1, 1, 1, 0.2, 1.3, 1),
@@ -128,30 +128,8 @@ class OfBlocks:
         found = [4.0 * size, 4.0 * size, 8.0 * size, 12.0 * size, size, 0.1 * size]
         for choice in stack:
             found = [amount * factor for amount, factor in zip(found, FACTORS[choice.name], strict=True)]
-        weights, gradients, state, activations = (round(GIB * amount) for amount in found[:4])
-        forward, update = weights + state + activations, weights + gradients + state
-        backward = weights + state + max(activations, gradients)
-        peak, limit = max(forward, backward, update), case.memory_limit_bytes or 0
-        return Measurement(
-            weights_bytes=weights,
-            gradients_bytes=gradients,
-            optimizer_bytes=state,
-            activation_bytes=activations,
-            peak_bytes=peak,
-            phase_peaks=PhasePeaks(forward_bytes=forward, backward_bytes=backward, optimizer_bytes=update),
-            memory_limit_bytes=limit,
-            over_limit_bytes=peak - limit if peak > limit else None,
-            estimated=EstimatedTime(
-                step_seconds=found[4] + found[5],
-                forward_seconds=found[4] / 3,
-                backward_seconds=2 * found[4] / 3,
-                optimizer_seconds=found[5],
-                host_seconds=0,
-                device_seconds=found[4] + found[5],
-                flops=0,
-                moved_bytes=0,
-            ),
-        )
+        held = [round(GIB * amount) for amount in found[:4]]
+        return measured(held, *found[4:], case.memory_limit_bytes or 0)
 
 
 def search_of(limit: int, device: OfBlocks, *, copies: bool) -> Search:
@@ -208,13 +186,6 @@ def test_a_folder_whose_config_lists_its_layers_is_searched_whole(tmp_path: Path
     settings = {"sequence_length": 64, "device_profile": "rtx-4090", "memory_limit_bytes": 6 * 1024**2}
     case = Case(model=str(tmp_path / "qwen3"), batch_size=8, task="causal-lm", **settings)
     assert getattr(workloads.load(case), "equal_blocks", None) == BLOCKS
-
-    def simulate(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
-        for each in stacks:
-            try:
-                yield each, measure(each)
-            except Exception as error:
-                yield each, failure_of(error)
 
     choices = choices_for(case, {}, names=["checkpoint"])
     search = Search(case, 6 * 1024**2, choices, copies=Copies(case, BLOCKS))

@@ -8,17 +8,15 @@ import re
 from collections.abc import Iterator, Mapping
 
 import pytest
+from madeup import GIB, measured, simulate
 
 from actbench.errors import UsageError
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
 from actbench.fitting.levels import EXACT, LEVELS, Level
 from actbench.fitting.search import Search
-from actbench.measuring.bench import failure_of, measure
 from actbench.results.fits import step_seconds_of
-from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
+from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
-
-GIB = 1024**3
 
 
 class MadeUp:
@@ -40,31 +38,7 @@ class MadeUp:
         names = sorted(choice.name for choice in stack)
         for name in [*names, *itertools.combinations(names, 2)]:
             found = [amount * factor for amount, factor in zip(found, self._of(name, stack), strict=True)]
-        weights, gradients, state, activations = map(round, found[:4])
-        forward, update = weights + state + activations + GIB // 2, weights + gradients + state + GIB // 4
-        backward = weights + state + max(activations, gradients) + GIB
-        peak = max(forward, backward, update)
-        passes, step = found[4:]
-        return Measurement(
-            weights_bytes=weights,
-            gradients_bytes=gradients,
-            optimizer_bytes=state,
-            activation_bytes=activations,
-            peak_bytes=peak,
-            phase_peaks=PhasePeaks(forward_bytes=forward, backward_bytes=backward, optimizer_bytes=update),
-            memory_limit_bytes=limit,
-            over_limit_bytes=peak - limit if peak > limit else None,
-            estimated=EstimatedTime(
-                step_seconds=passes + step,
-                forward_seconds=passes / 3,
-                backward_seconds=2 * passes / 3,
-                optimizer_seconds=step,
-                host_seconds=0,
-                device_seconds=passes + step,
-                flops=0,
-                moved_bytes=0,
-            ),
-        )
+        return measured(list(map(round, found[:4])), *found[4:], limit, beyond=(GIB // 2, GIB, GIB // 4))
 
     def _of(self, name: object, stack: Stack) -> list[float]:
         if name not in self._factors:
@@ -308,14 +282,6 @@ def test_what_time_does_not_suffice_for_is_told() -> None:
     assert len(search.outcomes) == 2
     assert frozenset() in search.outcomes
     assert search.untried
-
-
-def simulate(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
-    for case in stacks:
-        try:
-            yield case, measure(case)
-        except Exception as error:
-            yield case, failure_of(error)
 
 
 PARTS = ("checkpoint", "gact:L2", "chunked_loss:8", "release", "accumulate:2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +147,14 @@ class Choices:
     all: Sequence[Choice]
     _together: dict[frozenset[Choice], bool] = field(default_factory=dict, repr=False, compare=False)
 
+    @functools.cached_property
+    def rungs(self) -> Mapping[Rung, list[Choice]]:
+        """The values of each scheme, those that save more last."""
+        found: dict[Rung, list[Choice]] = {}
+        for choice in self.all:
+            found.setdefault(rung_of(choice), []).append(choice)
+        return found
+
     def together(self, stack: Stack, choice: Choice) -> bool:
         """Whether a choice can be added to a stack."""
         return choice not in stack and all(self._pair(choice, other) for other in stack)
@@ -156,7 +165,7 @@ class Choices:
 
     def from_on(self, choice: Choice) -> list[Choice]:
         """Return the values of a choice's scheme that save as much as the choice or more, itself first."""
-        alike = [each for each in self.all if rung_of(each) == rung_of(choice)]
+        alike = self.rungs[rung_of(choice)]
         return alike[alike.index(choice) :]
 
     def _pair(self, first: Choice, second: Choice) -> bool:

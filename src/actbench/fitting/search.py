@@ -98,7 +98,7 @@ class Search(Trials):
 
     def _suffices(self, kind: Rung) -> bool:
         """Whether the model refuses a scheme, or values of it fit alone: those that save more take longer."""
-        alone = [stack for stack in self.seen for choice in stack if stack == {choice} and rung_of(choice) == kind]
+        alone = list(filter(self.was_seen, (frozenset({choice}) for choice in self.choices.rungs[kind])))
         return any(map(self.refusals.exclude, alone)) or sum(map(self.seems_to_fit, alone)) >= _FITTING_RUNGS
 
     def _what_matters(self, level: Level) -> set[Change]:
@@ -127,27 +127,26 @@ class Search(Trials):
         descents = failed = 0
         while failed < _PATIENCE:
             best = self._promising(stacks, _MARGIN)
-            if not best and self.fastest(level.training) is None and descents < _DESCENTS:
+            descends = not best and self.fastest(level.training) is None and descents < _DESCENTS
+            if descends:
                 best = self._promising(stacks, 0, math.inf) or self._least(stacks)
                 best = sorted(best, key=lambda stack: stack not in self.explored)[:1]
-                descents += sum(map(self._is_unseen, best))
             best = self._varied(best)
-            new = sum(map(self._is_unseen, best))
+            new = sum(not self.was_seen(stack) for stack in best)
+            descents += new if descends else 0
             if not best or not self._advance(best):
                 self.untried += [stack for stack in best if stack not in {*self.untried, *self.outcomes}]
                 return
             failed = 0 if any(map(self._pays, best)) else failed + new
-
-    def _is_unseen(self, stack: Stack) -> bool:
-        return not self.was_seen(stack)
 
     def _pays(self, stack: Stack) -> bool:
         """Whether a stack that was simulated is the fastest of its training, or may be, as far as copies tell."""
         if stack in self.outcomes:
             return self.fastest(self.training(stack)) == stack
         needs = self.predictions.known.get(stack)
-        may_fit = needs is not None and self._may_fit(stack, needs, 0)
-        return needs is not None and may_fit and needs.seconds < self._bound(self.training(stack))
+        if needs is None or not self._may_fit(stack, needs, 0):
+            return False
+        return needs.seconds < self._bound(self.training(stack))
 
     def _varied(self, best: Sequence[Stack]) -> list[Stack]:
         """Return the first of the best stacks, one for each job, that do different things to samples.

@@ -1,0 +1,51 @@
+"""Steps for the tests of fit: made up of what they need, or simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from actbench.fitting.choices import Stack
+from actbench.measuring.bench import failure_of, measure
+from actbench.results.measured import EstimatedTime, Measurement, Outcome, PhasePeaks
+from actbench.results.records import Case
+
+GIB = 1024**3
+
+
+def measured(
+    held: Sequence[int], passes: float, step: float, limit: int, beyond: tuple[int, int, int] = (0, 0, 0)
+) -> Measurement:
+    """Return a step that holds weights, gradients, state and activations, and ``beyond`` them so much in each phase."""
+    weights, gradients, state, activations = held
+    forward, update = weights + state + activations + beyond[0], weights + gradients + state + beyond[2]
+    backward = weights + state + max(activations, gradients) + beyond[1]
+    peak = max(forward, backward, update)
+    return Measurement(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=state,
+        activation_bytes=activations,
+        peak_bytes=peak,
+        phase_peaks=PhasePeaks(forward_bytes=forward, backward_bytes=backward, optimizer_bytes=update),
+        memory_limit_bytes=limit,
+        over_limit_bytes=peak - limit if peak > limit else None,
+        estimated=EstimatedTime(
+            step_seconds=passes + step,
+            forward_seconds=passes / 3,
+            backward_seconds=2 * passes / 3,
+            optimizer_seconds=step,
+            host_seconds=0,
+            device_seconds=passes + step,
+            flops=0,
+            moved_bytes=0,
+        ),
+    )
+
+
+def simulate(stacks: Mapping[Case, Stack]) -> Iterator[tuple[Case, Outcome]]:
+    """Simulate the cases of stacks in this process."""
+    for case in stacks:
+        try:
+            yield case, measure(case)
+        except Exception as error:
+            yield case, failure_of(error)
