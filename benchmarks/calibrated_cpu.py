@@ -47,8 +47,8 @@ TURNS = "agreement"
 
 _HEAD = """# Times estimated on this machine's processor, beside measured ones
 
-`python benchmarks/calibrated_cpu.py` prints this page: {machine}, one thread, torch {torch}. The profile is what
-`actbench calibrate` measured there just before. Measured: the median of {rounds} steps, in seconds of the
+`python benchmarks/calibrated_cpu.py{flag}` prints this page: {machine}, one thread, torch {torch}. The profile is
+what `actbench calibrate` measured there just before. Measured: the median of {rounds} steps, in seconds of the
 processor, of which the rows of a model took turns. *Off by* compares the estimate with that. *Slowed* says how much
 longer a yardstick took beside these steps than during the calibration, and *by the yardstick* compares with what was
 measured over that: where other programs run, that is nearer to the truth. [time.md](time.md) says how times are
@@ -88,7 +88,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         profile = asked.profile or Path(folder) / "cpu.toml"
         usual = calibrated(profile)
-        print(_HEAD.format(machine=machine().processor, torch=torch.__version__, rounds=asked.rounds))
+        flag = " --all" if asked.all else ""
+        print(_HEAD.format(flag=flag, machine=machine().processor, torch=torch.__version__, rounds=asked.rounds))
         print("| Model | Batch | Scheme | Measured | Estimated | Off by | Slowed | By the yardstick |")
         print("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
         rows = []

@@ -247,6 +247,8 @@ class Search(Trials):
 
     def _neighbours(self, stack: Stack, level: Level) -> Iterator[Stack]:
         allowed = self._allowed(level)
+        if self.predictions.known[stack].update_seconds < _GAIN * self.seconds(stack):  # as of adapters
+            allowed = [choice for choice in allowed if group_of(choice) != "model"]
         for choice in stack:
             yield stack - {choice}
             for other in allowed:
