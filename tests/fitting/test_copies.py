@@ -42,6 +42,7 @@ def blocks_of(case: Case) -> int:
                 (("selective:compute_intensive,every=2", "adam8bit"), 16),
                 (("randomized:0.2", "msln", "autocast:bfloat16"), 16),
                 (("pure:bfloat16", "chunked_loss:8", "optimizer_offload"), 16),
+                (("fewbit:3",), 12),
             )
         ),
     ],
@@ -65,10 +66,12 @@ def test_two_copies_tell_the_peak_and_the_time_of_the_whole_model(specs: tuple[s
 @pytest.mark.parametrize(
     ("spec", "blocks", "copies"),
     [
-        ("checkpoint", 16, (2, 4)),
+        ("checkpoint", 16, (1, 2)),
+        ("checkpoint,every=2", 16, (2, 4)),
         ("checkpoint,every=4", 32, (4, 8)),
         ("checkpoint,every=4", 28, ()),
-        ("fewbit:3", 12, ()),
+        ("fewbit:3", 12, (1, 2)),
+        ("fewbit:3", 6, ()),
         ("fewbit:3,only=encoder.layer.[0-5]", 64, ()),
         ("checkpoint,every=3+fewbit:3", 24, (3, 6)),
         ("checkpoint,every=3+fewbit:3,only=encoder", 24, ()),
@@ -158,8 +161,8 @@ def seconds_of(search: Search) -> list[float]:
 def test_copies_that_tell_something_else_of_the_exact_step_are_not_asked() -> None:
     class Crooked(OfBlocks):
         def outcome(self, case: Case, stack: Stack) -> Outcome:
-            fewer = {"model": with_blocks(case.model, 3)} if blocks_of(case) == 4 else {}
-            return super().outcome(case.model_copy(update=fewer), stack)
+            more = {"model": with_blocks(case.model, 3)} if blocks_of(case) == 2 else {}
+            return super().outcome(case.model_copy(update=more), stack)
 
     search, without = (search_of(16, Crooked(), copies=each) for each in (True, False))
 

@@ -13,7 +13,7 @@ from actbench.results.records import Case
 from actbench.workloads.names import with_blocks
 
 _WORTH = 4  # copies are simulated if the model has so many times the blocks of the longer one
-TRUSTED = 0.02  # share of the exact step's peak and time by which its copies may be wrong
+TRUSTED = 0.02  # share of a peak or a time by which copies may be wrong
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Copies:
         return Needs.extended((few, short), (more, long), self.blocks)
 
     def _counts(self, case: Case) -> tuple[int, ...]:
-        few = max(2, schemes.build(case.scheme).period or self.blocks)
+        few = schemes.build(case.scheme).period or self.blocks
         return (few, 2 * few) if _WORTH * 2 * few <= self.blocks else ()
 
 

@@ -43,7 +43,7 @@ class Lora(Scheme):
     paper: ClassVar[str] = "Hu et al. 2021, arXiv 2106.09685"
     positional: ClassVar[str | None] = "r"
     rank: ClassVar[int] = 3
-    libraries: ClassVar[tuple[str, ...]] = ("peft",)
+    libraries: ClassVar[tuple[str, ...]] = ("peft", "actbench.nn.adaptercaches")
     published: ClassVar[tuple[Published, ...]] = (
         Published(
             quantity="peak_saving",
