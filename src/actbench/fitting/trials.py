@@ -18,6 +18,7 @@ from actbench.results.records import Case, Failure, FailureReason
 Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
 """Simulates the cases of stacks and yields each with its outcome; leaves out those for which there is no time."""
 
+_AHEAD = 4  # about so many stacks are explored on copies while one is simulated on a model of 32 blocks
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 
 
@@ -132,10 +133,13 @@ class Trials:
 
         They are learned of in their order, however they end: where they run decides nothing.
         """
-        count = sum(map(len, new.values()))
-        if 0 < count < self.jobs:
+        spare = self.jobs - sum(map(len, new.values()))
+        if new and spare > 0:
             later = (stack for stack in self.ahead() if stack not in new)
-            new |= {stack: self._cases(stack) for stack in itertools.islice(later, self.jobs - count)}
+            beside_whole = self.copies is not None and any(len(cases) == 1 for cases in new.values())
+            new |= {
+                stack: self._cases(stack) for stack in itertools.islice(later, spare * (_AHEAD if beside_whole else 1))
+            }
         ended = dict(self.simulate({case: stack for stack, cases in new.items() for case in cases}))
         for stack, cases in new.items():
             if all(case in ended for case in cases):
