@@ -12,6 +12,7 @@ from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case
 from actbench.workloads.names import with_blocks
 
+_DEEP = 16  # blocks; of fewer, the model itself takes hardly longer than its copies
 _WORTH = 4  # copies are simulated if the model has so many times the blocks of the longer one
 TRUSTED = 0.02  # share of a peak or a time by which copies may be wrong
 
@@ -43,7 +44,7 @@ class Copies:
 
     def _counts(self, case: Case) -> tuple[int, ...]:
         few = schemes.build(case.scheme).period or self.blocks
-        return (few, 2 * few) if _WORTH * 2 * few <= self.blocks else ()
+        return (few, 2 * few) if max(_DEEP, _WORTH * 2 * few) <= self.blocks else ()
 
 
 def agree(told: Needs, found: Needs) -> bool:

@@ -120,7 +120,7 @@ class Simulations:
                     self._store.append(mine)
             yield case, record.outcome
         if todo:
-            self._progress.planned([*self._planned, *todo], self._jobs)
+            self._progress.planned([*self._planned, *todo], self._jobs, more=True)
             self._planned += todo
             with closing(self._simulator.outcomes(todo, self._in_time)) as told:
                 for case, outcome, origin in told:

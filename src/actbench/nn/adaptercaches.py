@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-get_checkpoint_conversion_mapping("")
+get_checkpoint_conversion_mapping("")  # type: ignore[no-untyped-call]

@@ -92,6 +92,28 @@ def test_counting_begins_anew_where_other_cases_are_planned(terminal):
     assert terminal or "[2/2] model1" in said
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_search_promises_no_number_of_cases_and_no_end(terminal, monkeypatch):
+    monkeypatch.setattr(progress, "_WORTH_TELLING_SECONDS", 0.0)
+    where = console(terminal=terminal)
+    first, second = cases(2)
+    with shown(where) as told:
+        told.planned([first, second], more=True)
+        told.started(first)
+        told.finished(first, MEASURED)
+        said = text_of(told) if terminal else where.file.getvalue()
+    assert ("1 done" if terminal else "[1] model0") in said
+    assert "of 2" not in said
+    assert "/2]" not in said
+    assert terminal or ("(after " in said and "left)" not in said)
+
+
+def test_an_optimizer_of_ones_own_is_named():
+    case = cases(1)[0]
+    assert "sgd" not in case.name
+    assert ", sgd, batch" in case.model_copy(update={"optimizer": "sgd"}).name
+
+
 def test_the_table_follows_a_case_through_its_states():
     [case] = cases(1)
     table = LiveTable(console(terminal=True))

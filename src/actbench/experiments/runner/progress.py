@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -32,8 +40,11 @@ class Progress:
     Cases that run side by side may tell it from several threads.
     """
 
-    def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
-        """These cases will be run, simulated ones up to ``jobs`` at a time; of others it is told no more."""
+    def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
+        """These cases will be run, simulated ones up to ``jobs`` at a time; of others it is told no more.
+
+        ``more`` is whether nobody knows yet how many will follow, as in a search.
+        """
 
     def skipped(self, case: AnyCase) -> None:
         """The case stands in the results already."""
@@ -91,13 +102,13 @@ class Lines(Progress):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._total = 0
+        self._total: int | None = 0
         self._ended: set[AnyCase] = set()
         self._began = time.monotonic()
 
-    def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
+    def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
         """Remember how many there are; time is counted from now where none of them is among those that ended."""
-        self._total = len(cases)
+        self._total = None if more else len(cases)
         if self._ended and self._ended.isdisjoint(cases):
             self._began = time.monotonic()
         self._ended &= set(cases)
@@ -109,14 +120,15 @@ class Lines(Progress):
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
         self._ended.add(case)
-        self.message(f"[{len(self._ended)}/{self._total}] {case.name}: {_ending(outcome)}{self._times()}")
+        count = len(self._ended) if self._total is None else f"{len(self._ended)}/{self._total}"
+        self.message(f"[{count}] {case.name}: {_ending(outcome)}{self._times()}")
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""
         spent = time.monotonic() - self._began
         if spent < _WORTH_TELLING_SECONDS:
             return ""
-        left = spent / len(self._ended) * (self._total - len(self._ended))
+        left = 0.0 if self._total is None else spent / len(self._ended) * (self._total - len(self._ended))
         return f" (after {format_seconds(spent)}" + (f", about {format_seconds(left)} left)" if left > 0 else ")")
 
     def message(self, text: str) -> None:
@@ -169,6 +181,14 @@ class _Row:
         return {"measured": "green", _OVER: "yellow"}.get(self.state, "red")
 
 
+class _Counted(ProgressColumn):
+    """How many cases ended, and of how many, if that is known."""
+
+    def render(self, task: Task) -> Text:
+        done = f"{task.completed:.0f}"
+        return Text(f"{done} done" if task.total is None else f"{done} of {task.total:.0f} cases")
+
+
 class LiveTable(Progress):
     """Progress as a table with a line for each case, scrolled to those at work, and a bar with the remaining time."""
 
@@ -177,7 +197,7 @@ class LiveTable(Progress):
         self._rows: dict[AnyCase, _Row] = {}
         self._lock = threading.Lock()
         self._bar = Bar(
-            TextColumn("{task.completed:.0f} of {task.total:.0f} cases"),
+            _Counted(),
             BarColumn(),
             TimeElapsedColumn(),
             TextColumn("left:"),
@@ -188,12 +208,13 @@ class LiveTable(Progress):
         self._task = self._bar.add_task("cases", total=0)
         self._skipped = 0
 
-    def planned(self, cases: Sequence[AnyCase], jobs: int = 1) -> None:
+    def planned(self, cases: Sequence[AnyCase], jobs: int = 1, *, more: bool = False) -> None:
         """Show the cases that have not started as waiting."""
         with self._lock:
             self._rows = {case: self._rows.get(case, _Row()) for case in cases}
             ended = sum(row.ended is not None for row in self._rows.values())
-        self._bar.update(self._task, total=len(cases), completed=ended)
+        self._bar.tasks[0].total = None if more else len(cases)  # update() takes None for no change
+        self._bar.update(self._task, completed=ended)
 
     def skipped(self, case: AnyCase) -> None:
         """Count the case among those that were done before."""
