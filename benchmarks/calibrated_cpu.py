@@ -6,7 +6,7 @@ processor's time is taken. Other programs slow that down, too, so a yardstick (p
 runs beside every step and all through the calibration: how much longer it took is told, and what an estimate is off by
 if what was measured is divided by it. Prints docs/calibrated-time.md::
 
-    python benchmarks/calibrated_cpu.py > docs/calibrated-time.md
+    python benchmarks/calibrated_cpu.py --all > docs/calibrated-time.md
     python benchmarks/calibrated_cpu.py --profile mine.toml --only tiny-llama --schemes "exact;smaq" --rounds 3
 """
 

@@ -133,10 +133,10 @@ class OfBlocks:
         return measured(held, *found[4:], case.memory_limit_bytes or 0)
 
 
-def search_of(limit: int, device: OfBlocks, *, copies: bool) -> Search:
+def search_of(limit: int, device: OfBlocks, *, copies: bool, jobs: int = 1) -> Search:
     case = Case(model="tiny-llama", batch_size=1, device_profile="rtx-4090", memory_limit_bytes=limit * GIB)
     choices = choices_for(case, {}, names=list(FACTORS))
-    search = Search(case, limit * GIB, choices, copies=Copies(case, BLOCKS) if copies else None)
+    search = Search(case, limit * GIB, choices, jobs=jobs, copies=Copies(case, BLOCKS) if copies else None)
     search.run(device)
     return search
 
@@ -206,14 +206,16 @@ def test_where_time_ends_before_the_copies_the_exact_step_is_not_said_to_be_miss
     assert frozenset() not in search.untried
 
 
-def test_a_stack_whose_copy_fails_is_simulated_whole() -> None:
+@pytest.mark.parametrize("limit", [10, 16])
+@pytest.mark.parametrize("jobs", [1, 2, 4])
+def test_a_stack_whose_copy_fails_is_simulated_whole(limit: int, jobs: int) -> None:
     class Failing(OfBlocks):
         def outcome(self, case: Case, stack: Stack) -> Outcome:
             if blocks_of(case) != BLOCKS and "checkpoint" in case.scheme:
                 return Failure(reason="timeout", message="too slow")
             return super().outcome(case, stack)
 
-    search, without = (search_of(16, Failing(), copies=each) for each in (True, False))
+    search, without = (search_of(limit, Failing(), copies=each, jobs=jobs) for each in (True, False))
 
     assert any("checkpoint" in choice.name for stack in without.outcomes for choice in stack)
     assert seconds_of(search) == pytest.approx(seconds_of(without), rel=0.002)

@@ -14,7 +14,7 @@ from actbench.workloads.names import with_blocks
 
 _DEEP = 16  # blocks; of fewer, the model itself takes hardly longer than its copies
 _WORTH = 4  # copies are simulated if the model has so many times the blocks of the longer one
-TRUSTED = 0.02  # share of a peak or a time by which copies may be wrong
+_TRUSTED = 0.02  # share of the exact step's peak and time by which its copies may be wrong
 
 
 @dataclass(frozen=True)
@@ -50,4 +50,4 @@ class Copies:
 def agree(told: Needs, found: Needs) -> bool:
     """Whether what the copies told of the exact step is what its simulation found."""
     pairs = ((told.peak, found.peak), (told.seconds, found.seconds))
-    return all(abs(one - other) <= TRUSTED * other for one, other in pairs)
+    return all(abs(one - other) <= _TRUSTED * other for one, other in pairs)

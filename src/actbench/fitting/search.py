@@ -17,7 +17,6 @@ from actbench.fitting.choices import (
     group_of,
     rung_of,
 )
-from actbench.fitting.copies import TRUSTED
 from actbench.fitting.fronts import front
 from actbench.fitting.levels import LEVELS, Level
 from actbench.fitting.needs import Needs
@@ -207,7 +206,7 @@ class Search(Trials):
     def _may_fit(self, stack: Stack, needs: Needs, margin: float) -> bool:
         """Whether a stack may fit; copies of the model tell its peak, but not the bytes lost between blocks."""
         if stack in self.explored:
-            return needs.peak <= (1 + TRUSTED) * self.limit
+            return needs.peak <= (1 + _MARGIN) * self.limit
         return needs.bytes <= (1 + margin) * self.limit
 
     def _is_new(self, stack: Stack) -> bool:
@@ -247,8 +246,9 @@ class Search(Trials):
 
     def _neighbours(self, stack: Stack, level: Level) -> Iterator[Stack]:
         allowed = self._allowed(level)
-        if self.predictions.known[stack].update_seconds < _GAIN * self.seconds(stack):  # as of adapters
-            allowed = [choice for choice in allowed if group_of(choice) != "model"]
+        update = self.predictions.known[stack].update_seconds
+        if update < _GAIN * self.seconds(stack) and not any(choice.steps_within_backward for choice in stack):
+            allowed = [choice for choice in allowed if "optimizer" not in choice.changes]  # no update is faster by more
         for choice in stack:
             yield stack - {choice}
             for other in allowed:

@@ -18,7 +18,7 @@ from actbench.results.records import Case, Failure, FailureReason
 Simulate = Callable[[Mapping[Case, Stack]], Iterable[tuple[Case, Outcome]]]
 """Simulates the cases of stacks and yields each with its outcome; leaves out those for which there is no time."""
 
-_AHEAD = 4  # about so many stacks are explored on copies while one is simulated on a model of 32 blocks
+_BLOCKS_OF_COPIES = 8  # exploring a stack takes about as long as simulating so many blocks of a whole model
 _REFUSALS: frozenset[FailureReason] = frozenset(("nothing-converted", "unsupported", "unavailable"))
 
 
@@ -112,9 +112,8 @@ class Trials:
 
         A stack whose copies tell nothing, as they took too long, say, is simulated on the model itself.
         """
-        new = [stack for stack in stacks if not self.was_seen(stack)]
-        found = self._simulate({stack: self._cases(stack) for stack in new})
-        told_nothing = [stack for stack in new if stack in self.explored and stack not in self.predictions.known]
+        found = self._simulate({stack: self._cases(stack) for stack in stacks if not self.was_seen(stack)})
+        told_nothing = [stack for stack in self.explored if stack not in self.predictions.known]
         return self.try_out([stack for stack in told_nothing if not self.refusals.exclude(stack)]) or found
 
     def try_out(self, stacks: Sequence[Stack]) -> bool:
@@ -134,19 +133,23 @@ class Trials:
         They are learned of in their order, however they end: where they run decides nothing.
         """
         spare = self.jobs - sum(map(len, new.values()))
-        if new and spare > 0:
-            later = (stack for stack in self.ahead() if stack not in new)
-            beside_whole = self.copies is not None and any(len(cases) == 1 for cases in new.values())
-            new |= {
-                stack: self._cases(stack) for stack in itertools.islice(later, spare * (_AHEAD if beside_whole else 1))
-            }
-        ended = dict(self.simulate({case: stack for stack, cases in new.items() for case in cases}))
-        for stack, cases in new.items():
+        ahead = self._fill(spare, new) if new and spare > 0 else {}
+        both = new | ahead
+        ended = dict(self.simulate({case: stack for stack, cases in both.items() for case in cases}))
+        for stack, cases in both.items():
             if all(case in ended for case in cases):
                 self._learn_of(stack, [ended[case] for case in cases])
-            elif stack not in self.untried and stack not in self.outcomes:
+            elif stack in new and stack not in self.untried and stack not in self.outcomes:
                 self.untried.append(stack)
         return bool(ended)
+
+    def _fill(self, spare: int, new: Mapping[Stack, tuple[Case, ...]]) -> dict[Stack, tuple[Case, ...]]:
+        """Return stacks that will be explored later, with their cases, as many as keep free jobs busy meanwhile."""
+        later = ((stack, self._cases(stack)) for stack in self.ahead() if stack not in new)
+        if self.copies is None or all(len(cases) > 1 for cases in new.values()):
+            return dict(itertools.islice(later, spare))
+        short = ((stack, cases) for stack, cases in later if len(cases) > 1)
+        return dict(itertools.islice(short, spare * (self.copies.blocks // _BLOCKS_OF_COPIES)))
 
     def _learn_of(self, stack: Stack, outcomes: Sequence[Outcome]) -> None:
         outcome = next((each for each in outcomes if not isinstance(each, Measurement)), outcomes[-1])

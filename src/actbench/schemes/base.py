@@ -83,7 +83,7 @@ class Scheme(Data):
         rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         published: Figures that its authors published.
-        libraries: Modules of other packages that it imports when it is applied; whoever runs many cases may do so once.
+        libraries: Modules that whoever runs many cases may import once, and not in the process of each.
 
     Attributes:
         only: Paths of modules that the scheme is limited to, such as ``encoder.layer.[0-5]``; empty for the model.

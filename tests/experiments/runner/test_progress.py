@@ -105,10 +105,30 @@ def test_a_search_promises_no_number_of_cases_and_no_end(terminal, monkeypatch):
     assert ("1 done" if terminal else "[1] model0") in said
     assert "of 2" not in said
     assert "/2]" not in said
-    assert terminal or ("(after " in said and "left)" not in said)
+    assert "left" not in said
+    assert terminal or "(after " in said
 
 
-def test_an_optimizer_of_ones_own_is_named():
+def test_time_left_is_of_the_cases_that_are_planned_and_not_of_the_search_before():
+    table = LiveTable(console(terminal=True))
+    first, second = cases(2)
+    table.planned([first], more=True)
+    table.started(first)
+    table.finished(first, MEASURED)
+    table.planned([second])
+    table.started(second)
+    assert "0 of 1 cases" in text_of(table)
+    assert "left: -:--:--" in text_of(table)
+
+
+def test_rows_of_the_table_tell_optimizers_apart():
+    table = LiveTable(console(terminal=True))
+    case = cases(1)[0]
+    table.planned([case, case.model_copy(update={"optimizer": "adamw-fused"})])
+    assert "fewbit:3, adamw-fused" in text_of(table)
+
+
+def test_an_optimizer_that_is_not_the_usual_one_is_named():
     case = cases(1)[0]
     assert "sgd" not in case.name
     assert ", sgd, batch" in case.model_copy(update={"optimizer": "sgd"}).name

@@ -189,6 +189,13 @@ class _Counted(ProgressColumn):
         return Text(f"{done} done" if task.total is None else f"{done} of {task.total:.0f} cases")
 
 
+class _Left(TimeRemainingColumn):
+    """The time that is left, if that is known."""
+
+    def render(self, task: Task) -> Text:
+        return Text() if task.total is None else Text("left: ") + super().render(task)
+
+
 class LiveTable(Progress):
     """Progress as a table with a line for each case, scrolled to those at work, and a bar with the remaining time."""
 
@@ -200,8 +207,7 @@ class LiveTable(Progress):
             _Counted(),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
+            _Left(),
             console=console,
             speed_estimate_period=_ETA_WINDOW_SECONDS,
         )
@@ -213,8 +219,9 @@ class LiveTable(Progress):
         with self._lock:
             self._rows = {case: self._rows.get(case, _Row()) for case in cases}
             ended = sum(row.ended is not None for row in self._rows.values())
-        self._bar.tasks[0].total = None if more else len(cases)  # update() takes None for no change
-        self._bar.update(self._task, completed=ended)
+        if more:
+            self._bar.tasks[0].total = None  # update() takes None for no change
+        self._bar.update(self._task, total=None if more else len(cases), completed=ended)
 
     def skipped(self, case: AnyCase) -> None:
         """Count the case among those that were done before."""
@@ -271,7 +278,8 @@ def _cells(case: AnyCase) -> dict[str, str]:
     if isinstance(case, KernelCase):
         return {"operator": case.operator, "type": case.dtype, "bits": str(case.bits or ""), "size": case.size}
     device = case.meter if isinstance(case, Case) else case.device
-    return {"model": case.model, "scheme": case.scheme, "batch": str(case.batch_size), "meter": device}
+    scheme = case.changed if isinstance(case, Case) else case.scheme
+    return {"model": case.model, "scheme": scheme, "batch": str(case.batch_size), "meter": device}
 
 
 def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase, _Row]]:
