@@ -156,12 +156,7 @@ class Case(WorkloadSettings):
     @property
     def name(self) -> str:
         """Name for messages."""
-        return f"{self.model}, {self.changed}, batch {self.batch_size} ({self.meter})"
-
-    @property
-    def changed(self) -> str:
-        """The scheme, and the optimizer if it is not the model's usual one."""
-        return self.scheme if self.optimizer == optimizer_for(self.model) else f"{self.scheme}, {self.optimizer}"
+        return f"{self.model}, {self.scheme}, batch {self.batch_size} ({self.meter})"
 
     def key(self) -> str:
         """Return the identity of the case: keys are equal if and only if the cases are equal."""

@@ -128,10 +128,15 @@ def test_rows_of_the_table_tell_optimizers_apart():
     assert "fewbit:3, adamw-fused" in text_of(table)
 
 
-def test_an_optimizer_that_is_not_the_usual_one_is_named():
-    case = cases(1)[0]
-    assert "sgd" not in case.name
-    assert ", sgd, batch" in case.model_copy(update={"optimizer": "sgd"}).name
+def test_a_line_names_an_optimizer_that_is_not_the_usual_one():
+    where = console(terminal=False)
+    usual = cases(1)[0]
+    with shown(where) as told:
+        told.started(usual)
+        told.started(usual.model_copy(update={"optimizer": "sgd"}))
+    first, second = where.file.getvalue().splitlines()
+    assert first == "starts: model0, fewbit:3, batch 8 (simulated)"
+    assert second == "starts: model0, fewbit:3, sgd, batch 8 (simulated)"
 
 
 def test_the_table_follows_a_case_through_its_states():

@@ -13,8 +13,6 @@ from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    ProgressColumn,
-    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -23,10 +21,11 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from actbench.experiments.runner.columns import CountColumn, LeftColumn
 from actbench.results.kernels import KernelCase, KernelTimes
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.plain import plain
-from actbench.results.records import Case, Failure
+from actbench.results.records import Case, Failure, optimizer_for
 from actbench.results.runs import Trained, TrainingCase
 from actbench.units import format_bytes, format_seconds
 
@@ -115,13 +114,13 @@ class Lines(Progress):
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
         """Write that the case starts."""
-        self.message(f"starts: {case.name}")
+        self.message(f"starts: {_name(case)}")
 
     def finished(self, case: AnyCase, outcome: AnyOutcome) -> None:
         """Write how the case ended."""
         self._ended.add(case)
         count = len(self._ended) if self._total is None else f"{len(self._ended)}/{self._total}"
-        self.message(f"[{count}] {case.name}: {_ending(outcome)}{self._times()}")
+        self.message(f"[{count}] {_name(case)}: {_ending(outcome)}{self._times()}")
 
     def _times(self) -> str:
         """Return how long all has taken and may still take, once that is worth a word."""
@@ -153,7 +152,7 @@ class _RunBar(Lines):
         self._task = self.bar.add_task("", total=None, loss="")
 
     def started(self, case: AnyCase, steps: int = 0, done: int = 0) -> None:
-        self.bar.reset(self._task, total=steps, completed=done, description=plain(case.name), loss="")
+        self.bar.reset(self._task, total=steps, completed=done, description=plain(_name(case)), loss="")
 
     def stepped(self, done: int, loss: float) -> None:
         self.bar.update(self._task, completed=done, loss=f"loss {loss:.4g}")
@@ -181,21 +180,6 @@ class _Row:
         return {"measured": "green", _OVER: "yellow"}.get(self.state, "red")
 
 
-class _Counted(ProgressColumn):
-    """How many cases ended, and of how many, if that is known."""
-
-    def render(self, task: Task) -> Text:
-        done = f"{task.completed:.0f}"
-        return Text(f"{done} done" if task.total is None else f"{done} of {task.total:.0f} cases")
-
-
-class _Left(TimeRemainingColumn):
-    """The time that is left, if that is known."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.total is None else Text("left: ") + super().render(task)
-
-
 class LiveTable(Progress):
     """Progress as a table with a line for each case, scrolled to those at work, and a bar with the remaining time."""
 
@@ -204,10 +188,10 @@ class LiveTable(Progress):
         self._rows: dict[AnyCase, _Row] = {}
         self._lock = threading.Lock()
         self._bar = Bar(
-            _Counted(),
+            CountColumn(),
             BarColumn(),
             TimeElapsedColumn(),
-            _Left(),
+            LeftColumn(),
             console=console,
             speed_estimate_period=_ETA_WINDOW_SECONDS,
         )
@@ -278,8 +262,17 @@ def _cells(case: AnyCase) -> dict[str, str]:
     if isinstance(case, KernelCase):
         return {"operator": case.operator, "type": case.dtype, "bits": str(case.bits or ""), "size": case.size}
     device = case.meter if isinstance(case, Case) else case.device
-    scheme = case.changed if isinstance(case, Case) else case.scheme
-    return {"model": case.model, "scheme": scheme, "batch": str(case.batch_size), "meter": device}
+    return {"model": case.model, "scheme": _changed(case), "batch": str(case.batch_size), "meter": device}
+
+
+def _name(case: AnyCase) -> str:
+    """Return the name of a case, with its optimizer if it is not the usual one."""
+    return case.model_copy(update={"scheme": _changed(case)}).name if isinstance(case, Case) else case.name
+
+
+def _changed(case: Case | TrainingCase) -> str:
+    usual = isinstance(case, TrainingCase) or case.optimizer == optimizer_for(case.model)
+    return case.scheme if usual else f"{case.scheme}, {case.optimizer}"
 
 
 def _window(rows: list[tuple[AnyCase, _Row]], height: int) -> list[tuple[AnyCase, _Row]]:
