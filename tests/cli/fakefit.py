@@ -11,7 +11,7 @@ from actbench.results.records import Case
 
 GIB = 1024**3
 WEIGHTS = GIB
-SECONDS = 1.0
+SECONDS, UPDATE_SECONDS = 1.0, 0.05
 FACTORS = {"checkpoint": (0.5, 1.3), "gact": (0.4, 1.4), "chunked_loss": (0.9, 1.02), "adam8bit": (0.95, 1.05)}
 """Of activations and time, by scheme."""
 
@@ -49,9 +49,9 @@ class Session:
             over_limit_bytes=peak - limit if limit and peak > limit else None,
             estimated=EstimatedTime(
                 step_seconds=seconds,
-                forward_seconds=seconds / 3,
-                backward_seconds=2 * seconds / 3,
-                optimizer_seconds=0,
+                forward_seconds=(seconds - UPDATE_SECONDS) / 3,
+                backward_seconds=2 * (seconds - UPDATE_SECONDS) / 3,
+                optimizer_seconds=UPDATE_SECONDS,
                 host_seconds=0,
                 device_seconds=seconds,
                 flops=0,
