@@ -1,4 +1,4 @@
-"""RegNets as their paper has them, and timm, for images of 224 pixels: those that torchvision names not, or rounds otherwise.
+"""RegNets with the widths of their paper and of timm: those that torchvision does not name, or rounds otherwise.
 
 Cases name them as files of models: ``benchmarks/regnets.py:x_4gf``.
 """

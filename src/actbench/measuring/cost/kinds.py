@@ -74,7 +74,7 @@ def _is_pointwise(func: Any) -> bool:
 
 
 _GROUPS_AT_ONCE = 32
-"""Gradients of as many groups, as in ResNeXt, have kernels for tensor cores in channels_last; those of others have not."""
+"""Gradients of as many groups, as in ResNeXt, run on tensor cores in channels_last; those of others seem not to."""
 
 
 def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:

@@ -149,7 +149,7 @@ def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bo
 def _reached(kind: Kind | None, args: tuple[Any, ...]) -> float:
     """Return how the gradients of a convolution of uneven groups compare with those of 64 channels without a stride.
 
-    A general kernel passes over all of the input, whatever the stride, and does more with what it loads for a wider group.
+    Their time follows the positions of the input, whatever the stride, and the width of a group to the power of 1.5.
     """
     if kind != "uneven grouped convolution":
         return 1.0
