@@ -154,8 +154,8 @@ def _reached(kind: Kind | None, args: tuple[Any, ...]) -> float:
     if kind != "uneven grouped convolution":
         return 1.0
     output, x, weight = args[:3]
-    passed = math.prod(output.shape[2:]) / math.prod(x.shape[2:])
-    return math.sqrt(weight.shape[1] / _WIDTH) * min(1.0, passed)
+    passed: float = min(1.0, math.prod(output.shape[2:]) / math.prod(x.shape[2:]))
+    return passed * math.sqrt(weight.shape[1] / _WIDTH)
 
 
 def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
