@@ -85,10 +85,11 @@ def test_products_run_at_the_share_of_their_precision(precision: str, rate: floa
     assert computing(product, RATES, SHARES) == pytest.approx(1e10 / rate)
 
 
-def test_a_tile_that_is_half_filled_takes_the_time_of_a_whole_one() -> None:
-    whole = Work("convolution", "matmul", flops=10**10, launches=1)
+def test_a_shape_that_reaches_half_of_the_share_of_its_kind_takes_twice_as_long() -> None:
+    product = Work("convolution", "matmul", flops=10**10, launches=1)
+    slow = replace(product, reached=0.5)
 
-    assert computing(replace(whole, filled=0.5), RATES, SHARES) == pytest.approx(2 * computing(whole, RATES, SHARES))
+    assert computing(slow, RATES, SHARES) == pytest.approx(2 * computing(product, RATES, SHARES))
 
 
 def test_operations_and_bytes_that_do_not_overlap_add_up() -> None:

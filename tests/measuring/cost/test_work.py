@@ -59,33 +59,57 @@ def test_a_convolution_and_each_of_its_gradients_cost_the_same_operations(groups
     assert {forward.kind, backward.kind} == {kind}
 
 
-@pytest.mark.parametrize(
-    ("groups", "channels", "filled"), [(2, 8, 8 / 32), (3, 16, 0.5), (31, 32, 1.0), (4, 48, 0.75), (33, 2, 2 / 32)]
-)
-def test_uneven_groups_in_half_run_on_general_kernels_that_compute_whole_tiles(
-    groups: int, channels: int, filled: float
-) -> None:
+def of_groups(groups: int, channels: int, dtype: torch.dtype, stride: int = 1) -> list[Work]:
+    """Return what a convolution with groups of so many channels does, and what its gradients do."""
+
     def run(x: Tensor, weight: Tensor) -> None:
-        F.conv2d(x, weight, padding=1, groups=groups).sum().backward()  # type: ignore[no-untyped-call]
+        F.conv2d(x, weight, padding=1, groups=groups, stride=stride).sum().backward()  # type: ignore[no-untyped-call]
 
-    shapes = (2, groups * channels, 4, 4), (groups * channels, channels, 3, 3)
-    half = [work for work in works(run, *shapes, dtype=torch.float16) if "convolution" in work.name]
-    single = [work for work in works(run, *shapes) if "convolution" in work.name]
+    shapes = (2, groups * channels, 8, 8), (groups * channels, channels, 3, 3)
+    return [work for work in works(run, *shapes, dtype=dtype) if "convolution" in work.name]
 
-    assert [work.kind for work in half] == ["uneven grouped convolution"] * 2
-    assert [work.filled for work in half] == [filled] * 2
-    assert [(work.kind, work.filled) for work in single] == [("grouped convolution", 1.0)] * 2
-    assert [work.label for work in half] == [work.label for work in single]
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("groups", "channels"), [(2, 8), (31, 32), (33, 2)])
+def test_only_the_gradients_of_uneven_groups_in_half_run_on_general_kernels(
+    groups: int, channels: int, dtype: torch.dtype
+) -> None:
+    forward, gradients = of_groups(groups, channels, dtype)
+    single = of_groups(groups, channels, torch.float32)
+
+    assert (forward.kind, forward.reached) == ("grouped convolution", 1.0)
+    assert gradients.kind == "uneven grouped convolution"
+    assert [(work.kind, work.reached) for work in single] == [("grouped convolution", 1.0)] * 2
+    assert [forward.label, gradients.label] == [work.label for work in single]
+
+
+def test_general_kernels_are_faster_by_the_root_of_the_width_and_pass_over_all_of_the_input() -> None:
+    narrow, wide = (of_groups(3, channels, torch.float16)[1] for channels in (16, 64))
+    strided = of_groups(3, 64, torch.float16, stride=2)[1]
+
+    assert wide.reached == 2 * narrow.reached
+    assert strided.reached == wide.reached / 4
+    assert strided.flops == wide.flops / 4
+
+
+def test_a_transposed_convolution_passes_over_no_more_than_it_reads() -> None:
+    def run(x: Tensor, weight: Tensor) -> None:
+        F.conv_transpose2d(x, weight, groups=2, stride=2).sum().backward()  # type: ignore[no-untyped-call]
+
+    [gradients] = [
+        work
+        for work in works(run, (2, 128, 8, 8), (128, 64, 3, 3), dtype=torch.float16)
+        if work.name == "convolution_backward"
+    ]
+
+    assert gradients.reached == of_groups(2, 64, torch.float16)[1].reached
 
 
 @pytest.mark.parametrize("groups", [32, 64])
 def test_groups_that_tensor_cores_work_on_together_are_even_in_half_too(groups: int) -> None:
-    def run(x: Tensor, weight: Tensor) -> None:
-        F.conv2d(x, weight, groups=groups)
+    done = of_groups(groups, 2, torch.float16)
 
-    [work] = works(run, (2, 2 * groups, 4, 4), (2 * groups, 2, 3, 3), dtype=torch.float16)
-
-    assert (work.kind, work.filled) == ("grouped convolution", 1.0)
+    assert [(work.kind, work.reached) for work in done] == [("grouped convolution", 1.0)] * 2
 
 
 def test_convolutions_use_tf32_and_matrices_do_not_as_torch_does_by_default() -> None:

@@ -170,7 +170,7 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
     if work.flops:
         precision = work.precision if work.precision in rates.flops else "fp32"
         peak = rates.of("fp32" if work.kind in WITHOUT_TENSOR_CORES else precision)
-        products = work.flops / (peak * share.flops.get(precision, 1.0) * work.filled)
+        products = work.flops / (peak * share.flops.get(precision, 1.0) * work.reached)
         power = efficiencies.overlap
         seconds = float((seconds**power + products**power) ** (1 / power))
     return seconds + share.ramp + work.launches * rates.launch

@@ -60,8 +60,9 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
         return "optimizer"
     kind = _kinds().get(name)
     if kind == "convolution":
-        weight, groups = (args[1], args[8]) if name == "convolution" else (args[2], args[9])
-        return _kind_of_convolution(weight, groups)
+        if name == "convolution":
+            return _kind_of_convolution(args[1], args[8])
+        return _kind_of_gradients(args[2], args[9])
     if kind is None and _is_pointwise(func):
         return "elementwise"
     return kind
@@ -73,13 +74,16 @@ def _is_pointwise(func: Any) -> bool:
 
 
 _GROUPS_AT_ONCE = 32
-"""Tensor cores work on as many groups together, as in ResNeXt; other numbers of groups are left to general kernels."""
+"""Gradients of as many groups, as in ResNeXt, run on tensor cores in channels_last; those of others seem not to."""
 
 
 def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
     if groups == 1:
         return "convolution"
-    if weight.shape[1] == 1:
-        return "depthwise convolution"
+    return "depthwise convolution" if weight.shape[1] == 1 else "grouped convolution"
+
+
+def _kind_of_gradients(weight: Tensor, groups: int) -> Kind:
+    kind = _kind_of_convolution(weight, groups)
     is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0
-    return "uneven grouped convolution" if is_uneven else "grouped convolution"
+    return "uneven grouped convolution" if kind == "grouped convolution" and is_uneven else kind

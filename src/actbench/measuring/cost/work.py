@@ -19,8 +19,8 @@ from actbench.measuring.cost.rates import Precision
 _HALVES = (torch.float16, torch.bfloat16)
 _LISTED_AT_ONCE = 48
 """Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
-_TILE = 32
-"""Channels that a kernel computes at once."""
+_WIDTH = 64
+"""Channels of a group for which the share of uneven grouped convolutions is given."""
 _READ_AGAIN: dict[str, int] = {
     "native_batch_norm": 0,
     "_native_batch_norm_legit": 0,
@@ -48,7 +48,7 @@ class Work:
         launches: Kernels.
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
-        filled: Which share of what is computed is asked for: a kernel computes whole tiles.
+        reached: Which part of its kind's share of the peak rate its shape reaches.
         collective: What is exchanged with other processes, where that is all that it does.
     """
 
@@ -60,7 +60,7 @@ class Work:
     launches: int = 0
     listed: int = 0
     is_known: bool = True
-    filled: float = 1.0
+    reached: float = 1.0
     collective: Collective | None = None
 
     @property
@@ -101,7 +101,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         launches=launches + (name in _READ_AGAIN),
         listed=listed,
         is_known=kind is not None,
-        filled=_filled(kind, name, args),
+        reached=_reached(kind, args),
     )
 
 
@@ -146,12 +146,16 @@ def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bo
     return 2 * (x if transposed else output).numel() * math.prod(weight.shape[1:])
 
 
-def _filled(kind: Kind | None, name: str, args: tuple[Any, ...]) -> float:
-    """Return the share of a tile that the channels of a group fill, where a kernel computes one group at a time."""
+def _reached(kind: Kind | None, args: tuple[Any, ...]) -> float:
+    """Return how the gradients of a convolution of uneven groups compare with those of 64 channels without a stride.
+
+    Their time follows the positions of the input, whatever the stride, and the width of a group to the power of 1.5.
+    """
     if kind != "uneven grouped convolution":
         return 1.0
-    channels: int = args[1 if name == "convolution" else 2].shape[1]
-    return channels / (_TILE * math.ceil(channels / _TILE))
+    output, x, weight = args[:3]
+    passed: float = min(1.0, math.prod(output.shape[2:]) / math.prod(x.shape[2:]))
+    return passed * math.sqrt(weight.shape[1] / _WIDTH)
 
 
 def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
