@@ -44,11 +44,15 @@ def test_the_scheme_does_what_the_flag_does(spec: str, flags: dict[str, str]) ->
     assert 0 < by_scheme.gradient_error < 0.05
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")  # of the flags below, whatever they are
 @pytest.mark.parametrize("spec", ["autocast:bf16", "pure:bf16"])
 def test_both_meters_see_the_same_peak(spec: str) -> None:
     simulated = measured(spec, meter="simulated", device_profile="cpu")
 
-    assert simulated.peak_bytes == pytest.approx(measured(spec).peak_bytes, rel=0.005)
+    with torch.backends.mkldnn.flags(enabled=False):  # oneDNN's products in bfloat16 take workspaces on some processors
+        real = Session(case_of(spec)).memory()
+
+    assert simulated.peak_bytes == real.peak_bytes
 
 
 def test_pure_casts_parameters_buffers_gradients_and_inputs_and_keeps_their_identity() -> None:
