@@ -57,9 +57,15 @@ def gradients(model, **keep):
     model(ids, labels).backward(**keep)
     return [p.grad for p in model.parameters() if p.requires_grad]
 
+def assert_like(found, exact):
+    # Rounding follows the largest terms of a sum, not what is left of them where they cancel.
+    error = (found - exact).norm() / exact.norm()
+    assert error < 1e-6, error
+
 def converted(model):
     return schemes.build("chunked_loss:liger,head=head").apply(TrainingSetup(model))
 
+torch.manual_seed(0)
 ids, labels = torch.randint(0, 50, (3, 7)), torch.randint(0, 50, (3, 7))
 labels[0, 2:5] = -100
 switches = (False, True)
@@ -71,7 +77,7 @@ for tied, bias, loss, frozen in itertools.product(switches, switches, (plain, sh
     found = converted(found).module
     torch.testing.assert_close(found(ids, labels), exact(ids, labels))
     for one, other in zip(gradients(found), gradients(exact), strict=True):
-        torch.testing.assert_close(one, other)
+        assert_like(one, other)
 
 model = converted(Model(False, True, plain)).module
 value = model(ids, labels)
