@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
 from actbench.errors import UsageError
 from actbench.ops import noise, smaqstep
+from actbench.ops.pieces import one_for_all
 from actbench.ops.smaqstep import rules as steprules
 from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 
@@ -178,8 +178,8 @@ class ChunkedStorage:
             start = end
 
     def _stepped(self, written: Tensor, count: int, first: int) -> Iterator[_Chunk]:
-        """Yield the chunks that are written one after the other; of a fake tensor the first, as large as any."""
-        return itertools.islice(self._chunks(count, first), 1 if isinstance(written, FakeTensor) else None)
+        """Yield the chunks that are written one after the other; of a fake tensor one for all."""
+        return one_for_all(list(self._chunks(count, first)), of=written)
 
 
 @functools.lru_cache(maxsize=1024)

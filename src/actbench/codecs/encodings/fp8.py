@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, ClassVar, Literal
@@ -10,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, noise_unit, within
+from actbench.ops.pieces import one_for_all
 
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -87,8 +86,7 @@ class Fp8(Encoding):
     def _pieces(self, x: Tensor) -> Iterator[slice]:
         """Yield slices of whole groups, or of the only group; stochastic rounding takes one slice.
 
-        Its noise counts all elements. A fake tensor yields only the first slice, the largest: it alone sets the peak of
-        memory.
+        Its noise counts all elements. A fake tensor yields one slice for all.
         """
         count = x.numel()
         if self.rounding == "stochastic":
@@ -97,8 +95,8 @@ class Fp8(Encoding):
             size = _PIECE
         else:
             size = max(_PIECE // self.group_size, 1) * self.group_size
-        pieces = (slice(first, min(first + size, count)) for first in range(0, count, max(size, 1)))
-        return itertools.islice(pieces, 1 if isinstance(x, FakeTensor) else None)
+        starts = range(0, count, max(size, 1))
+        return one_for_all([slice(first, min(first + size, count)) for first in starts], of=x)
 
     def _spread(self, scales: Tensor, piece: slice) -> Tensor:
         """Return the scale of each element of a piece; only one number if there is only one scale."""

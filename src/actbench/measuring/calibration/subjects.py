@@ -68,6 +68,9 @@ STEPS: tuple[tuple[dict[str, Any], Sequence[int]], ...] = (
 )
 """Models, and the batch sizes of their steps."""
 
+SMALL: dict[str, Any] = {"model": "resnet-cifar@depth=8,width=24", "optimizer": "sgd-momentum"}
+"""A network whose tensors stay in the caches where batches are small; single layers are measured without."""
+
 WITH_OPERATORS: frozenset[Change] = frozenset(("saved tensors", "optimizer", "gradients", "parameters", "precision"))
 """Kinds of changes for which schemes run operators that the exact model does not have."""
 
@@ -87,6 +90,8 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     yield Subject("attention", partial(_attention, make), ATTENTIONS)
     if on_cuda or dtype == torch.float32:  # bfloat16 takes minutes on processors without its instructions
         yield Subject("convolutions", partial(_convolution, make), CONVOLUTIONS)
+    if dtype == torch.float32:
+        yield Subject("steps of a small network", stepping(device, SMALL, "exact"), (4, 24))
     yield Subject("elementwise operators and reductions", partial(_rows, make), elements)
     yield Subject("layers of images", partial(_images, make), elements)
     yield Subject("optimizers", partial(_optimizers, make), elements)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,13 @@ class Recorder:
             if work is not None:
                 turn = self._turn(phase, work, func, args, kwargs, result)
                 self.done.append(Done(phase, work, hostmemory.is_running(), turn))
+
+    @contextmanager
+    def repeating(self, times: int) -> Iterator[None]:
+        """Note what is done inside as often as said."""
+        first = len(self.done)
+        yield
+        self.repeat(first, len(self.done), times - 1)
 
     def repeat(self, first: int, last: int, times: int) -> None:
         """Insert copies of some operators behind them, as if they had run again."""

@@ -35,6 +35,11 @@ _READ_AGAIN: dict[str, int] = {
 to its place among the arguments."""
 
 
+_CONVERTING = {"_to_copy": 0, "copy_": 1}
+"""Operators that convert an argument, by its place."""
+_REDUCING = frozenset(("sum", "mean", "amax", "amin", "aminmax", "linalg_vector_norm"))
+
+
 @dataclass(frozen=True)
 class Work:
     """What an operator does.
@@ -49,6 +54,7 @@ class Work:
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
         reached: Which part of its kind's share of the peak rate its shape reaches.
+        form: What decides its time besides its bytes: from which type to which it converts, along what it reduces.
         collective: What is exchanged with other processes, where that is all that it does.
     """
 
@@ -61,6 +67,7 @@ class Work:
     listed: int = 0
     is_known: bool = True
     reached: float = 1.0
+    form: str = ""
     collective: Collective | None = None
 
     @property
@@ -68,7 +75,8 @@ class Work:
         """Under which name the operator is measured: convolutions with groups are others than those without."""
         kind = (self.kind or "").removeprefix("uneven ")
         is_grouped = kind in ("grouped convolution", "depthwise convolution")
-        return self.name.replace("convolution", kind) if is_grouped else self.name
+        name = self.name.replace("convolution", kind) if is_grouped else self.name
+        return f"{name} {self.form}" if self.form else name
 
 
 def idle(func: Any) -> bool:
@@ -102,6 +110,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         listed=listed,
         is_known=kind is not None,
         reached=_reached(kind, args),
+        form=_form(name, args, result),
     )
 
 
@@ -156,6 +165,23 @@ def _reached(kind: Kind | None, args: tuple[Any, ...]) -> float:
     output, x, weight = args[:3]
     passed: float = min(1.0, math.prod(output.shape[2:]) / math.prod(x.shape[2:]))
     return passed * math.sqrt(weight.shape[1] / _WIDTH)
+
+
+def _form(name: str, args: tuple[Any, ...], result: Any) -> str:
+    """Return the types that an operator converts from and to, or whether it reduces rows or columns; else nothing."""
+    if name in _CONVERTING:
+        source, target = args[_CONVERTING[name]].dtype, result.dtype
+        return "" if source == target else f"{_called(source)} to {_called(target)}"
+    if name not in _REDUCING:
+        return ""
+    whole, reduced = args[0], result[0] if isinstance(result, tuple) else result
+    if reduced.numel() == 1 or not whole.dim():
+        return ""
+    return "of columns" if reduced.shape[-1:] == whole.shape[-1:] else "of rows"
+
+
+def _called(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _argument(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

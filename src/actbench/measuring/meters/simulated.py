@@ -27,6 +27,7 @@ from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
 from actbench.ops import hostmemory
+from actbench.ops.pieces import repeated_by
 from actbench.results.measured import EstimatedTime, PeakParts
 from actbench.results.records import MeterName
 from actbench.setup import Batch, StepsInBackward, TrainingSetup, TrainStep
@@ -111,7 +112,8 @@ class SimulatedMeter:
             observe=recorder.note,
             made=watch.made if watch else lambda name, func: None,
         )
-        with self.active(), shapes_only(), tracker, watch.watching() if watch else nullcontext():
+        repeated = repeated_by(recorder.repeating)
+        with self.active(), shapes_only(), repeated, tracker, watch.watching() if watch else nullcontext():
             if self.profile.is_cuda:
                 _use_foreach(step.optimizer)
             reading, run = _read(step, tracker, recorder, watch)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.nn.layout import Layout
 from actbench.nn.saved.codecs import Codec, Parts
@@ -80,10 +81,11 @@ class Groups(GroupCodec):
         # Both parts are written in place: to join them afterwards, the parts and the whole would exist at once.
         codes = flat.new_empty(front + bitpack.packed_bytes(flat.numel() - wider, width), dtype=torch.uint8)
         words = flat.new_empty(-(-flat.numel() // size), dtype=torch.int32)
-        for part in (
-            (codes[:front], words[:split], flat[:wider], width + 1),
-            (codes[front:], words[split:], flat[wider:], width),
-        ):
+        parts = [(codes[:front], words[:split], flat[:wider], width + 1)]
+        parts += [(codes[front:], words[split:], flat[wider:], width)]
+        if isinstance(flat, FakeTensor):
+            parts = [(_narrow(codes, layout.elements, width), words, flat, width)]
+        for part in parts:
             groupquant.encode_(*part, size, fresh_seed(), self.stochastic)
         return codes, words
 
@@ -93,6 +95,9 @@ class Groups(GroupCodec):
         width = codes.numel() * 8 // layout.elements
         wider = (codes.numel() - bitpack.packed_bytes(layout.elements, width)) * 8
         if not wider:
+            return groupquant.decode(codes, words, width, size, start, count, dtype)
+        if isinstance(codes, FakeTensor):
+            codes = _narrow(codes, layout.elements, width)
             return groupquant.decode(codes, words, width, size, start, count, dtype)
         end, rest = start + count, (codes[wider * (width + 1) // 8 :], words[wider // size :])
         if end <= wider:
@@ -151,6 +156,15 @@ class OneGroup(Groups):
     def bits(self, layout: Layout) -> float:
         """Return the bits of a code."""
         return self.width
+
+
+def _narrow(codes: Tensor, count: int, width: int) -> Tensor:
+    """Return so many of fake codes of average bits as whole bits take.
+
+    Real steps allocate whole bits to most tensors. A simulation allocates none: every tensor has the average, and its
+    bytes, but runs the one operator of whole bits, not the two of a fraction.
+    """
+    return codes[: bitpack.packed_bytes(count, width)]
 
 
 def as_usual(squares: Tensor, group_size: int, usual: int) -> Tensor:
