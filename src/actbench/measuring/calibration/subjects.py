@@ -91,7 +91,8 @@ def single(device: torch.device, dtype: torch.dtype) -> Iterator[Subject]:
     if on_cuda or dtype == torch.float32:  # bfloat16 takes minutes on processors without its instructions
         yield Subject("convolutions", partial(_convolution, make), CONVOLUTIONS)
     if dtype == torch.float32:
-        yield Subject("steps of a small network", stepping(device, SMALL, "exact"), (4, 24))
+        for spec in ("exact", "actnn"):
+            yield Subject(f"{spec}: steps of a small network", stepping(device, SMALL, spec), (4, 24))
     yield Subject("elementwise operators and reductions", partial(_rows, make), elements)
     yield Subject("layers of images", partial(_images, make), elements)
     yield Subject("optimizers", partial(_optimizers, make), elements)

@@ -37,6 +37,7 @@ to its place among the arguments."""
 
 _CONVERTING = {"_to_copy": 0, "copy_": 1}
 """Operators that convert an argument, by its place."""
+_GRADIENTS = {(True, False): "of the input", (False, True): "of the weight"}
 _REDUCING = frozenset(("sum", "mean", "amax", "amin", "aminmax", "linalg_vector_norm"))
 
 
@@ -54,7 +55,8 @@ class Work:
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
         reached: Which part of its kind's share of the peak rate its shape reaches.
-        form: What decides its time besides its bytes: from which type to which it converts, along what it reduces.
+        form: What decides its time besides its bytes: from which type to which it converts, along what it reduces, of
+            what alone it is the gradient.
         collective: What is exchanged with other processes, where that is all that it does.
     """
 
@@ -168,7 +170,9 @@ def _reached(kind: Kind | None, args: tuple[Any, ...]) -> float:
 
 
 def _form(name: str, args: tuple[Any, ...], result: Any) -> str:
-    """Return the types that an operator converts from and to, or whether it reduces rows or columns; else nothing."""
+    """Return the types that an operator converts from and to, what it reduces, or of what alone it is the gradient."""
+    if name == "convolution_backward":
+        return _GRADIENTS.get((bool(args[10][0]), bool(args[10][1])), "")
     if name in _CONVERTING:
         source, target = args[_CONVERTING[name]].dtype, result.dtype
         return "" if source == target else f"{_called(source)} to {_called(target)}"
