@@ -120,6 +120,15 @@ def test_what_was_measured_of_an_operator_goes_before_the_shares_of_its_kind() -
     assert computing(replace(relu, name="gelu"), RATES, measured) == computing(relu, RATES, SHARES)
 
 
+def test_a_form_that_was_not_measured_takes_what_the_operator_took() -> None:
+    plain, rows = Curve((10**6,), (7e-3,)), Curve((10**6,), (2e-3,))
+    measured = replace(SHARES, operators={("sum", "fp32"): plain, ("sum of rows", "fp32"): rows})
+    total = Work("sum", "elementwise", moved=10**6, launches=1)
+
+    assert computing(replace(total, form="of rows"), RATES, measured) == pytest.approx(2e-3)
+    assert computing(replace(total, form="of columns"), RATES, measured) == pytest.approx(7e-3)
+
+
 def test_a_measured_operator_that_has_nothing_to_multiply_only_moves_its_bytes() -> None:
     surface = Surface(((1e6, 1e4), (1e9, 1e6)), (1e-5, 1e-3))
     measured = replace(SHARES, operators={("convolution_backward", "fp32"): surface})

@@ -169,3 +169,30 @@ def test_an_operator_that_nobody_knows_is_counted_by_its_bytes() -> None:
 
     assert not work.is_known
     assert work.moved == 2 * 50 * 4
+
+
+def test_a_conversion_is_measured_by_its_types_and_a_reduction_by_its_direction() -> None:
+    def label(run: Any) -> str:
+        return works(run, (6, 8))[-1].label
+
+    assert label(lambda x: x.to(torch.bfloat16)) == "_to_copy float32 to bfloat16"
+    assert label(lambda x: torch.empty(6, 8, dtype=torch.float64).copy_(x.detach())) == "copy_ float32 to float64"
+    assert label(lambda x: torch.empty(6, 8).copy_(x.detach())) == "copy_"
+    assert label(lambda x: x.sum(0)) == "sum of columns"
+    assert label(lambda x: x.sum(1)) == "sum of rows"
+    assert label(lambda x: x.sum()) == "sum"
+    assert label(lambda x: x.detach().aminmax(dim=1)) == "aminmax of rows"
+    assert label(lambda x: x.detach().aminmax()) == "aminmax"
+
+
+def test_the_gradient_of_a_convolution_weight_alone_is_measured_alone() -> None:
+    def labels(x_wanted: bool, weight_wanted: bool) -> list[str]:
+        def run(x: Tensor, weight: Tensor) -> None:
+            wanted = [each for each, is_wanted in ((x, x_wanted), (weight, weight_wanted)) if is_wanted]
+            torch.autograd.grad(F.conv2d(x, weight).sum(), wanted)
+
+        return [work.label for work in works(run, (2, 4, 8, 8), (4, 4, 3, 3)) if "backward" in work.name]
+
+    assert labels(True, True) == ["convolution_backward"]
+    assert labels(False, True) == ["convolution_backward of the weight"]
+    assert labels(True, False) == ["convolution_backward of the input"]

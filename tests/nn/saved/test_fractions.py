@@ -76,3 +76,18 @@ def test_fake_tensors_are_kept_in_as_many_bytes(row):
     with FakeTensorMode():
         simulated = parts(torch.empty(12, 100))
     assert simulated == parts(torch.randn(12, 100))
+
+
+def test_a_simulation_runs_the_one_operator_of_whole_bits():
+    groups, names = Groups(2.5, GROUP), []
+    with FakeTensorMode(), StorageTracker(observe=lambda func, *_: names.append(func._schema.name)):
+        x = torch.empty(100 * GROUP)
+        layout = Layout.of(x)
+        parts = groups.encode(x, layout)
+        groups.unpack(parts, layout)
+        part = groups.decode(parts, layout, 3, 40)
+
+    found = [name.removeprefix("actbench::") for name in names if "groupquant" in name]
+    assert found == ["groupquant_encode_", "groupquant_decode", "groupquant_decode"]
+    assert sum(each.nbytes for each in parts) == groups.packed_bytes(layout)
+    assert part.shape == (40,)
