@@ -68,7 +68,7 @@ def ratio_line(ratio: Mapping[str, Any]) -> str:
 
 def speed(case: Mapping[str, Any], scheme: str = "exact") -> float:
     """Return samples a second by estimate."""
-    time = measure(Case(**case, scheme=scheme, meter="simulated")).estimated
+    time = measure(Case(**{"scheme": scheme, **case}, meter="simulated")).estimated
     assert time is not None
     return float(case["batch_size"] / time.step_seconds)
 
@@ -84,7 +84,7 @@ def line(pair: Mapping[str, Any], found: float) -> str:
     cells = (
         case["model"],
         case["device_profile"],
-        (case.get("autocast") and f"autocast {case['autocast']}") or case.get("dtype", "float32"),
+        _type(case),
         str(case["batch_size"]),
         write(pair["published"], "rate"),
         write(found, "rate"),
@@ -93,6 +93,11 @@ def line(pair: Mapping[str, Any], found: float) -> str:
         TABLES["sources"][pair["source"]],
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _type(case: Mapping[str, Any]) -> str:
+    found = f"autocast {case['autocast']}" if "autocast" in case else case.get("dtype", "float32")
+    return f"{found}, channels last" if case.get("scheme") == "channels_last" else found
 
 
 def summary(pairs: Sequence[Mapping[str, Any]], speeds: Sequence[float]) -> str:

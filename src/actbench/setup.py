@@ -22,6 +22,9 @@ from actbench.results.records import Built, Phase, Site, Unreached
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
+_IMAGES = 4
+"""Dimensions of a batch of images."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -53,6 +56,7 @@ class TrainingSetup:
         make_optimizer: From the model to its optimizer.
         autocast_dtype: Type for ``torch.autocast``, or None for none.
         input_dtype: Type that floating-point tensors of a batch are cast to; None leaves them as they are.
+        memory_format: Memory format that images of a batch are converted to; None leaves them as they are.
         micro_batches: How many parts a step cuts a batch into; fewer if the batch has fewer rows.
         share: Weight of a part's loss in the loss of the batch; None for :func:`label_share`.
         uncuttable: Why the losses of parts do not add up to the loss of the batch; empty if they do.
@@ -75,6 +79,7 @@ class TrainingSetup:
     make_optimizer: MakeOptimizer | None = None
     autocast_dtype: torch.dtype | None = None
     input_dtype: torch.dtype | None = None
+    memory_format: torch.memory_format | None = None
     micro_batches: int = 1
     share: Share | None = None
     uncuttable: str = ""
@@ -128,14 +133,18 @@ class TrainingSetup:
             return self.loss(self.module, self.cast(batch))
 
     def cast(self, batch: Batch) -> Batch:
-        """Return a batch with its floating-point tensors cast to ``input_dtype``."""
-        if self.input_dtype is None:
+        """Return a batch with its floating-point tensors of ``input_dtype``, and images in ``memory_format``."""
+        if self.input_dtype is None and self.memory_format is None:
             return batch
         cast: Batch = tree_map(self._cast, dict(batch))
         return cast
 
     def _cast(self, value: Any) -> Any:
-        return value.to(self.input_dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if self.memory_format is not None and value.dim() == _IMAGES:
+            value = value.contiguous(memory_format=self.memory_format)
+        return value if self.input_dtype is None else value.to(self.input_dtype)
 
     def cut(self, batch: Batch) -> list[MicroBatch]:
         """Return the parts that a step runs one after the other: ``micro_batches``, or as many as there are rows.
@@ -181,7 +190,7 @@ class TrainStep:
 
     @property
     def batch(self) -> Batch:
-        """The batch, cast to the setup's ``input_dtype``."""
+        """The batch, in the setup's ``input_dtype`` and ``memory_format``."""
         return self._batch
 
     @batch.setter

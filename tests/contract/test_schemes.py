@@ -39,7 +39,7 @@ LAST_WORDS = 4 + 4  # bytes: codes are rounded up to a word at most, and the las
 
 def specs(*changes: Change) -> list[str]:
     """Return a specification of every scheme but the exact one, or of those that change one of these."""
-    found = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"]
+    found = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]
     return [spec for spec in found if not changes or set(changes) & set(schemes.build(spec).changes)]
 
 

@@ -24,7 +24,7 @@ EXAMPLES = {
     "randomized": "randomized:0.5",
     "selective": "selective,blocks=Linear/Block/Conv2d",
 }
-ALL = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"]
+ALL = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]
 SPECS = [spec for spec in ALL if not {"precision", "gradients"} & {*schemes.build(spec).changes}]
 VARIANTS = [
     "checkpoint,blocks=Sequential",

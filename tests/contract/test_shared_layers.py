@@ -21,7 +21,7 @@ EXAMPLES = {
     "randomized": "randomized:0.5",
 }
 MODELS = {"resilu2": "tiny-gpt2@activation_function=silu"}
-SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name != "exact"]
+SPECS = [EXAMPLES.get(name, name) for name in schemes.alone() if name not in ("exact", "channels_last")]
 QUICK = ("fewbit:3", "lora")
 REFUSED = {"qlora": "FrozenLinear"}
 

@@ -33,7 +33,7 @@ STACKS = ["lora:4+chunked_loss:2+checkpoint", "fewbit:3+randomized:0.5+gact:L1"]
 
 def convertible() -> list[str]:
     """Return a specification of every scheme that is one of a model, and keeps its parameters."""
-    found = [SPECS.get(name, name) for name in schemes.alone() if name not in ("exact", "qlora")]
+    found = [SPECS.get(name, name) for name in schemes.alone() if name not in ("exact", "qlora", "channels_last")]
     return [spec for spec in found if not OF_STEPS & set(schemes.build(spec).changes)]
 
 

@@ -225,6 +225,7 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
             ("the loss", applied.loss is not setup.loss),
             ("autocast", applied.autocast_dtype is not setup.autocast_dtype),
             ("the type of inputs", applied.input_dtype is not setup.input_dtype),
+            ("the memory format of inputs", applied.memory_format is not setup.memory_format),
             ("how a batch is fed", applied.micro_batches != setup.micro_batches),
         )
         if differs

@@ -18,9 +18,10 @@ from actbench.schemes.base import STEPS, Change, Scheme, refuse_spread
 ADAPTS: Change = "parameters"
 """The change of schemes that train other parameters than the exact step does."""
 
+OF_COMPUTING: frozenset[Change] = frozenset(("precision", "memory format"))
 OF_SAMPLES: frozenset[Change] = frozenset(("saved tensors", "recomputation", "loss", "batch"))
 OF_MODEL: frozenset[Change] = frozenset(("optimizer", "gradients"))
-"""Changes that lower the part of a peak that grows with the batch, or with the model."""
+"""Changes of how operators compute; of what grows with the batch; of what grows with the model."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +241,6 @@ def group_of(choice: Choice) -> str:
     changes = set(choice.changes)
     if ADAPTS in changes:
         return "parameters"
-    if "precision" in changes:
+    if changes & OF_COMPUTING:
         return "precision"
     return "samples" if changes & OF_SAMPLES else "model"

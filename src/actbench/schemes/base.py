@@ -29,6 +29,7 @@ Change = Literal[
     "parameters",
     "loss",
     "precision",
+    "memory format",
     "batch",
     "placement over processes",
 ]

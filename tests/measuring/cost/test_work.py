@@ -59,10 +59,13 @@ def test_a_convolution_and_each_of_its_gradients_cost_the_same_operations(groups
     assert {forward.kind, backward.kind} == {kind}
 
 
-def of_groups(groups: int, channels: int, dtype: torch.dtype, stride: int = 1) -> list[Work]:
+def of_groups(
+    groups: int, channels: int, dtype: torch.dtype, stride: int = 1, layout: torch.memory_format = torch.channels_last
+) -> list[Work]:
     """Return what a convolution with groups of so many channels does, and what its gradients do."""
 
     def run(x: Tensor, weight: Tensor) -> None:
+        x = x.contiguous(memory_format=layout)
         F.conv2d(x, weight, padding=1, groups=groups, stride=stride).sum().backward()  # type: ignore[no-untyped-call]
 
     shapes = (2, groups * channels, 8, 8), (groups * channels, channels, 3, 3)
@@ -71,15 +74,16 @@ def of_groups(groups: int, channels: int, dtype: torch.dtype, stride: int = 1) -
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("groups", "channels"), [(2, 8), (31, 32), (33, 2)])
-def test_only_the_gradients_of_uneven_groups_in_half_run_on_general_kernels(
+def test_only_the_gradients_of_uneven_groups_in_half_with_channels_last_run_on_general_kernels(
     groups: int, channels: int, dtype: torch.dtype
 ) -> None:
     forward, gradients = of_groups(groups, channels, dtype)
     single = of_groups(groups, channels, torch.float32)
+    default = of_groups(groups, channels, dtype, layout=torch.contiguous_format)
 
     assert (forward.kind, forward.reached) == ("grouped convolution", 1.0)
     assert gradients.kind == "uneven grouped convolution"
-    assert [(work.kind, work.reached) for work in single] == [("grouped convolution", 1.0)] * 2
+    assert [(work.kind, work.reached) for work in [*single, *default]] == [("grouped convolution", 1.0)] * 4
     assert [forward.label, gradients.label] == [work.label for work in single]
 
 
@@ -90,6 +94,55 @@ def test_general_kernels_are_faster_by_the_root_of_the_width_and_pass_over_all_o
     assert wide.reached == 2 * narrow.reached
     assert strided.reached == wide.reached / 4
     assert strided.flops == wide.flops / 4
+
+
+@pytest.mark.parametrize(("channels", "reached"), [(4, 1.0), (64, 1.0), (96, 1.5), (320, 5.0), (640, 5.0)])
+def test_groups_wider_than_64_channels_multiply_faster_in_half(channels: int, reached: float) -> None:
+    default = of_groups(2, channels, torch.float16, layout=torch.contiguous_format)
+    single = of_groups(2, channels, torch.float32)
+
+    assert [work.reached for work in default] == [reached] * 2
+    assert [work.reached for work in single] == [1.0] * 2
+    assert of_groups(2, channels, torch.float16)[0].reached == reached
+
+
+def test_a_convolution_in_half_copies_its_tensors_in_the_default_format_for_each_gradient_anew() -> None:
+    images, kernel, output = 2 * 16 * 8 * 8, 24 * 16 * 3 * 3, 2 * 24 * 8 * 8
+
+    def run(x: Tensor, weight: Tensor) -> None:
+        F.conv2d(x, weight, padding=1).square().sum().backward()  # type: ignore[no-untyped-call]
+
+    def alone(x: Tensor, weight: Tensor) -> None:
+        run(x.detach(), weight)
+
+    shapes = (2, 16, 8, 8), (24, 16, 3, 3)
+    both, of_weight, single = (
+        [work for work in works(each, *shapes, dtype=dtype) if "convolution" in work.name]
+        for each, dtype in ((run, torch.float16), (alone, torch.bfloat16), (run, torch.float32))
+    )
+
+    once = 2 * 2 * (images + kernel + output)  # read and written, 2 bytes each
+    assert [work.copied for work in both] == [once, 2 * once]
+    assert [work.copied for work in of_weight] == [once, once]
+    assert [work.launches for work in both] == [1 + 3, 2 + 6]
+    assert [work.copied for work in single] == [0, 0]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_nothing_is_copied_with_channels_last(groups: int) -> None:
+    def run(x: Tensor, weight: Tensor) -> None:
+        x = x.contiguous(memory_format=torch.channels_last)
+        F.conv2d(x, weight, padding=1, groups=groups).sum().backward()  # type: ignore[no-untyped-call]
+
+    done = works(run, (2, 16, 8, 8), (24, 16 // groups, 3, 3), dtype=torch.float16)
+
+    assert [work.copied for work in done if "convolution" in work.name] == [0, 0]
+
+
+def test_a_depthwise_convolution_has_kernels_of_its_own_for_the_default_format() -> None:
+    done = of_groups(16, 1, torch.float16, layout=torch.contiguous_format)
+
+    assert [(work.kind, work.copied) for work in done] == [("depthwise convolution", 0)] * 2
 
 
 def test_a_transposed_convolution_passes_over_no_more_than_it_reads() -> None:

@@ -143,7 +143,7 @@ def _add(total: _Sum, seconds: float, work: Work | None) -> None:
     total.calls += 1
     total.seconds += seconds
     total.flops += work.flops if work else 0
-    total.moved += work.moved if work else 0
+    total.moved += work.moved + work.copied if work else 0
 
 
 def issuing(work: Work, phase: Phase, efficiencies: Efficiencies) -> float:
@@ -174,6 +174,8 @@ def computing(work: Work, rates: Rates, efficiencies: Efficiencies) -> float:
         products = work.flops / (peak * share.flops.get(precision, 1.0) * work.reached)
         power = efficiencies.overlap
         seconds = float((seconds**power + products**power) ** (1 / power))
+    if work.copied:
+        seconds += work.copied / (rates.bandwidth * efficiencies.kinds["elementwise"].memory)
     return seconds + share.ramp + work.launches * rates.launch
 
 
@@ -202,7 +204,7 @@ def estimate(
         host_seconds=clock.host - host_begun,
         device_seconds=clock.busy,
         flops=sum(each.work.flops for each in done),
-        moved_bytes=sum(each.work.moved for each in done),
+        moved_bytes=sum(each.work.moved + each.work.copied for each in done),
         by_operator=_by_operator(clock.operators) + _beside(clock.beside),
         communication_seconds=clock.exchanges.busy if exchanges else None,
         exposed_seconds=clock.operators[EXCHANGING].seconds if exchanges else None,

@@ -62,7 +62,7 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
     if kind == "convolution":
         if name == "convolution":
             return _kind_of_convolution(args[1], args[8])
-        return _kind_of_gradients(args[2], args[9])
+        return _kind_of_gradients(args[1], args[2], args[9])
     if kind is None and _is_pointwise(func):
         return "elementwise"
     return kind
@@ -83,7 +83,7 @@ def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
     return "depthwise convolution" if weight.shape[1] == 1 else "grouped convolution"
 
 
-def _kind_of_gradients(weight: Tensor, groups: int) -> Kind:
+def _kind_of_gradients(x: Tensor, weight: Tensor, groups: int) -> Kind:
     kind = _kind_of_convolution(weight, groups)
-    is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0
+    is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0 and not x.is_contiguous()
     return "uneven grouped convolution" if kind == "grouped convolution" and is_uneven else kind

@@ -20,7 +20,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 _LISTED_AT_ONCE = 48
 """Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
 _WIDTH = 64
-"""Channels of a group for which the share of uneven grouped convolutions is given."""
+"""Channels of a group for which the shares of grouped convolutions in half types are given."""
+_WIDEST = 320
+"""Channels of a group from which on it is multiplied as fast as a convolution of one group."""
 _READ_AGAIN: dict[str, int] = {
     "native_batch_norm": 0,
     "_native_batch_norm_legit": 0,
@@ -51,6 +53,7 @@ class Work:
         flops: Floating-point operations.
         precision: In which these are computed.
         moved: Bytes read and written.
+        copied: Bytes read and written by copies into the memory format of tensor cores and back.
         launches: Kernels.
         listed: Tensors in lists.
         is_known: Whether its kind is known; one that is not is counted by its bytes, as elementwise.
@@ -65,6 +68,7 @@ class Work:
     flops: int = 0
     precision: Precision = "fp32"
     moved: int = 0
+    copied: int = 0
     launches: int = 0
     listed: int = 0
     is_known: bool = True
@@ -102,16 +106,19 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         return Work(name, listed=listed)
     kind = kind_of(func, name, args)
     launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
+    precision = _precision(kind, tensors)
+    copied = _copied(kind, precision, args, result)
     return Work(
         name,
         kind or "elementwise",
         flops=_flops(func, args, kwargs, result),
-        precision=_precision(kind, tensors),
+        precision=precision,
         moved=_moved(func, name, args, tensors, result),
-        launches=launches + (name in _READ_AGAIN),
+        copied=2 * sum(map(_bytes, copied)),
+        launches=launches + (name in _READ_AGAIN) + len(copied),
         listed=listed,
         is_known=kind is not None,
-        reached=_reached(kind, args),
+        reached=_reached(kind, precision, args, result),
         form=_form(name, args, result),
     )
 
@@ -136,10 +143,10 @@ def _is_host_scalar(name: str, tensors: list[Tensor]) -> bool:
 
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
     if func is torch.ops.aten.convolution.default:
-        return _of_convolution(args[0], args[1], result, transposed=args[6])
+        return _of_convolution(*_convolved(args, result), transposed=args[6])
     if func is torch.ops.aten.convolution_backward.default:
         wanted: list[bool] = args[10]
-        return _of_convolution(args[1], args[2], args[0], transposed=args[7]) * sum(wanted[:2])
+        return _of_convolution(*_convolved(args, result), transposed=args[7]) * sum(wanted[:2])
     count = flop_registry.get(func._overloadpacket) or flop_registry.get(_out_of_place(func))
     if count is None:
         return 0
@@ -152,21 +159,47 @@ def _out_of_place(func: Any) -> Any:
     return getattr(torch.ops.aten, func._schema.name.partition("::")[2].rstrip("_"), None)
 
 
+def _convolved(args: tuple[Any, ...], result: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return input, weight and output of a convolution, or input, weight and the output's gradient of its gradients."""
+    return (args[1], args[2], args[0]) if isinstance(result, tuple) else (args[0], args[1], result)
+
+
 def _of_convolution(x: Tensor, weight: Tensor, output: Tensor, *, transposed: bool) -> int:
     """Return the operations of a convolution, or of either of its gradients, which torch counts wrong with groups."""
     return 2 * (x if transposed else output).numel() * math.prod(weight.shape[1:])
 
 
-def _reached(kind: Kind | None, args: tuple[Any, ...]) -> float:
-    """Return how the gradients of a convolution of uneven groups compare with those of 64 channels without a stride.
+def _copied(kind: Kind | None, precision: Precision, args: tuple[Any, ...], result: Any) -> list[Tensor]:
+    """Return the tensors that cuDNN copies for a convolution: tensor cores read half types with channels last alone.
 
-    Their time follows the positions of the input, whatever the stride, and the width of a group to the power of 1.5.
+    In the default memory format it copies what a convolution reads and writes, for each gradient anew.
     """
-    if kind != "uneven grouped convolution":
+    if precision != "half" or kind not in ("convolution", "grouped convolution"):
+        return []
+    x, weight, output = _convolved(args, result)
+    if not (x.is_contiguous() and weight.is_contiguous()):
+        return []
+    if not isinstance(result, tuple):
+        return [x, weight, output]
+    of_input, of_weight = result[:2]
+    found = [] if of_input is None else [output, weight, of_input]
+    return found if of_weight is None else [*found, output, x, of_weight]
+
+
+def _reached(kind: Kind | None, precision: Precision, args: tuple[Any, ...], result: Any) -> float:
+    """Return how a convolution of groups in a half type compares with one of groups of 64 channels without a stride.
+
+    Gradients of uneven groups take a time that follows the positions of the input, whatever the stride, and the width
+    of a group to the power of 1.5. Other convolutions multiply wider groups faster, up to the rate of a single group.
+    """
+    if precision != "half" or kind not in ("grouped convolution", "uneven grouped convolution"):
         return 1.0
-    output, x, weight = args[:3]
+    x, weight, output = _convolved(args, result)
+    width = weight.shape[1]
+    if kind == "grouped convolution":
+        return max(1.0, min(width, _WIDEST) / _WIDTH)
     passed: float = min(1.0, math.prod(output.shape[2:]) / math.prod(x.shape[2:]))
-    return passed * math.sqrt(weight.shape[1] / _WIDTH)
+    return passed * math.sqrt(width / _WIDTH)
 
 
 def _form(name: str, args: tuple[Any, ...], result: Any) -> str:
