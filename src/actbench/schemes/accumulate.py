@@ -34,6 +34,7 @@ class Accumulate(Scheme):
     positional: ClassVar[str | None] = "parts"
     rank: ClassVar[int] = 4  # before schemes that replace norms, after schemes that change parameters
     claims: ClassVar[tuple[str, ...]] = (STEPS,)
+    changes: ClassVar[tuple[Change, ...]] = ("batch",)
 
     parts: Annotated[int, Field(ge=2, le=1 << 20)] = 4
 
@@ -45,11 +46,6 @@ class Accumulate(Scheme):
             for parts in range(2, batch_size + 1)
             if batch_size % parts == 0 and (parts == batch_size or parts & (parts - 1) == 0)
         )
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """How the batch is fed."""
-        return ("batch",)
 
     def gradient_of(self, warnings: Sequence[str]) -> Gradient:
         """Return ``approximate`` if a warning says that rows of a batch see each other."""

@@ -127,14 +127,10 @@ class Division(Scheme):
     summary: ClassVar[str] = "layers keep means of blocks of their input, and the differences from these in 2 bits"
     paper: ClassVar[str] = "Wang et al. 2022, arXiv 2208.04187"
     positional: ClassVar[str | None] = "block"
+    gradient: ClassVar[Gradient] = "unbiased"  # but for the small bias of norms
 
     block: Annotated[int, Field(ge=2, le=1024)] = 8
     bits: Annotated[int, Field(ge=1, le=8)] = 2
-
-    @property
-    def gradient(self) -> Gradient:
-        """Unbiased, but for the small bias of norms."""
-        return "unbiased"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that pack their input; see :func:`with_packed_inputs` for what is raised."""

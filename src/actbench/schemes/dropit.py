@@ -57,13 +57,9 @@ class DropIT(Scheme):
     quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Chen et al. 2022, arXiv 2202.13808"
     positional: ClassVar[str | None] = "share"
+    variants: ClassVar[tuple[str, ...]] = (":0.25", ":0.1")
 
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """A quarter of the elements, a tenth."""
-        return (f"{cls.name}:0.25", f"{cls.name}:0.1")
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that drop, or save an exact small code; see :func:`with_packed_inputs`."""

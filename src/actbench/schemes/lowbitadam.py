@@ -37,16 +37,8 @@ class _LowBitAdam(Scheme):
 
     suffix: ClassVar[str] = ""
     becomes: ClassVar[str] = ""
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """The optimizer alone."""
-        return ("optimizer",)
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """The format of the optimizer's state."""
-        return (OPTIMIZER_STATE,)
+    changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
+    claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE,)
 
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Pass an optimizer of the library to Trainer."""
@@ -195,8 +187,6 @@ class AdamFp8(_LowBitAdam):
 
     name: ClassVar[str] = "adamfp8"
     summary: ClassVar[str] = "Adam and AdamW with moments of 8-bit floats (torchao); gradients are exact"
-    paper: ClassVar[str] = ""
-    published: ClassVar[tuple[Published, ...]] = ()
     suffix: ClassVar[str] = "Fp8"
     becomes: ClassVar[str] = "8-bit floats, a scale for each 256 elements"
 

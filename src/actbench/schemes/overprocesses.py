@@ -19,6 +19,7 @@ class OverProcesses(Scheme):
 
     axis: ClassVar[str]
     positional: ClassVar[str | None] = "ranks"
+    variants: ClassVar[tuple[str, ...]] = ()  # ``actbench fit`` asks what fits on one card
 
     ranks: Count = 8
 
@@ -31,11 +32,6 @@ class OverProcesses(Scheme):
     def mesh_axes(self) -> Mapping[str, int]:
         """The processes, along the axis."""
         return {self.axis: self.ranks}
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """None: ``actbench fit`` asks what fits on one card."""
-        return ()
 
     def _mesh(self, setup: TrainingSetup) -> DeviceMesh:
         """Return the processes along the axis; a ConversionError if there are not as many."""

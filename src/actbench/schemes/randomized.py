@@ -46,7 +46,6 @@ class Randomized(Scheme):
     quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Bershatsky et al. 2022, arXiv 2201.13195"
     positional: ClassVar[str | None] = "ratio"
-    rank: ClassVar[int] = 10
     published: ClassVar[tuple[Published, ...]] = (
         Published(
             quantity="peak_saving",
@@ -55,22 +54,14 @@ class Randomized(Scheme):
             source="README of github.com/skolai/fewbit",
         ),
     )
+    gradient: ClassVar[Gradient] = "unbiased"
+    variants: ClassVar[tuple[str, ...]] = (":0.5", ":0.2")
 
     ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
     sketch: Kind = "gaussian"
     dim: PositiveInt | None = None
     min: PositiveInt | None = None
     max: PositiveInt | None = None
-
-    @property
-    def gradient(self) -> Gradient:
-        """Unbiased, with every sketch."""
-        return "unbiased"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Half of the rows, and a fifth."""
-        return (f"{cls.name}:0.5", f"{cls.name}:0.2")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

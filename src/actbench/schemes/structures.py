@@ -62,7 +62,6 @@ class EncodedStructures(Scheme):
     A subclass gives the format, the docstring and the names of the registry.
     """
 
-    positional: ClassVar[str | None] = None
     rank: ClassVar[int] = 20
 
     on: Annotated[tuple[Structure, ...], Field(min_length=1)] = ("activations", "state")

@@ -50,14 +50,10 @@ class TensorParallel(OverProcesses):
     rank: ClassVar[int] = 8  # after adapters and types of parameters, before layers are replaced
     claims: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL,)
     draws_alike: ClassVar[bool] = False
+    gradient: ClassVar[Gradient] = "exact"
 
     ranks: Count = 2
     sequence: bool = False
-
-    @property
-    def gradient(self) -> Gradient:
-        """The same, to the rounding of sums over processes."""
-        return "exact"
 
     def parted(self) -> tuple[Scheme | None, Scheme | None]:
         """Return this, and nothing: gradients of parts are compared with gradients of parts."""
