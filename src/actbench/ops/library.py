@@ -6,15 +6,15 @@ times as much per call.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-
-from actbench.ops.cpu import LEAST_BYTES, advise
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,6 +119,36 @@ def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Imp
         return run
 
     return {"CPU": filled_by(kernels.cpu, True), "CUDA": filled_by(kernels.cuda, False)}
+
+
+LEAST_BYTES = 32 * 1024**2
+"""From this size on the C library maps each allocation separately, so the advice ends with the tensor."""
+
+
+def advise(tensor: Tensor) -> bool:
+    """Ask for huge pages under a tensor and return whether the system took the advice.
+
+    A fresh tensor of 48 MiB costs 12,288 page faults, 14 ms on a machine that writes it in 2 ms: more than any kernel
+    computes. Pages of 2 MiB, which Linux gives on request, remove nearly all of these faults; torch requests them for
+    its own allocations with ``THP_MEM_ALLOC_ENABLE=1``. Without such pages nothing changes.
+    """
+    call = _madvise()
+    if call is None:
+        return False
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    return call(start, length, mmap.MADV_HUGEPAGE) == 0
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """Return the C library's madvise, or None on systems without huge pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    call.restype = ctypes.c_int
+    return call
 
 
 _internals: Any = torch._C

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from actbench.ops import cpu as compiled
 from actbench.ops import groupquant
-from actbench.ops.cpu import compiled
 from actbench.ops.groupquant import reference as groups
 
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 2047, 2049, 7003)

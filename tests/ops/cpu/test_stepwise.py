@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from actbench.ops import cpu as compiled
 from actbench.ops import stepwise
-from actbench.ops.cpu import compiled
 from actbench.ops.stepwise import decode_reference, encode_reference
 
 SIZES = (0, 1, 7, 8, 15, 16, 17, 31, 33, 255, 256, 257, 2047, 2049, 5000)

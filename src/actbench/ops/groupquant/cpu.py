@@ -10,7 +10,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops.bitpack.cpu import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_random, narrow, widen
 from actbench.ops.groupquant.reference import NAN_WORD
 from actbench.ops.noise import state_of

@@ -9,7 +9,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import prange
 from torch import Tensor, bfloat16, float16, float32
 
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, intrinsic, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, intrinsic, kernel
 from actbench.ops.cpu.vectors import LONG, MANY, Step, emitted
 
 _AT_ONCE = 128  # values that one step selects

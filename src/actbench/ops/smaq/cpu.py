@@ -9,7 +9,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops.bitpack.cpu import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
 from actbench.ops.groupquant.cpu import noise_of, values_of
 from actbench.ops.noise import state_of
