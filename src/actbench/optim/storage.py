@@ -16,7 +16,7 @@ from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
 from actbench.errors import UsageError
 from actbench.ops import noise, smaqstep
-from actbench.ops.pieces import one_for_all
+from actbench.ops.simulation import one_for_all
 from actbench.ops.smaqstep import rules as steprules
 from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 

@@ -13,8 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.errors import MeasurementError
 from actbench.ops import hostmemory
-from actbench.ops.onekernel import one_kernel
-from actbench.ops.plain import plain_tensors
+from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.optim.optimizers import adam_groups, is_decoupled
 from actbench.optim.shards import is_spread, local_of
 

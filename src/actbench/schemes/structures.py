@@ -28,7 +28,7 @@ from actbench.nn.refusals import NotInParallel, refuse_compiled, refuse_sharded
 from actbench.nn.saved import SavedTensors
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.noise import random_words
 from actbench.results.records import Data
 from actbench.spec import shortest

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actbench.codecs.encodings import encoding as whole
 from actbench.codecs.encodings.encoding import Encoding, Parts, Statistics, at_most, flat, moments, within
-from actbench.ops.arguments import wide
+from actbench.ops.library import wide
 
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
 _LARGEST = 2.0**40  # CUDA sums squares in float32, which holds the sum of 2**40 such squares

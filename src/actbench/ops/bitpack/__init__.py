@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actbench.ops import rawkernel
 from actbench.ops.bitpack import cpu
-from actbench.ops.library import Kernels, define
+from actbench.ops.library import Kernels, check_bits, define
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -81,7 +81,15 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _check(codes: Tensor, bits: int) -> None:
-    if not 1 <= bits <= 8:
-        raise ValueError(f"bits must be from 1 to 8, found {bits}")
+    check_bits(bits)
     if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
         raise ValueError(f"codes must be a contiguous uint8 vector, found {codes.dtype} {tuple(codes.shape)}")
+
+
+def check_packed(packed: Tensor, tensor: Tensor, bits: int) -> None:
+    """Raise a ValueError unless ``packed`` is a stream of one code for each element of the tensor."""
+    if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.device != tensor.device:
+        raise ValueError(f"packed must be contiguous uint8 on {tensor.device}, found {packed.dtype} on {packed.device}")
+    expected = packed_bytes(tensor.numel(), bits)
+    if packed.numel() != expected:
+        raise ValueError(f"packed must have {expected} bytes, found {packed.numel()}")

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.arguments import check_bits, check_contiguous, check_seed, check_vector
 from actbench.ops.groupquant import cpu, reference
-from actbench.ops.library import EVERYWHERE, Kernels, copied, define
-from actbench.ops.noise import state_of
+from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
+from actbench.ops.noise import check_seed, state_of
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:

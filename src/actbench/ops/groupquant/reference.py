@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, noise
-from actbench.ops.arguments import wide
+from actbench.ops.library import wide
 
 NAN_WORD: Final = 0x7FC07FC0
 """The word of a group with a non-finite value: both bounds NaN."""

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.arguments import check_contiguous, check_packed
-from actbench.ops.library import Implementation, Kernels, copied, define
+from actbench.ops.library import Implementation, Kernels, check_contiguous, copied, define
 from actbench.ops.mask import cpu
 
 
@@ -92,5 +91,5 @@ def select(mask: Tensor, grad: Tensor) -> Tensor:
         A tensor like ``grad``.
     """
     check_contiguous(grad)
-    check_packed(mask, grad, 1)
+    bitpack.check_packed(mask, grad, 1)
     return torch.empty_like(grad.contiguous())

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from actbench.ops import bitpack, noise
-from actbench.ops.arguments import wide
+from actbench.ops.library import wide
 from actbench.ops.smaq.format import HEADER_BYTES, Format
 
 HUGE: Final = 2.0**126

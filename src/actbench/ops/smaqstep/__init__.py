@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import noise, rawkernel
-from actbench.ops.arguments import check_contiguous
-from actbench.ops.library import Implementation, Kernels, define
+from actbench.ops.library import Implementation, Kernels, check_contiguous, define
 from actbench.ops.smaq import reference
 from actbench.ops.smaq.format import Format, check_format
 from actbench.ops.smaqstep import cpu, rules
