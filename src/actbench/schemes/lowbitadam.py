@@ -10,9 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
-from actbench.optim.bnbadam import adapted, blockwise_adam
+from actbench.optim.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_adam
 from actbench.optim.optimizers import check_fresh
-from actbench.optim.torchaoadam import Twin, few_bits_adam
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.schemes.pasted import InTrainer
@@ -154,7 +153,7 @@ class Adam8bit(_LowBitAdam):
     def _twin(self) -> Twin:
         if self.library != "bnb":
             return super()._twin()
-        adapted()  # raises at once if the library is missing
+        bnb_adam()  # raises at once if the library is missing
         return functools.partial(blockwise_adam, paged=self.paged)
 
 
