@@ -12,14 +12,7 @@ from torch.optim.sgd import sgd
 from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops.smaqstep import rules as steprules
-from actbench.optim.base import (
-    Group,
-    PackedOptimizer,
-    Place,
-    State,
-    in_float32,
-    write_back,
-)
+from actbench.optim.base import Group, PackedOptimizer, Place, State, in_float32, write_back
 from actbench.optim.loading import TORCHS_OWN, refuse_unsupported
 from actbench.optim.storage import Storage
 

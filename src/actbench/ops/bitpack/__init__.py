@@ -68,10 +68,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     return codes.new_empty(packed_bytes(codes.numel(), bits))
 
 
-@define(
-    "unpack_codes(Tensor packed, int bits, SymInt count) -> Tensor",
-    Kernels(cpu.unpack_codes, launch_unpack),
-)
+@define("unpack_codes(Tensor packed, int bits, SymInt count) -> Tensor", Kernels(cpu.unpack_codes, launch_unpack))
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the ``count`` codes of a contiguous stream, uint8 ``(count,)``."""
     _check(packed, bits)

@@ -215,8 +215,7 @@ def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, grou
 
 
 @define(
-    "groupquant_words(Tensor x, int group_size) -> Tensor",
-    Kernels(cpu.words, launch_words, copied(reference.words_of)),
+    "groupquant_words(Tensor x, int group_size) -> Tensor", Kernels(cpu.words, launch_words, copied(reference.words_of))
 )
 def words(x: Tensor, group_size: int) -> Tensor:
     """Return the words of the groups of rows (R, F), before encoding: int32 ``(R, ceil(F / group_size))``."""

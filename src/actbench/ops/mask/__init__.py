@@ -186,10 +186,7 @@ def relu(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
 
 
-@define(
-    "relu_mask_(Tensor(a!) x) -> Tensor",
-    Kernels(*map(_over, (_relu_on_cpu, launch_relu, _fill_relu))),
-)
+@define("relu_mask_(Tensor(a!) x) -> Tensor", Kernels(*map(_over, (_relu_on_cpu, launch_relu, _fill_relu))))
 def relu_(x: Tensor) -> Tensor:
     """Replace x by its ReLU and return the packed mask; else as :func:`relu`."""
     check_contiguous(x)
@@ -197,8 +194,7 @@ def relu_(x: Tensor) -> Tensor:
 
 
 @define(
-    "mask_select(Tensor mask, Tensor grad) -> Tensor",
-    Kernels(_select_on_cpu, launch_select, copied(select_reference)),
+    "mask_select(Tensor mask, Tensor grad) -> Tensor", Kernels(_select_on_cpu, launch_select, copied(select_reference))
 )
 def select(mask: Tensor, grad: Tensor) -> Tensor:
     """Return each gradient whose bit is 1, and zero in place of the others.

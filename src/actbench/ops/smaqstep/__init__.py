@@ -126,14 +126,7 @@ def _check_rule(rule: list[float], names: tuple[str, ...]) -> None:
 
 
 def adam_(
-    param: Tensor,
-    grad: Tensor,
-    means: Tensor,
-    roots: Tensor,
-    seed: int,
-    rule: AdamRule,
-    form: Format,
-    first: int = 0,
+    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format, first: int = 0
 ) -> None:
     """Step a parameter by Adam or AdamW, and its packed moments, in place.
 
@@ -162,14 +155,7 @@ def sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule,
 
 
 def reference_adam_(
-    param: Tensor,
-    grad: Tensor,
-    means: Tensor,
-    roots: Tensor,
-    seed: int,
-    rule: AdamRule,
-    form: Format,
-    first: int = 0,
+    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format, first: int = 0
 ) -> None:
     """Do what :func:`adam_` does, in plain torch: what every kernel is held to, bit for bit."""
     count, seeds = param.numel(), _seeds(seed, first)
