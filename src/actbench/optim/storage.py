@@ -275,11 +275,6 @@ def storage_of(spec: str) -> Storage:
     encoding = encodings.build(spec)
     if isinstance(encoding, Smaq) and encoding.rounding == "stochastic" and encoding.block <= smaqstep.MOST_BLOCK:
         return SmaqStorage(encoding)
-    _check(encoding, spec)
-    return ChunkedStorage(encoding)
-
-
-def _check(encoding: Encoding, spec: str) -> None:
     if not encoding.stored:
         raise UsageError(f"optimizer state as {spec!r}: it only simulates, and would save nothing; smaq is stored")
     if not encoding.fixed_rate:
@@ -287,3 +282,4 @@ def _check(encoding: Encoding, spec: str) -> None:
             f"optimizer state as {spec!r}: its bytes depend on the values, so state cannot be replaced in place; "
             "take smaq, int:6 or bf16"
         )
+    return ChunkedStorage(encoding)

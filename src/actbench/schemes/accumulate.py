@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import ConversionError
@@ -78,11 +77,8 @@ class Accumulate(Scheme):
 def _differences(setup: TrainingSetup) -> list[str]:
     """Return why the gradients of micro-batches do not add up to the gradient of the batch."""
     why = [setup.uncuttable] if setup.uncuttable else []
-    found = next((part for part in setup.module.modules() if _takes_batch_statistics(part)), None)
+    norms = (part for part in setup.module.modules() if isinstance(part, _BatchNorm))
+    found = next((norm for norm in norms if norm.training or not norm.track_running_stats), None)
     if found is not None:
         why.append(f"batch statistics are of the micro-batch ({type(found).__name__})")
     return why
-
-
-def _takes_batch_statistics(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)

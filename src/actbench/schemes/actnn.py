@@ -162,7 +162,8 @@ class ActNN(Scheme):
             )
         hooked = self._hooked(model, packer)
         threshold = self.setting("empty_cache_threshold")
-        allocation = self._allocation(states)
+        shared_out = self.setting("compress") and self.setting("per_layer")
+        allocation = BitAllocation(states, self.setting("bits"), self.adapt_interval) if shared_out else None
         CompressedForward(model, packer, allocation, threshold, bool(hooked), whole_model=not setup.path).bind()
         bind_entries(model)
         by = Part(self.spec, acts=packer, idle=NOTHING_PACKED)
@@ -216,11 +217,6 @@ class ActNN(Scheme):
             becomes = f"saved tensors, {self.setting('bits'):g} bits"
             sites.append(Site(path=path, was=type(module).__name__, becomes=becomes))
         return sites
-
-    def _allocation(self, states: list[SiteState]) -> BitAllocation | None:
-        if not (self.setting("compress") and self.setting("per_layer")):
-            return None
-        return BitAllocation(states, self.setting("bits"), self.adapt_interval)
 
     def _becomes(self) -> str:
         where = " in host memory" if self.setting("swap") else ""

@@ -136,12 +136,8 @@ class Division(Scheme):
         """Replace layers by ones that pack their input; see :func:`with_packed_inputs` for what is raised."""
 
         def state_of(layer: nn.Module, path: str) -> SiteState:
-            state = SiteState if isinstance(layer, nn.LayerNorm) or _is_linear(layer) else OfPictures
-            return state(setup.path_of(path), self.bits)
+            of_tokens = isinstance(layer, nn.LayerNorm | nn.Linear) or is_conv1d(type(layer))
+            return (SiteState if of_tokens else OfPictures)(setup.path_of(path), self.bits)
 
         codec = TwoFrequencies(self.block, self.bits)
         return with_packed_inputs(self, setup, codec, state_of, f"input, {self.bits} bits and means")
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) or is_conv1d(type(layer))

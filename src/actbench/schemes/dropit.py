@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from actbench.nn.layout import Layout
 from actbench.nn.saved import Codec, Parts, SiteState
@@ -63,9 +63,5 @@ class DropIT(Scheme):
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that drop, or save an exact small code; see :func:`with_packed_inputs`."""
-
-        def state_of(layer: nn.Module, path: str) -> SiteState:
-            return SiteState(path, 32 * self.share + 1)
-
-        becomes = f"input, {self.share:.0%} of it"
-        return with_packed_inputs(self, setup, Largest(self.share), state_of, becomes, norms=False)
+        codec, becomes, bits = Largest(self.share), f"input, {self.share:.0%} of it", 32 * self.share + 1
+        return with_packed_inputs(self, setup, codec, lambda _, path: SiteState(path, bits), becomes, norms=False)

@@ -130,7 +130,9 @@ class Gact(Scheme):
                 compiled.
         """
         hooks = self._hooks(whole_model=not setup.path)
-        HookedForward.bind_on(self.name, setup.module, hooks, self._probing())
+        probed = self.setting("bits"), self.adapt_interval, self.samples, self.probes
+        probing = Probing(*probed) if self.bits_by_gradients else None
+        HookedForward.bind_on(self.name, setup.module, hooks, probing)
         site = Site(path="", was=type(setup.module).__name__, becomes=self._becomes())
         changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
@@ -146,11 +148,6 @@ class Gact(Scheme):
         packer = SavedTensors(codec, placement=placement, dedup=self.share)
         rules = {} if codec.exact or not self.small_codes else small_codes()
         return Hooks(packer, self.setting("bits"), rules, whole_model=whole_model)
-
-    def _probing(self) -> Probing | None:
-        if not (self.setting("compress") and self.setting("auto_prec")):
-            return None
-        return Probing(self.setting("bits"), self.adapt_interval, self.samples, self.probes)
 
     def _becomes(self) -> str:
         paper = f", the paper's {IN_THE_PAPER[self.level]}" if self.level in IN_THE_PAPER else ""

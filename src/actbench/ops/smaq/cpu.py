@@ -11,7 +11,7 @@ from torch import Tensor
 from actbench.ops.bitpack.cpu import pack, unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
-from actbench.ops.groupquant.cpu import noise_of, values_of
+from actbench.ops.groupquant.cpu import noise_of, per_unit, values_of
 from actbench.ops.noise import state_of
 from actbench.ops.smaq.cpublock import (
     HUGE,
@@ -32,11 +32,6 @@ from actbench.ops.smaq.reference import NAN_HALF
 
 MOST = 1024
 """Elements of the largest block."""
-
-
-def per_unit(block: int) -> int:
-    """Return how many blocks are one unit of a thread's work, about as much work as in other kernels."""
-    return max(1, BLOCK // block)
 
 
 def work_of(count: int, block: int) -> int:
