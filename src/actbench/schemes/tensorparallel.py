@@ -17,7 +17,7 @@ from actbench.ops.noise import draw_as
 from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import TENSOR_PARALLEL, Scheme
-from actbench.schemes.overprocesses import Count, OverProcesses
+from actbench.schemes.ddp import Count, OverProcesses
 from actbench.setup import TrainingSetup
 
 
