@@ -11,7 +11,6 @@ from actbench.nn.chunkedloss import UNCOMPILABLE, DeferredHead
 from actbench.nn.ligerloss import UNTRACEABLE, LigerCrossEntropy, check
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census
-from actbench.results.fits import Gradient
 from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme
 from actbench.setup import Part, TrainingSetup
@@ -51,7 +50,6 @@ class ChunkedLoss(Scheme):
     paper: ClassVar[str] = "Hsu et al. 2024, arXiv 2410.10989"
     positional: ClassVar[str | None] = "pieces"
     rank: ClassVar[int] = 5
-    gradient: ClassVar[Gradient] = "exact"
     variants: ClassVar[tuple[str, ...]] = (":8", ":32")
     changes: ClassVar[tuple[Change, ...]] = ("loss",)
 

@@ -14,7 +14,6 @@ from actbench.nn.tensorparallel.ranks import Ranks
 from actbench.nn.tensorparallel.sharing import share_layers
 from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
 from actbench.ops.noise import draw_as
-from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import TENSOR_PARALLEL, Scheme
 from actbench.schemes.ddp import Count, OverProcesses
@@ -50,7 +49,6 @@ class TensorParallel(OverProcesses):
     rank: ClassVar[int] = 8  # after adapters and types of parameters, before layers are replaced
     claims: ClassVar[tuple[str, ...]] = (TENSOR_PARALLEL,)
     draws_alike: ClassVar[bool] = False
-    gradient: ClassVar[Gradient] = "exact"
 
     ranks: Count = 2
     sequence: bool = False
