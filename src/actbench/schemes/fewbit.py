@@ -159,11 +159,7 @@ def _joined(parts: Iterable[str]) -> Iterable[str]:
             continue
         path.append(part)
         if _PATH.fullmatch(part):
-            yield _told_apart("/".join(path))
+            whole = "/".join(path)  # a first folder of a function's name would be taken for the function
+            yield f"./{whole}" if whole.partition("/")[0] in NAMES else whole
             path = []
     yield from path
-
-
-def _told_apart(path: str) -> str:
-    """Prefix a path with ``./`` if a specification would take its first folder for a function of that name."""
-    return f"./{path}" if path.partition("/")[0] in NAMES else path

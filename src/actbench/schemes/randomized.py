@@ -79,6 +79,7 @@ class Randomized(Scheme):
             raise ConversionError("randomized: the model holds sketched layers already; convert the original model")
         sketching = Sketching(self.sketch, self.ratio, self.dim, self.min, self.max)
         sharing: SharingTable[Sketch] = SharingTable()
+        becomes = f"{self.sketch} sketch, {f'ratio {self.ratio:g}' if self.dim is None else f'{self.dim} rows'}"
         sites: list[Site] = []
         unreached: list[Unreached] = []
 
@@ -90,7 +91,7 @@ class Randomized(Scheme):
             new = sketched(module, sketching, sharing)
             if new is not None:
                 was = "nn.Linear" if type(module) is nn.Linear else type(module).__name__
-                sites.append(Site(path=path, was=was, becomes=self._becomes()))
+                sites.append(Site(path=path, was=was, becomes=becomes))
             return new
 
         model = swap(setup.module, rule)
@@ -105,9 +106,6 @@ class Randomized(Scheme):
         """Return the variance of the sketched weights' gradient over three sketches, as predicted, and of SGD."""
         found = sketch_variance(setup, batch, seed)
         return () if found is None else found.diagnostics()
-
-    def _becomes(self) -> str:
-        return f"{self.sketch} sketch, {f'{self.dim} rows' if self.dim is not None else f'ratio {self.ratio:g}'}"
 
 
 def _why_not(module: nn.Module) -> str | None:
