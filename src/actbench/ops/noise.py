@@ -239,11 +239,7 @@ def diverge(generator: torch.Generator, branch: int) -> None:
 
 @functools.cache
 def _check_layout() -> None:
-    """Check on a separate generator that its state has the layout that this file assumes.
-
-    Raises:
-        KernelError: The layout is another one in this version of torch.
-    """
+    """Raise a KernelError unless the state of a separate generator has the layout that this file assumes."""
     plain, drawn = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     different = draw(drawn) != draw(drawn)
     same = torch.equal(torch.rand(1300, generator=plain), torch.rand(1300, generator=drawn))
