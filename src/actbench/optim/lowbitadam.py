@@ -31,14 +31,10 @@ Twin = Callable[[optim.Optimizer], optim.Optimizer]
 
 
 def few_bits_adam(scheme: str, suffix: str) -> Twin:
-    """Return what makes torchao's optimizers of torch's Adam and AdamW.
-
-    Args:
-        scheme: Who asks.
-        suffix: What the names of torchao's classes end with: 8bit, 4bit, Fp8.
+    """Return what makes torchao's optimizers, whose names end with 8bit, 4bit or Fp8, of torch's Adam and AdamW.
 
     Raises:
-        MeasurementError: torchao is not installed.
+        MeasurementError: torchao is not installed; the message begins with the scheme that asks.
     """
     try:
         from torchao import optim as library  # type: ignore[import-untyped]

@@ -234,14 +234,10 @@ def is_decoupled(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_fresh(optimizer: torch.optim.Optimizer, instead: str) -> None:
-    """Refuse an optimizer that knows something which another in its place would not know.
-
-    Args:
-        optimizer: Of torch.
-        instead: What to do where it has state.
+    """Refuse an optimizer of torch that knows something which another in its place would not know.
 
     Raises:
-        UsageError: It has state, a scheduler or hooks of steps.
+        UsageError: It has state, and the message says what to do ``instead``; or a scheduler or hooks of steps.
     """
     if optimizer.state:
         raise UsageError(f"the optimizer has state already; {instead}")

@@ -227,11 +227,7 @@ class Scheme(Data):
         return False
 
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
-        """Return a context in which the setup's weights are as the scheme changes them in each training step.
-
-        Args:
-            setup: The result of :meth:`apply`; the context restores its weights at the end.
-        """
+        """Return a context in which the weights of a changed setup are as after a step; it restores them."""
         return nullcontext()
 
     @classmethod

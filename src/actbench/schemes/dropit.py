@@ -80,15 +80,10 @@ def with_packed_inputs(
     *,
     norms: bool = True,
 ) -> TrainingSetup:
-    """Return a setup whose layers pack their input by a codec, or save an exact small code.
+    """Return a setup whose layers, norms only if wanted, pack their input by a codec, or save an exact small code.
 
-    Args:
-        scheme: The scheme that changes the model.
-        setup: The setup of the model.
-        codec: Packs inputs.
-        state_of: Makes the state of a layer's site, from the layer and its path.
-        becomes: What a site reports of a packed input.
-        norms: Whether norms pack their inputs too.
+    ``state_of`` makes the state of a layer's site from the layer and its path; sites report that packed inputs become
+    what ``becomes`` says.
 
     Raises:
         ConversionError: No layer is replaced, or the model packs its saved tensors already or is compiled.

@@ -48,12 +48,8 @@ def changing(changes: Collection[str]) -> list[str]:
 def lookup(name: str, text: str | None = None) -> type[Scheme]:
     """Return the scheme of a name.
 
-    Args:
-        name: The name.
-        text: The specification that has the name, for the error message.
-
     Raises:
-        SpecError: There is no such scheme; the message names the closest one.
+        SpecError: There is no such scheme; the message names the closest one, and ``text``, the whole specification.
     """
     return spec.find(name, find(), "scheme", text or name)
 

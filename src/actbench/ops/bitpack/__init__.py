@@ -55,15 +55,7 @@ def launch_unpack(codes: Tensor, packed: Tensor, bits: int, count: int) -> None:
 
 @define("pack_codes(Tensor codes, int bits) -> Tensor", Kernels(cpu.pack_codes, launch_pack))
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Pack the low bits of codes.
-
-    Args:
-        codes: uint8 ``(n,)``, contiguous.
-        bits: 1 to 8.
-
-    Returns:
-        uint8 ``(ceil(n * bits / 8),)``.
-    """
+    """Pack the low bits, 1 to 8, of contiguous uint8 codes ``(n,)``: uint8 ``(ceil(n * bits / 8),)``."""
     _check(codes, bits)
     return codes.new_empty(packed_bytes(codes.numel(), bits))
 

@@ -176,11 +176,7 @@ def _select16(blocks: int, count: int, mask: int, grad: int, out: int) -> None:
 def relu(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return ReLU of x, as torch computes it on that device, and the packed bits of :func:`positive`.
 
-    Args:
-        x: float32, float16, bfloat16 or float64, contiguous.
-
-    Returns:
-        A tensor like x, and uint8 ``(ceil(x.numel() / 8),)``.
+    x is float32, float16, bfloat16 or float64, contiguous; the bits are uint8 ``(ceil(x.numel() / 8),)``.
     """
     check_contiguous(x)
     return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
@@ -199,14 +195,8 @@ def relu_(x: Tensor) -> Tensor:
 def select(mask: Tensor, grad: Tensor) -> Tensor:
     """Return each gradient whose bit is 1, and zero in place of the others.
 
-    This selects and does not multiply, so that an infinite gradient at a dead unit gives 0, as in torch.
-
-    Args:
-        mask: uint8 ``(ceil(grad.numel() / 8),)``.
-        grad: float32, float16, bfloat16 or float64, contiguous.
-
-    Returns:
-        A tensor like ``grad``.
+    This selects and does not multiply, so that an infinite gradient at a dead unit gives 0, as in torch. Gradients are
+    float32, float16, bfloat16 or float64, contiguous; the mask is uint8 ``(ceil(grad.numel() / 8),)``.
     """
     check_contiguous(grad)
     bitpack.check_packed(mask, grad, 1)
