@@ -216,11 +216,7 @@ def is_packed(parameter: Tensor) -> bool:
 
 
 class SmaqStorage:
-    """SmaQ blocks of at most ``smaqstep.MOST_BLOCK``, each read, stepped and written in one pass.
-
-    Attributes:
-        unit: Numbers of a block.
-    """
+    """SmaQ blocks of ``unit`` numbers, at most ``smaqstep.MOST_BLOCK``, each read, stepped and written at once."""
 
     def __init__(self, encoding: Smaq) -> None:
         self.form, self.unit = encoding.form, encoding.block
