@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_map
 from actbench.errors import MeasurementError, ModelError
 from actbench.microbatches import Batch as Batch
 from actbench.microbatches import MicroBatch, Share, cut
-from actbench.optim.protocols import HoldsGradients as HoldsGradients
-from actbench.optim.protocols import StepsInBackward as StepsInBackward
+from actbench.optim.wrapped import HoldsGradients as HoldsGradients
+from actbench.optim.wrapped import StepsInBackward as StepsInBackward
 from actbench.results.records import Built, Phase, Site, Unreached
 
 Loss = Callable[[nn.Module, Batch], Tensor]

@@ -9,7 +9,8 @@ from torch import nn
 from torch._functorch import config as partitioning
 from torch.utils.checkpoint import checkpoint
 
-from actbench.codecs.sketch import Sketching, sketching
+from actbench.codecs import sketch as sketching
+from actbench.codecs.sketch import Sketching
 from actbench.nn.compressed.linear import sketched
 from actbench.nn.savedtensors import SharingTable
 

@@ -3,7 +3,7 @@ import torch
 
 from actbench.ops import activate as module
 from actbench.ops.activate import FUNCTIONS, reference
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 
 activate = torch.ops.actbench.stepwise_activate
 EXACT = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from actbench.ops import bitpack, groupquant, noise
-from actbench.ops.arguments import DTYPES
 from actbench.ops.groupquant import reference as groups
+from actbench.ops.library import DTYPES
 
 ops = torch.ops.actbench
 SEED = torch.tensor(7)

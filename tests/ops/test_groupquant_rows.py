@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.ops import groupquant
-from actbench.ops.arguments import DTYPES
 from actbench.ops.groupquant import reference as groups
+from actbench.ops.library import DTYPES
 
 ops = torch.ops.actbench
 SEED = torch.tensor(7)

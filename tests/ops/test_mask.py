@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.mask import relu_reference, select_reference
 
 ops = torch.ops.actbench

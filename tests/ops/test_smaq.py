@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.ops import bitpack, smaq
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.smaq import reference as smaqblocks
 from actbench.ops.smaq.format import Format, format_of
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.stepwise import decode_reference, encode, encode_reference
 
 ops = torch.ops.actbench

@@ -185,9 +185,9 @@ def test_pages_are_of_bitsandbytes_alone() -> None:
 def test_without_bitsandbytes_a_row_is_unavailable_with_the_command(
     meter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actbench.optim import bnbadam
+    from actbench.optim import lowbitadam
 
-    bnbadam.adapted.cache_clear()
+    lowbitadam.bnb_adam.cache_clear()
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
     with pytest.raises(MeasurementError, match=r'pip install "actbench\[bitsandbytes\]"') as raised:
         measure(Case(model="tiny-gpt2", scheme="adam8bit:bnb", batch_size=1, sequence_length=8, meter=meter))

@@ -9,9 +9,9 @@ from actbench import schemes
 from actbench.measuring.meters import profiles
 from actbench.results.records import OPTIMIZER, Built, Case, Task
 from actbench.schemes.base import Scheme
-from actbench.schemes.composed import Composed
 from actbench.schemes.pasted import InTrainer
 from actbench.schemes.precision import Pure
+from actbench.schemes.registry import Composed
 from actbench.workloads.optimizers import TRAINERS, code_of
 
 Returns = Literal["loss", "scores", "own"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -40,13 +40,17 @@ def is_host(storage: torch.UntypedStorage) -> bool:
 
 
 @contextmanager
-def as_the_device() -> Iterator[None]:
-    """Inside, fake cpu tensors stand for tensors of the host itself: no move to host memory changes their place."""
-    token = _is_the_device.set(True)
+def _inside(flag: ContextVar[bool]) -> Iterator[None]:
+    token = flag.set(True)
     try:
         yield
     finally:
-        _is_the_device.reset(token)
+        flag.reset(token)
+
+
+def as_the_device() -> AbstractContextManager[None]:
+    """Inside, fake cpu tensors stand for tensors of the host itself: no move to host memory changes their place."""
+    return _inside(_is_the_device)
 
 
 def is_the_device() -> bool:
@@ -59,14 +63,9 @@ def is_elsewhere(x: Tensor) -> bool:
     return x.device.type != "cpu" or (isinstance(x, FakeTensor) and not is_the_device())
 
 
-@contextmanager
-def running_on_host() -> Iterator[None]:
+def running_on_host() -> AbstractContextManager[None]:
     """Inside, the results of operators are in host memory, those on fake tensors too."""
-    token = _is_running.set(True)
-    try:
-        yield
-    finally:
-        _is_running.reset(token)
+    return _inside(_is_running)
 
 
 def is_running() -> bool:

@@ -50,6 +50,12 @@ def state_of(seed: int | Tensor) -> np.uint64:
     return np.uint64(mixed(int(seed)))
 
 
+def check_seed(seed: Tensor) -> None:
+    """Raise a ValueError unless the seed is a 0-d int64 tensor on the CPU."""
+    if seed.dtype != torch.int64 or seed.dim() != 0 or seed.device.type != "cpu":
+        raise ValueError(f"the seed must be a 0-d int64 tensor on the CPU, found {seed.dtype} {tuple(seed.shape)}")
+
+
 def unmixed(state: int) -> int:
     """Return the seed, 0 to 2**64 - 1, whose words a state is that of: the inverse of :func:`mixed`."""
     word = state ^ (state >> 31) ^ (state >> 62)
@@ -233,11 +239,7 @@ def diverge(generator: torch.Generator, branch: int) -> None:
 
 @functools.cache
 def _check_layout() -> None:
-    """Check on a separate generator that its state has the layout that this file assumes.
-
-    Raises:
-        KernelError: The layout is another one in this version of torch.
-    """
+    """Raise a KernelError unless the state of a separate generator has the layout that this file assumes."""
     plain, drawn = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     different = draw(drawn) != draw(drawn)
     same = torch.equal(torch.rand(1300, generator=plain), torch.rand(1300, generator=drawn))

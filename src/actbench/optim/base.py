@@ -17,8 +17,6 @@ from actbench.optim.shards import first_of, local_gradient, local_of, refuse_unk
 from actbench.optim.storage import Storage, is_packed, storage_of
 from actbench.optim.wrapped import called
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
 Group = dict[str, Any]
 State = dict[str, Tensor]
 
@@ -217,7 +215,7 @@ def _spec_of(encoding: str | Encoding | None) -> str | None:
 
 
 def _check(parameter: Tensor) -> None:
-    if parameter.dtype not in FLOATS:
+    if parameter.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise UsageError(
             f"a parameter is {parameter.dtype}; packed optimizers compute in float32, for parameters that are float32, "
             "float16 or bfloat16"

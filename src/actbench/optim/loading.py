@@ -7,7 +7,6 @@ too. So states travel through it in :class:`Held`, which it has no rule for, and
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -40,16 +39,11 @@ def prepared(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> di
     ours: Any = optimizer
     own, saved = ours.param_groups, state_dict["param_groups"]
     groups = [_group_of(ours, group, other) for group, other in zip(own, saved, strict=False)]
-    numbers = chain.from_iterable(group["params"] for group in groups)
-    places = zip(
-        numbers,
-        ((parameter, new) for group, new in zip(own, groups, strict=False) for parameter in group["params"]),
-        strict=False,
-    )
     states = dict(state_dict["state"])
-    for number, (parameter, group) in places:
-        if number in states:
-            states[number] = Held(_state_of(ours, parameter, group["encoding"], states[number], number))
+    for mine, group in zip(own, groups, strict=False):
+        for parameter, number in zip(mine["params"], group["params"], strict=False):
+            if number in states:
+                states[number] = Held(_state_of(ours, parameter, group["encoding"], states[number], number))
     return {**state_dict, "param_groups": groups + saved[len(groups) :], "state": states}
 
 

@@ -12,14 +12,7 @@ from torch.optim.sgd import sgd
 from actbench.codecs.encodings import Encoding
 from actbench.errors import UsageError
 from actbench.ops.smaqstep import rules as steprules
-from actbench.optim.base import (
-    Group,
-    PackedOptimizer,
-    Place,
-    State,
-    in_float32,
-    write_back,
-)
+from actbench.optim.base import Group, PackedOptimizer, Place, State, in_float32, write_back
 from actbench.optim.loading import TORCHS_OWN, refuse_unsupported
 from actbench.optim.storage import Storage
 
@@ -241,14 +234,10 @@ def is_decoupled(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_fresh(optimizer: torch.optim.Optimizer, instead: str) -> None:
-    """Refuse an optimizer that knows something which another in its place would not know.
-
-    Args:
-        optimizer: Of torch.
-        instead: What to do where it has state.
+    """Refuse an optimizer of torch that knows something which another in its place would not know.
 
     Raises:
-        UsageError: It has state, a scheduler or hooks of steps.
+        UsageError: It has state, and the message says what to do ``instead``; or a scheduler or hooks of steps.
     """
     if optimizer.state:
         raise UsageError(f"the optimizer has state already; {instead}")

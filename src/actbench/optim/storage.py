@@ -16,7 +16,7 @@ from actbench.codecs import encodings
 from actbench.codecs.encodings import Encoding, Smaq
 from actbench.errors import UsageError
 from actbench.ops import noise, smaqstep
-from actbench.ops.pieces import one_for_all
+from actbench.ops.simulation import one_for_all
 from actbench.ops.smaqstep import rules as steprules
 from actbench.ops.smaqstep.rules import AdamRule, SgdRule
 
@@ -216,11 +216,7 @@ def is_packed(parameter: Tensor) -> bool:
 
 
 class SmaqStorage:
-    """SmaQ blocks of at most ``smaqstep.MOST_BLOCK``, each read, stepped and written in one pass.
-
-    Attributes:
-        unit: Numbers of a block.
-    """
+    """SmaQ blocks of ``unit`` numbers, at most ``smaqstep.MOST_BLOCK``, each read, stepped and written at once."""
 
     def __init__(self, encoding: Smaq) -> None:
         self.form, self.unit = encoding.form, encoding.block
@@ -275,11 +271,6 @@ def storage_of(spec: str) -> Storage:
     encoding = encodings.build(spec)
     if isinstance(encoding, Smaq) and encoding.rounding == "stochastic" and encoding.block <= smaqstep.MOST_BLOCK:
         return SmaqStorage(encoding)
-    _check(encoding, spec)
-    return ChunkedStorage(encoding)
-
-
-def _check(encoding: Encoding, spec: str) -> None:
     if not encoding.stored:
         raise UsageError(f"optimizer state as {spec!r}: it only simulates, and would save nothing; smaq is stored")
     if not encoding.fixed_rate:
@@ -287,3 +278,4 @@ def _check(encoding: Encoding, spec: str) -> None:
             f"optimizer state as {spec!r}: its bytes depend on the values, so state cannot be replaced in place; "
             "take smaq, int:6 or bf16"
         )
+    return ChunkedStorage(encoding)

@@ -1,12 +1,12 @@
-"""What optimizers have in common that step another one in a way of their own."""
+"""Optimizers that step another one in a way of their own, and what such may do beyond what torch's do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from actbench.errors import ConversionError
 
@@ -86,3 +86,35 @@ class WrappedOptimizer(optim.Optimizer):
 
     def _share(self) -> None:
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+
+@runtime_checkable
+class HoldsGradients(Protocol):
+    """An optimizer that holds gradients itself, in a form of its own, while they wait for its step."""
+
+    def gradients(self) -> Mapping[Tensor, Tensor]:
+        """Return the gradients by parameter, as the step is given them."""
+        ...
+
+    def gradient_parts(self) -> Iterable[Tensor]:
+        """Return the tensors that hold them, but those on the parameters themselves."""
+        ...
+
+
+@runtime_checkable
+class StepsInBackward(Protocol):
+    """An optimizer that steps each parameter as soon as a backward pass has made its gradient."""
+
+    def hold(self) -> None:
+        """Let gradients wait for ``step()`` from now on."""
+        ...
+
+
+@runtime_checkable
+class HoldsShares(Protocol):
+    """An optimizer that knows shares of parameters in place of the parameters of the model."""
+
+    @property
+    def wholes(self) -> Mapping[int, nn.Parameter]:
+        """The parameters of the model, by the identity of their shares."""
+        ...

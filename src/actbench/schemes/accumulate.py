@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from actbench.errors import ConversionError
@@ -34,6 +33,7 @@ class Accumulate(Scheme):
     positional: ClassVar[str | None] = "parts"
     rank: ClassVar[int] = 4  # before schemes that replace norms, after schemes that change parameters
     claims: ClassVar[tuple[str, ...]] = (STEPS,)
+    changes: ClassVar[tuple[Change, ...]] = ("batch",)
 
     parts: Annotated[int, Field(ge=2, le=1 << 20)] = 4
 
@@ -45,11 +45,6 @@ class Accumulate(Scheme):
             for parts in range(2, batch_size + 1)
             if batch_size % parts == 0 and (parts == batch_size or parts & (parts - 1) == 0)
         )
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """How the batch is fed."""
-        return ("batch",)
 
     def gradient_of(self, warnings: Sequence[str]) -> Gradient:
         """Return ``approximate`` if a warning says that rows of a batch see each other."""
@@ -82,11 +77,8 @@ class Accumulate(Scheme):
 def _differences(setup: TrainingSetup) -> list[str]:
     """Return why the gradients of micro-batches do not add up to the gradient of the batch."""
     why = [setup.uncuttable] if setup.uncuttable else []
-    found = next((part for part in setup.module.modules() if _takes_batch_statistics(part)), None)
+    norms = (part for part in setup.module.modules() if isinstance(part, _BatchNorm))
+    found = next((norm for norm in norms if norm.training or not norm.track_running_stats), None)
     if found is not None:
         why.append(f"batch statistics are of the micro-batch ({type(found).__name__})")
     return why
-
-
-def _takes_batch_statistics(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)

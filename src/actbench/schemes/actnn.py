@@ -94,7 +94,8 @@ class ActNN(Scheme):
     summary: ClassVar[str] = "inputs of layers in groups of few bits, shared out by variance; the forward pass is exact"
     paper: ClassVar[str] = "Chen et al. 2021, arXiv 2104.14129"
     positional: ClassVar[str | None] = "level"
-    rank: ClassVar[int] = 10
+    variants: ClassVar[tuple[str, ...]] = (":L2", ":L3", ":L4")  # 4 bits, 2, and 2 in host memory
+    adapts: ClassVar[bool] = True  # bits follow the ranges and gradients of earlier steps
 
     level: Level = "L3"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None
@@ -117,11 +118,6 @@ class ActNN(Scheme):
     def gradient(self) -> Gradient:
         """Unbiased if rounding is stochastic, but for the small bias of norms and attention."""
         return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Four bits, two bits that are allocated, and these in host memory."""
-        return (f"{cls.name}:L2", f"{cls.name}:L3", f"{cls.name}:L4")
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -166,17 +162,13 @@ class ActNN(Scheme):
             )
         hooked = self._hooked(model, packer)
         threshold = self.setting("empty_cache_threshold")
-        allocation = self._allocation(states)
+        shared_out = self.setting("compress") and self.setting("per_layer")
+        allocation = BitAllocation(states, self.setting("bits"), self.adapt_interval) if shared_out else None
         CompressedForward(model, packer, allocation, threshold, bool(hooked), whole_model=not setup.path).bind()
         bind_entries(model)
         by = Part(self.spec, acts=packer, idle=NOTHING_PACKED)
         changed = setup.changed(model, (*sites, *hooked), by=by)
         return replace(changed, expandable_segments=setup.expandable_segments or self.setting("expandable_segments"))
-
-    @property
-    def adapts(self) -> bool:
-        """Bits are allocated by the ranges and gradients of earlier steps."""
-        return True
 
     @property
     def bits_by_gradients(self) -> bool:
@@ -225,11 +217,6 @@ class ActNN(Scheme):
             becomes = f"saved tensors, {self.setting('bits'):g} bits"
             sites.append(Site(path=path, was=type(module).__name__, becomes=becomes))
         return sites
-
-    def _allocation(self, states: list[SiteState]) -> BitAllocation | None:
-        if not (self.setting("compress") and self.setting("per_layer")):
-            return None
-        return BitAllocation(states, self.setting("bits"), self.adapt_interval)
 
     def _becomes(self) -> str:
         where = " in host memory" if self.setting("swap") else ""

@@ -84,6 +84,8 @@ class Scheme(Data):
         rank: Order in which composed schemes are applied (low first): 10 replaces modules, 20 hooks modules,
             30 recomputes blocks, 40 wraps the whole model. Order in the specification does not matter.
         published: Figures that its authors published.
+        variants: What follows the name in each specification that ``actbench fit`` tries, the fastest first.
+        quickens: Whether it may make a step faster, so that it is worth trying even if everything fits.
         libraries: Modules that whoever runs many cases may import once, and not in the process of each.
 
     Attributes:
@@ -96,6 +98,8 @@ class Scheme(Data):
     positional: ClassVar[str | None] = None
     rank: ClassVar[int] = 10
     published: ClassVar[tuple[Published, ...]] = ()
+    variants: ClassVar[tuple[str, ...]] = ("",)
+    quickens: ClassVar[bool] = False
     libraries: ClassVar[tuple[str, ...]] = ()
 
     only: tuple[str, ...] = ()
@@ -149,11 +153,6 @@ class Scheme(Data):
     def draws_alike(self) -> bool:
         """Whether dropout draws the masks of the exact model; else gradients are compared without dropout."""
         return "batch" not in self.changes
-
-    @property
-    def quickens(self) -> bool:
-        """Whether the scheme may make a step faster, so that it is worth trying even if everything fits."""
-        return False
 
     def apply(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup with the scheme applied to its model, or to the parts of it that ``only`` names.
@@ -229,17 +228,13 @@ class Scheme(Data):
         return False
 
     def as_after_a_step(self, setup: TrainingSetup) -> AbstractContextManager[None]:
-        """Return a context in which the setup's weights are as the scheme changes them in each training step.
-
-        Args:
-            setup: The result of :meth:`apply`; the context restores its weights at the end.
-        """
+        """Return a context in which the weights of a changed setup are as after a step; it restores them."""
         return nullcontext()
 
     @classmethod
     def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
         """Return what ``actbench fit`` tries for so many rows, the fastest first; it skips a scheme without any."""
-        return (cls.name,)
+        return tuple(f"{cls.name}{variant}" for variant in cls.variants)
 
     @property
     def needs_bfloat16(self) -> bool:

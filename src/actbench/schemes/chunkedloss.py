@@ -11,8 +11,7 @@ from actbench.nn.chunkedloss import UNCOMPILABLE, DeferredHead
 from actbench.nn.ligerloss import UNTRACEABLE, LigerCrossEntropy, check
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.replacement import census
-from actbench.results.fits import Gradient
-from actbench.results.records import Published, Site
+from actbench.results.records import Site
 from actbench.schemes.base import Change, Scheme
 from actbench.setup import Part, TrainingSetup
 
@@ -51,30 +50,16 @@ class ChunkedLoss(Scheme):
     paper: ClassVar[str] = "Hsu et al. 2024, arXiv 2410.10989"
     positional: ClassVar[str | None] = "pieces"
     rank: ClassVar[int] = 5
-    published: ClassVar[tuple[Published, ...]] = ()
+    variants: ClassVar[tuple[str, ...]] = (":8", ":32")
+    changes: ClassVar[tuple[Change, ...]] = ("loss",)
 
     pieces: Annotated[PositiveInt | Literal["liger"], WrapValidator(_number_or_liger)] = 8
     head: str = ""
 
     @property
-    def gradient(self) -> Gradient:
-        """Exact to rounding."""
-        return "exact"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """A few pieces, and many."""
-        return (f"{cls.name}:8", f"{cls.name}:32")
-
-    @property
     def untraceable(self) -> str:
         """Why fake tensors do not show what Liger's kernels do."""
         return UNTRACEABLE if self.pieces == "liger" else ""
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """How the loss is computed."""
-        return ("loss",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a forward on the layer that makes the logits.

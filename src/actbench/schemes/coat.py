@@ -21,13 +21,9 @@ _SOURCE = "abstract of arXiv 2410.19313"
 
 @dataclass(frozen=True)
 class MixedGranularity(Codec):
-    """8-bit floats (e4m3): one scale for a tensor that a product with a weight saves, else one for each group.
+    """8-bit floats (e4m3): one scale for a tensor that a product with a weight saves, else one for each group."""
 
-    Attributes:
-        group_size: Elements of a group, in the order of memory.
-    """
-
-    group_size: int
+    group_size: int  # in the order of memory
 
     def at(self, x: Tensor, site: SiteState) -> Codec:
         """Return 8-bit floats with one float32 scale or a bfloat16 scale for each group, or 1 bit for booleans."""

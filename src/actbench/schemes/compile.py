@@ -45,20 +45,12 @@ class Compile(Scheme):
     untraceable: ClassVar[str] = UNTRACEABLE
     draws_alike: ClassVar[bool] = False
     lossy_forward: ClassVar[bool] = True
+    changes: ClassVar[tuple[Change, ...]] = ("recomputation",)
+    gradient: ClassVar[Gradient] = "exact"  # the kernels of a graph only round differently
 
     budget: Annotated[float, Field(ge=0, le=1)] = 0.5
     backend: Literal["auto", "inductor", "aot_eager_decomp_partition"] = "auto"
     fullgraph: bool = True
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """What runs again in the backward pass."""
-        return ("recomputation",)
-
-    @property
-    def gradient(self) -> Gradient:
-        """Exact: the kernels of a graph only round differently."""
-        return "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind a compiled forward on the model.

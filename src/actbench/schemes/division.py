@@ -15,7 +15,7 @@ from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups
 from actbench.results.fits import Gradient
 from actbench.schemes.base import Scheme
-from actbench.schemes.packedinputs import with_packed_inputs
+from actbench.schemes.dropit import with_packed_inputs
 from actbench.setup import TrainingSetup
 
 LARGEST_GROUP = 1024
@@ -127,25 +127,17 @@ class Division(Scheme):
     summary: ClassVar[str] = "layers keep means of blocks of their input, and the differences from these in 2 bits"
     paper: ClassVar[str] = "Wang et al. 2022, arXiv 2208.04187"
     positional: ClassVar[str | None] = "block"
+    gradient: ClassVar[Gradient] = "unbiased"  # but for the small bias of norms
 
     block: Annotated[int, Field(ge=2, le=1024)] = 8
     bits: Annotated[int, Field(ge=1, le=8)] = 2
-
-    @property
-    def gradient(self) -> Gradient:
-        """Unbiased, but for the small bias of norms."""
-        return "unbiased"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that pack their input; see :func:`with_packed_inputs` for what is raised."""
 
         def state_of(layer: nn.Module, path: str) -> SiteState:
-            state = SiteState if isinstance(layer, nn.LayerNorm) or _is_linear(layer) else OfPictures
-            return state(setup.path_of(path), self.bits)
+            of_tokens = isinstance(layer, nn.LayerNorm | nn.Linear) or is_conv1d(type(layer))
+            return (SiteState if of_tokens else OfPictures)(setup.path_of(path), self.bits)
 
         codec = TwoFrequencies(self.block, self.bits)
         return with_packed_inputs(self, setup, codec, state_of, f"input, {self.bits} bits and means")
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) or is_conv1d(type(layer))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -8,12 +9,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from actbench.nn.compressed import compressed
+from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout
-from actbench.nn.saved import Codec, Parts, SiteState
+from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
 from actbench.ops import bitpack
-from actbench.schemes.base import Scheme
-from actbench.schemes.packedinputs import with_packed_inputs
-from actbench.setup import TrainingSetup
+from actbench.results.records import Site
+from actbench.schemes.base import NOTHING_PACKED, Scheme
+from actbench.setup import Part, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,41 @@ class DropIT(Scheme):
     quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Chen et al. 2022, arXiv 2202.13808"
     positional: ClassVar[str | None] = "share"
+    variants: ClassVar[tuple[str, ...]] = (":0.25", ":0.1")
 
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
 
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """A quarter of the elements, a tenth."""
-        return (f"{cls.name}:0.25", f"{cls.name}:0.1")
-
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace layers by ones that drop, or save an exact small code; see :func:`with_packed_inputs`."""
+        codec, becomes, bits = Largest(self.share), f"input, {self.share:.0%} of it", 32 * self.share + 1
+        return with_packed_inputs(self, setup, codec, lambda _, path: SiteState(path, bits), becomes, norms=False)
 
-        def state_of(layer: nn.Module, path: str) -> SiteState:
-            return SiteState(path, 32 * self.share + 1)
 
-        becomes = f"input, {self.share:.0%} of it"
-        return with_packed_inputs(self, setup, Largest(self.share), state_of, becomes, norms=False)
+def with_packed_inputs(
+    scheme: Scheme,
+    setup: TrainingSetup,
+    codec: Codec,
+    state_of: Callable[[nn.Module, str], SiteState],
+    becomes: str,
+    *,
+    norms: bool = True,
+) -> TrainingSetup:
+    """Return a setup whose layers, norms only if wanted, pack their input by a codec, or save an exact small code.
+
+    ``state_of`` makes the state of a layer's site from the layer and its path; sites report that packed inputs become
+    what ``becomes`` says.
+
+    Raises:
+        ConversionError: No layer is replaced, or the model packs its saved tensors already or is compiled.
+    """
+    packer, sites = SavedTensors(codec), list[Site]()
+
+    def rule(layer: nn.Module, path: str) -> nn.Module | None:
+        new = compressed(layer, packer, state_of(layer, path), norms=norms)
+        if new is not None:
+            what = becomes if isinstance(new, Compressed) else "an exact small code"
+            sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=what))
+        return new
+
+    model = CompressedForward.bind_on(scheme.name, setup.module, rule, packer, whole_model=not setup.path)
+    return setup.changed(model, tuple(sites), by=Part(scheme.spec, acts=packer, idle=NOTHING_PACKED))

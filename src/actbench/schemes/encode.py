@@ -28,19 +28,15 @@ class Encode(EncodedStructures):
     name: ClassVar[str] = "encode"
     summary: ClassVar[str] = "saved tensors, optimizer state and more in a number format: encode:int:6, encode:fp8:e4m3"
     positional: ClassVar[str | None] = "encoding"
+    # Not on=state in 8 bits: it takes as many bytes as that of ``adam8bit``, and longer.
+    variants: ClassVar[tuple[str, ...]] = (
+        ":fp8:e4m3,on=activations",
+        ":int:6,on=activations",
+        ":int:6,on=state",
+        ":int:6",
+    )
 
     encoding: str
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Eight bits for saved tensors; six for them, for the state, and for both.
-
-        State in 8-bit floats takes as many bytes as that of ``adam8bit``, and longer.
-        """
-        return (
-            f"{cls.name}:fp8:e4m3,on=activations",
-            *(f"{cls.name}:int:6{on}" for on in (",on=activations", ",on=state", "")),
-        )
 
     @field_validator("encoding")
     @classmethod

@@ -12,16 +12,8 @@ class Exact(Scheme):
     name: ClassVar[str] = "exact"
     summary: ClassVar[str] = "the model as it is; the row that ratios are against"
     rank: ClassVar[int] = 0
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Nothing: the others are compared with it."""
-        return ()
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """Nothing."""
-        return ()
+    variants: ClassVar[tuple[str, ...]] = ()  # the others are compared with it
+    changes: ClassVar[tuple[Change, ...]] = ()
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Return the setup unchanged."""

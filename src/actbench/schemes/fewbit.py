@@ -73,22 +73,17 @@ class FewBit(Scheme):
     quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Novikov et al. 2022, arXiv 2202.00441"
     positional: ClassVar[str | None] = "bits"
-    rank: ClassVar[int] = 10
     published: ClassVar[tuple[Published, ...]] = (
         Published(quantity="peak_saving", value=0.138, setting=_SETTING, source=_SOURCE),
         Published(quantity="peak_bytes", value=9.75 * GIB, setting=_SETTING, source=_SOURCE),
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
+    variants: ClassVar[tuple[str, ...]] = (":4", ":2")  # four bits are nearly exact
 
     bits: Annotated[int, BeforeValidator(_whole_number), WithJsonSchema(_BITS)] = 3
     functions: Annotated[tuple[str, ...], WithJsonSchema(_FUNCTIONS)] = ()
     weight: Weight = "uniform"
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Four bits, which are nearly exact, and two."""
-        return (f"{cls.name}:4", f"{cls.name}:2")
 
     @field_validator("functions")
     @classmethod
@@ -164,11 +159,7 @@ def _joined(parts: Iterable[str]) -> Iterable[str]:
             continue
         path.append(part)
         if _PATH.fullmatch(part):
-            yield _told_apart("/".join(path))
+            whole = "/".join(path)  # a first folder of a function's name would be taken for the function
+            yield f"./{whole}" if whole.partition("/")[0] in NAMES else whole
             path = []
     yield from path
-
-
-def _told_apart(path: str) -> str:
-    """Prefix a path with ``./`` if a specification would take its first folder for a function of that name."""
-    return f"./{path}" if path.partition("/")[0] in NAMES else path

@@ -11,7 +11,7 @@ from actbench.nn.compiled import refuse_compiled_here
 from actbench.nn.recomputed import blocks, repeated
 from actbench.results.records import Site
 from actbench.schemes.base import PRECISION, Change, refuse_untrained
-from actbench.schemes.overprocesses import DataParallel
+from actbench.schemes.ddp import DataParallel
 from actbench.setup import Part, TrainingSetup
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from actbench.nn.saved import GroupQuantization, HostOffload, Identity, SavedTen
 from actbench.nn.variance import rounding_variance
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic
-from actbench.results.records import Published, Site
+from actbench.results.records import Site
 from actbench.schemes.base import NOTHING_PACKED, SAVED_RESULTS, SAVED_TENSORS, Scheme
 from actbench.setup import Batch, Part, TrainingSetup
 
@@ -78,8 +78,8 @@ class Gact(Scheme):
     paper: ClassVar[str] = "Liu et al. 2022, arXiv 2206.11357"
     positional: ClassVar[str | None] = "level"
     rank: ClassVar[int] = 20
-    published: ClassVar[tuple[Published, ...]] = ()
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS, SAVED_RESULTS)
+    variants: ClassVar[tuple[str, ...]] = (":L1.1", ":L2", ":L2.2", ":L3")  # 8 bits, 4, 2, and 4 in host memory
 
     level: Level = "L2"
     bits: Annotated[float, Field(ge=1, le=8)] | None = None
@@ -99,11 +99,6 @@ class Gact(Scheme):
     def gradient(self) -> Gradient:
         """Unbiased if rounding is stochastic, but for the small bias of norms and attention."""
         return "exact" if not self.setting("compress") else "unbiased" if self.stochastic else "approximate"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Eight bits, four, two, and four in host memory."""
-        return tuple(f"{cls.name}:{level}" for level in ("L1.1", "L2", "L2.2", "L3"))
 
     @model_validator(mode="after")
     def _whole_where_nothing_is_shared_out(self) -> Self:
@@ -135,7 +130,9 @@ class Gact(Scheme):
                 compiled.
         """
         hooks = self._hooks(whole_model=not setup.path)
-        HookedForward.bind_on(self.name, setup.module, hooks, self._probing())
+        probed = self.setting("bits"), self.adapt_interval, self.samples, self.probes
+        probing = Probing(*probed) if self.bits_by_gradients else None
+        HookedForward.bind_on(self.name, setup.module, hooks, probing)
         site = Site(path="", was=type(setup.module).__name__, becomes=self._becomes())
         changed = setup.changed(setup.module, (site,), by=Part(self.spec, acts=hooks.packer, idle=NOTHING_PACKED))
         return replace(changed, expandable_segments=setup.expandable_segments or self.expandable_segments)
@@ -151,11 +148,6 @@ class Gact(Scheme):
         packer = SavedTensors(codec, placement=placement, dedup=self.share)
         rules = {} if codec.exact or not self.small_codes else small_codes()
         return Hooks(packer, self.setting("bits"), rules, whole_model=whole_model)
-
-    def _probing(self) -> Probing | None:
-        if not (self.setting("compress") and self.setting("auto_prec")):
-            return None
-        return Probing(self.setting("bits"), self.adapt_interval, self.samples, self.probes)
 
     def _becomes(self) -> str:
         paper = f", the paper's {IN_THE_PAPER[self.level]}" if self.level in IN_THE_PAPER else ""

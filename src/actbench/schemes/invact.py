@@ -41,16 +41,8 @@ class InvAct(Scheme):
         Published(quantity="activation_ratio", value=1 / (1 - 0.157), setting="Mistral-7B", source=_SOURCE),
     )
     claims: ClassVar[tuple[str, ...]] = (ACTIVATIONS,)
-
-    @property
-    def gradient(self) -> Gradient:
-        """Exact up to the inversion of an output of its type."""
-        return "exact"
-
-    @property
-    def claimed_bits(self) -> float:
-        """Bits saved per element beside the output."""
-        return 1
+    gradient: ClassVar[Gradient] = "exact"  # up to the inversion of an output of its type
+    claimed_bits: ClassVar[float] = 1  # beside the output
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace every GELU and SiLU, and the calls of them in modules' code.

@@ -53,16 +53,13 @@ class Lora(Scheme):
         ),
     )
     claims: ClassVar[tuple[str, ...]] = ("freeze a model and put adapters on it",)
+    variants: ClassVar[tuple[str, ...]] = (":16",)  # the usual rank
+    changes: ClassVar[tuple[Change, ...]] = ("parameters",)
 
     r: PositiveInt = 16
     alpha: Annotated[float, Field(gt=0)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target: tuple[str, ...] = ()
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """The usual rank."""
-        return (f"{cls.name}:16",)
 
     @field_validator("target")
     @classmethod
@@ -70,11 +67,6 @@ class Lora(Scheme):
         if "" in target:
             raise ValueError("names of linear layers stand between the /, such as target=q_proj/v_proj")
         return target
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """Which parameters exist, and which are trained."""
-        return ("parameters",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Freeze the model, and put adapters on its linear layers.
@@ -135,11 +127,7 @@ class QLora(Lora):
             source="arXiv 2305.14314, abstract",
         ),
     )
-
-    @property
-    def lossy_forward(self) -> bool:
-        """True: weights are rounded."""
-        return True
+    lossy_forward: ClassVar[bool] = True  # weights are rounded
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         layers, encoding = set(targets.layers.values()), encodings.build("nf4")

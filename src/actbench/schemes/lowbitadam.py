@@ -10,9 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.errors import ConversionError
-from actbench.optim.bnbadam import adapted, blockwise_adam
+from actbench.optim.lowbitadam import Twin, blockwise_adam, bnb_adam, few_bits_adam
 from actbench.optim.optimizers import check_fresh
-from actbench.optim.torchaoadam import Twin, few_bits_adam
 from actbench.results.records import Published, Site, Unreached
 from actbench.schemes.base import OPTIMIZER_STATE, Change, Scheme, refuse_untrained
 from actbench.schemes.pasted import InTrainer
@@ -37,16 +36,8 @@ class _LowBitAdam(Scheme):
 
     suffix: ClassVar[str] = ""
     becomes: ClassVar[str] = ""
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """The optimizer alone."""
-        return ("optimizer",)
-
-    @property
-    def claims(self) -> tuple[str, ...]:
-        """The format of the optimizer's state."""
-        return (OPTIMIZER_STATE,)
+    changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
+    claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE,)
 
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Pass an optimizer of the library to Trainer."""
@@ -162,7 +153,7 @@ class Adam8bit(_LowBitAdam):
     def _twin(self) -> Twin:
         if self.library != "bnb":
             return super()._twin()
-        adapted()  # raises at once if the library is missing
+        bnb_adam()  # raises at once if the library is missing
         return functools.partial(blockwise_adam, paged=self.paged)
 
 
@@ -195,8 +186,6 @@ class AdamFp8(_LowBitAdam):
 
     name: ClassVar[str] = "adamfp8"
     summary: ClassVar[str] = "Adam and AdamW with moments of 8-bit floats (torchao); gradients are exact"
-    paper: ClassVar[str] = ""
-    published: ClassVar[tuple[Published, ...]] = ()
     suffix: ClassVar[str] = "Fp8"
     becomes: ClassVar[str] = "8-bit floats, a scale for each 256 elements"
 

@@ -34,11 +34,7 @@ class MemorySharingNorms(Scheme):
     summary: ClassVar[str] = "layer and RMS norms keep their output, which linear layers keep too, and not their input"
     quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Yang et al. 2024, arXiv 2406.16282"
-
-    @property
-    def gradient(self) -> Gradient:
-        """Exact up to the rounding of the saved output."""
-        return "exact"
+    gradient: ClassVar[Gradient] = "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Replace norms.

@@ -31,11 +31,7 @@ class Offload(Scheme):
     paper: ClassVar[str] = "Rhu et al. 2016, arXiv 1602.08124"
     rank: ClassVar[int] = 40
     claims: ClassVar[tuple[str, ...]] = (SAVED_TENSORS,)
-
-    @property
-    def gradient(self) -> Gradient:
-        """Exact: tensors are only moved."""
-        return "exact"
+    gradient: ClassVar[Gradient] = "exact"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Bind an offloading forward on the model.

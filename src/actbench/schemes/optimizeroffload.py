@@ -37,16 +37,8 @@ class OptimizerOffload(Scheme):
         "program take FSDP2's offload, fully_shard(..., offload_policy=CPUOffloadPolicy())"
     )
     claims: ClassVar[tuple[str, ...]] = (OPTIMIZER_STATE, WAITING_GRADIENTS)
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """The optimizer alone."""
-        return ("optimizer",)
-
-    @property
-    def keeps_updates(self) -> bool:
-        """The CPU runs the same optimizer."""
-        return True
+    changes: ClassVar[tuple[Change, ...]] = ("optimizer",)
+    keeps_updates: ClassVar[bool] = True
 
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Pass a wrapped optimizer to Trainer."""

@@ -18,18 +18,10 @@ class _Precision(Scheme):
 
     positional: ClassVar[str | None] = "dtype"
     claims: ClassVar[tuple[str, ...]] = (PRECISION,)
+    changes: ClassVar[tuple[Change, ...]] = ("precision",)
+    lossy_forward: ClassVar[bool] = True
 
     dtype: HalfType = "bfloat16"
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """The type that operators compute in."""
-        return ("precision",)
-
-    @property
-    def lossy_forward(self) -> bool:
-        """True: the forward pass rounds to the half type."""
-        return True
 
     @property
     def needs_bfloat16(self) -> bool:
@@ -58,11 +50,7 @@ class Autocast(_Precision):
     summary: ClassVar[str] = "operators compute in bfloat16 or float16; parameters stay as they are (--autocast)"
     paper: ClassVar[str] = "Micikevicius et al. 2017, arXiv 1710.03740"
     rank: ClassVar[int] = 4
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Both types."""
-        return (f"{cls.name}:bfloat16", f"{cls.name}:float16")
+    variants: ClassVar[tuple[str, ...]] = (":bfloat16", ":float16")
 
     @property
     def scales_loss(self) -> bool:
@@ -110,16 +98,8 @@ class Pure(_Precision):
     name: ClassVar[str] = "pure"
     summary: ClassVar[str] = "parameters, inputs and optimizer state of bfloat16 or float16 (--dtype)"
     rank: ClassVar[int] = 2  # before adapters and layers of other schemes see the types of parameters
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Only bfloat16: updates in float16 become NaN."""
-        return (f"{cls.name}:bfloat16",)
-
-    @property
-    def keeps_updates(self) -> bool:
-        """False: small updates are lost in the type's rounding."""
-        return False
+    variants: ClassVar[tuple[str, ...]] = (":bfloat16",)  # updates in float16 become NaN
+    keeps_updates: ClassVar[bool] = False  # small updates are lost in the rounding
 
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Cast the model before the trainer is made."""

@@ -46,7 +46,6 @@ class Randomized(Scheme):
     quickens: ClassVar[bool] = True
     paper: ClassVar[str] = "Bershatsky et al. 2022, arXiv 2201.13195"
     positional: ClassVar[str | None] = "ratio"
-    rank: ClassVar[int] = 10
     published: ClassVar[tuple[Published, ...]] = (
         Published(
             quantity="peak_saving",
@@ -55,22 +54,14 @@ class Randomized(Scheme):
             source="README of github.com/skolai/fewbit",
         ),
     )
+    gradient: ClassVar[Gradient] = "unbiased"
+    variants: ClassVar[tuple[str, ...]] = (":0.5", ":0.2")
 
     ratio: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.2
     sketch: Kind = "gaussian"
     dim: PositiveInt | None = None
     min: PositiveInt | None = None
     max: PositiveInt | None = None
-
-    @property
-    def gradient(self) -> Gradient:
-        """Unbiased, with every sketch."""
-        return "unbiased"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Half of the rows, and a fifth."""
-        return (f"{cls.name}:0.5", f"{cls.name}:0.2")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -88,6 +79,7 @@ class Randomized(Scheme):
             raise ConversionError("randomized: the model holds sketched layers already; convert the original model")
         sketching = Sketching(self.sketch, self.ratio, self.dim, self.min, self.max)
         sharing: SharingTable[Sketch] = SharingTable()
+        becomes = f"{self.sketch} sketch, {f'ratio {self.ratio:g}' if self.dim is None else f'{self.dim} rows'}"
         sites: list[Site] = []
         unreached: list[Unreached] = []
 
@@ -99,7 +91,7 @@ class Randomized(Scheme):
             new = sketched(module, sketching, sharing)
             if new is not None:
                 was = "nn.Linear" if type(module) is nn.Linear else type(module).__name__
-                sites.append(Site(path=path, was=was, becomes=self._becomes()))
+                sites.append(Site(path=path, was=was, becomes=becomes))
             return new
 
         model = swap(setup.module, rule)
@@ -114,9 +106,6 @@ class Randomized(Scheme):
         """Return the variance of the sketched weights' gradient over three sketches, as predicted, and of SGD."""
         found = sketch_variance(setup, batch, seed)
         return () if found is None else found.diagnostics()
-
-    def _becomes(self) -> str:
-        return f"{self.sketch} sketch, {f'{self.dim} rows' if self.dim is not None else f'ratio {self.ratio:g}'}"
 
 
 def _why_not(module: nn.Module) -> str | None:

@@ -36,11 +36,7 @@ class Release(Scheme):
     paper: ClassVar[str] = "Lv et al. 2023, arXiv 2306.09782"
     rank: ClassVar[int] = 60
     claims: ClassVar[tuple[str, ...]] = (GRADIENTS, STEPS)
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """When gradients are used and freed."""
-        return ("gradients",)
+    changes: ClassVar[tuple[Change, ...]] = ("gradients",)
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Wrap the setup's optimizer so that it steps in the backward pass.

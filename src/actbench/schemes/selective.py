@@ -7,7 +7,7 @@ from torch import nn
 from actbench.nn.recomputed import RecomputedForward
 from actbench.nn.selective import Policy, SelectiveForward
 from actbench.schemes.base import BLOCKS, SAVED_RESULTS
-from actbench.schemes.recomputedblocks import RecomputedBlocks
+from actbench.schemes.checkpoint import RecomputedBlocks
 
 
 class Selective(RecomputedBlocks):
@@ -35,13 +35,9 @@ class Selective(RecomputedBlocks):
     positional: ClassVar[str | None] = "policy"
     claims: ClassVar[tuple[str, ...]] = (BLOCKS, SAVED_RESULTS)
     becomes: ClassVar[str] = "recomputed but for products"
+    variants: ClassVar[tuple[str, ...]] = (",every=2", "")
 
     policy: Policy = "compute_intensive"
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Every second block, and all blocks."""
-        return (f"{cls.name},every=2", cls.name)
 
     def bound(self, block: nn.Module, path: str) -> RecomputedForward:
         """Return the forward that runs the rest of a block again."""

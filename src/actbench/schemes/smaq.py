@@ -38,11 +38,7 @@ class Smaq(SmaqParameters, EncodedStructures):
     published: ClassVar[tuple[Published, ...]] = (
         Published(quantity="accuracy", value=0.8474, setting=_SETTING, source=_SOURCE),
     )
-
-    @classmethod
-    def worth_trying(cls, batch_size: int) -> tuple[str, ...]:
-        """Saved tensors alone, the state alone, and both."""
-        return (f"{cls.name},on=activations", f"{cls.name},on=state", cls.name)
+    variants: ClassVar[tuple[str, ...]] = (",on=activations", ",on=state", "")
 
     @property
     def number_format(self) -> Encoding:

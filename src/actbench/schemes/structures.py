@@ -28,11 +28,11 @@ from actbench.nn.refusals import NotInParallel, refuse_compiled, refuse_sharded
 from actbench.nn.saved import SavedTensors
 from actbench.nn.variance import rounding_variance
 from actbench.nn.wrapped import bind_entries
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.optim import PackedOptimizer, packed
 from actbench.results.fits import Gradient
 from actbench.results.measured import Diagnostic
-from actbench.results.records import Site, Unreached
+from actbench.results.records import Site
 from actbench.schemes.base import (
     GRADIENTS,
     NOTHING_PACKED,
@@ -62,7 +62,6 @@ class EncodedStructures(Scheme):
     A subclass gives the format, the docstring and the names of the registry.
     """
 
-    positional: ClassVar[str | None] = None
     rank: ClassVar[int] = 20
 
     on: Annotated[tuple[Structure, ...], Field(min_length=1)] = ("activations", "state")
@@ -130,13 +129,10 @@ class EncodedStructures(Scheme):
                 needed.
         """
         self._check(setup)
-        sites = [self._site(structure, setup.module) for structure in self.on if structure != "state"]
-        unreached: tuple[Unreached, ...] = ()
         make = setup.make_optimizer
-        if "state" in self.on and make is not None:
-            sites.append(self._site("state", setup.module))
-        elif "state" in self.on:
-            unreached = (without_optimizer(self.number_format),)
+        sites = [self._site(each, setup.module) for each in self.on if each != "state" or make is not None]
+        lacks_optimizer = "state" in self.on and make is None
+        unreached = (without_optimizer(self.number_format),) if lacks_optimizer else ()
         packer = SavedTensors(Encoded(self.number_format))
         if "activations" in self.on:
             hooks = Hooks(packer, self._bits, small_codes(), whole_model=not setup.path)
@@ -242,20 +238,16 @@ class EncodedStructures(Scheme):
         def wrapped(module: nn.Module) -> optim.Optimizer:
             if self._whole:
                 refuse_sharded(module, *sharded(self._whole))
-            optimizer = self._with_state(make(module))
+            optimizer = make(module)
+            if "state" in self.on and self.number_format.stored:
+                optimizer = packed(optimizer, encoding=self.number_format)
+            elif "state" in self.on:
+                optimizer.register_step_post_hook(RoundedState(self.number_format))
             if "weights" in self.on:
                 optimizer.register_step_post_hook(RoundedWeights(self._unbiased))
             return optimizer if gradients is None else StepByParameter(optimizer, gradients, _BY_PARAMETER)
 
         return wrapped
-
-    def _with_state(self, optimizer: optim.Optimizer) -> optim.Optimizer:
-        if "state" not in self.on:
-            return optimizer
-        if not self.number_format.stored:
-            optimizer.register_step_post_hook(RoundedState(self.number_format))
-            return optimizer
-        return packed(optimizer, encoding=self.number_format)
 
     @property
     def _unbiased(self) -> Encoding:
@@ -275,13 +267,10 @@ class EncodedStructures(Scheme):
             becomes += "; outputs of modules are lossy"
         before = after = None
         if structure == "gradients":
-            before, after = self._gradient_bytes(module)
+            trained = _trained(module)
+            before = sum(parameter.nbytes for parameter in trained)
+            after = sum(PackedGradients.bytes_of(parameter, self.number_format) for parameter in trained)
         return Site(path=path(structure), was=WAS[structure], becomes=becomes, bytes_before=before, bytes_after=after)
-
-    def _gradient_bytes(self, module: nn.Module) -> tuple[int, int]:
-        trained = _trained(module)
-        held = sum(PackedGradients.bytes_of(parameter, self.number_format) for parameter in trained)
-        return sum(parameter.nbytes for parameter in trained), held
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:

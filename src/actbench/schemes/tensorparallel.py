@@ -14,10 +14,9 @@ from actbench.nn.tensorparallel.ranks import Ranks
 from actbench.nn.tensorparallel.sharing import share_layers
 from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
 from actbench.ops.noise import draw_as
-from actbench.results.fits import Gradient
 from actbench.results.records import Site, Unreached
 from actbench.schemes.base import TENSOR_PARALLEL, Scheme
-from actbench.schemes.overprocesses import Count, OverProcesses
+from actbench.schemes.ddp import Count, OverProcesses
 from actbench.setup import TrainingSetup
 
 
@@ -53,11 +52,6 @@ class TensorParallel(OverProcesses):
 
     ranks: Count = 2
     sequence: bool = False
-
-    @property
-    def gradient(self) -> Gradient:
-        """The same, to the rounding of sums over processes."""
-        return "exact"
 
     def parted(self) -> tuple[Scheme | None, Scheme | None]:
         """Return this, and nothing: gradients of parts are compared with gradients of parts."""

@@ -5,7 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from actbench.codecs.encodings import COMPARED, ENCODINGS, build, parts_bytes, snr_db
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
 from actbench.ops.smaq import reference as smaqblocks
 

@@ -8,7 +8,7 @@ import torch
 
 from actbench.codecs.encodings import COMPARED, ENCODINGS, build
 from actbench.codecs.encodings.encoding import at_most
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 
 SEED = torch.tensor(7)
 SPECS = (

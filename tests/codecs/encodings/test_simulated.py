@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from actbench.codecs.encodings import SmaqSimulated, build, snr_db
-from actbench.codecs.encodings.encoding import moments
+from actbench.codecs.encodings.simulated import moments
 
 SEED = torch.tensor(7)
 COUNT = 2**20

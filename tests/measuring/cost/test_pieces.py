@@ -12,7 +12,7 @@ from actbench import schemes
 from actbench.measuring.calibration.stopwatch import Stopwatch
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.simulated import SimulatedMeter
-from actbench.ops.pieces import one_for_all, repeated_by
+from actbench.ops.simulation import one_for_all, repeated_by
 from actbench.optim.storage import CHUNK
 from actbench.setup import TrainingSetup, TrainStep
 from actbench.workloads.fake import fake_mode

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from actbench.ops import groupquant
-from actbench.ops.cpu import compiled
+from actbench.ops import cpu, groupquant
 from actbench.ops.groupquant import reference as groups
 
 SIZES = (0, 1, 7, 8, 31, 255, 256, 257, 2047, 2049, 7003)
@@ -84,9 +83,9 @@ def test_neither_threads_nor_their_absence_change_a_bit(monkeypatch):
         alone = groupquant.encode(x, 3, 256, SEED)
     finally:
         torch.set_num_threads(before)
-    monkeypatch.setattr(compiled, "_parallel", lambda: False)
+    monkeypatch.setattr(cpu, "_parallel", lambda: False)
     for name in ("_encode", "_decode"):
-        monkeypatch.setattr(groupquant.cpu, name, compiled.kernel(getattr(groupquant.cpu, name).__wrapped__))
+        monkeypatch.setattr(groupquant.cpu, name, cpu.kernel(getattr(groupquant.cpu, name).__wrapped__))
     serial = groupquant.encode(x, 3, 256, SEED)
 
     for other in (alone, serial):

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from actbench.ops import stepwise
-from actbench.ops.cpu import compiled
+from actbench.ops import cpu, stepwise
 from actbench.ops.stepwise import decode_reference, encode_reference
 
 SIZES = (0, 1, 7, 8, 15, 16, 17, 31, 33, 255, 256, 257, 2047, 2049, 5000)
@@ -83,9 +82,9 @@ def test_the_result_does_not_depend_on_the_number_of_threads():
 def test_the_serial_kernels_are_the_same(monkeypatch):
     bounds, levels = tables(3)
     x = torch.randn(20_001)
-    monkeypatch.setattr(compiled, "_parallel", lambda: False)
+    monkeypatch.setattr(cpu, "_parallel", lambda: False)
     for name in ("_encode", "_decode"):
-        monkeypatch.setattr(stepwise.cpu, name, compiled.kernel(getattr(stepwise.cpu, name).__wrapped__))
+        monkeypatch.setattr(stepwise.cpu, name, cpu.kernel(getattr(stepwise.cpu, name).__wrapped__))
     packed = stepwise.encode(x, bounds, 3, False)
 
     assert torch.equal(packed, encode_reference(x, bounds, 3, False))

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.noise import random_words
 from actbench.results.records import Data
 from actbench.spec import shortest
@@ -196,30 +196,3 @@ def bf16_stochastic(x: Tensor, seed: Tensor) -> Tensor:
     noise = lanes(seed, x.numel(), 16, x.device).to(torch.int32).view(x.shape)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
     return torch.where(x.isfinite(), cut, x).to(torch.bfloat16)
-
-
-Statistics = Literal["full", "sample", "range"]
-
-
-def moments(values: Tensor, statistics: Statistics, samples: int, seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation, 0-d, of two or more float32 or float64 values (n,); a deviation of 0 becomes 1.
-
-    :class:`~actbench.codecs.encodings.simulated.SmaqSimulated` explains ``statistics``; ``sample`` reads ``samples``
-    elements, at most n.
-    """
-    match statistics:
-        case "full":
-            deviation, mean = torch.std_mean(values)
-        case "sample":
-            deviation, mean = torch.std_mean(_sampled(values, samples, seed), correction=0)
-        case "range":
-            least, most = values.aminmax()
-            mean = torch.std_mean(values)[1]  # a sum, as of mean(), could overflow
-            deviation = (most - least) / math.sqrt(2 * math.log(values.numel()))
-    return mean, torch.where(deviation == 0, 1.0, deviation)
-
-
-def _sampled(values: Tensor, samples: int, seed: Tensor) -> Tensor:
-    """Return distinct random elements: the first of a permutation of all. This is slow, but what the authors do."""
-    words = random_words(seed, values.numel(), values.numel(), values.device)  # behind the words of rounding
-    return values[words.argsort(stable=True)[:samples]]

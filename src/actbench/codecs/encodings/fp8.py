@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from actbench.codecs.encodings.encoding import E4M3, E5M2, Encoding, Parts, Rounding, flat, noise_unit, within
-from actbench.ops.pieces import one_for_all
+from actbench.ops.simulation import one_for_all
 
 _FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
 _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist
 from typing import ClassVar, Final
@@ -70,7 +70,8 @@ class Nf4(Encoding):
         codes = values.new_empty(bitpack.packed_bytes(values.numel(), 4), dtype=torch.uint8)
         scales = values.new_empty(self._groups(values.numel()), dtype=torch.float32)
         between = torch.tensor(_BETWEEN).to(x.device)
-        for first, last in _pieces(values.numel()):
+        for first in range(0, values.numel(), _PIECE):
+            last = min(first + _PIECE, values.numel())
             grouped = _grouped(values[first:last].float(), self.group_size)
             largest = grouped.abs().amax(1)
             scales[first // self.group_size : self._groups(last)] = largest
@@ -109,10 +110,6 @@ class Nf4(Encoding):
     def _scales(self, parts: Parts, count: int) -> Tensor:
         _, codes, words = parts
         return groupquant.decode(codes, words, 8, self.scales_together, 0, self._groups(count), torch.float32)
-
-
-def _pieces(count: int) -> Iterator[tuple[int, int]]:
-    return ((first, min(first + _PIECE, count)) for first in range(0, count, _PIECE))
 
 
 def _grouped(values: Tensor, size: int) -> Tensor:

@@ -45,11 +45,12 @@ class Bf16(Encoding):
         return noise_unit(self.rounding, self.noise_bits)
 
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
-        """Return (n,) bfloat16."""
+        """Return (n,) of the format's type."""
         values = flat(x)
-        if self.rounding == "nearest" or x.dtype == torch.bfloat16:
-            return (values.to(torch.bfloat16, copy=True),)
-        return (bf16_stochastic(values.float(), seed),)
+        if self.rounding == "nearest" or x.dtype == self.kept_as:
+            return (values.to(self.kept_as, copy=True),)
+        stochastic = bf16_stochastic if self.kept_as == torch.bfloat16 else FP16.stochastic
+        return (stochastic(values.float(), seed),)
 
     def decode(self, parts: Parts, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return the numbers."""
@@ -79,13 +80,6 @@ class Fp16(Bf16):
     summary: ClassVar[str] = "float16: 11 bits of precision from 6e-5 to 65504, unscaled"
     kept_as: ClassVar[torch.dtype] = torch.float16
     noise_bits: ClassVar[int] = 32
-
-    def encode(self, x: Tensor, seed: Tensor) -> Parts:
-        """Return (n,) float16."""
-        values = flat(x)
-        if self.rounding == "nearest" or x.dtype == torch.float16:
-            return (values.to(torch.float16, copy=True),)
-        return (FP16.stochastic(values.float(), seed),)
 
 
 class IntGroups(Encoding):

@@ -10,10 +10,11 @@ import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from torch import Tensor
 
-from actbench.codecs.encodings import encoding as whole
-from actbench.codecs.encodings.encoding import Encoding, Parts, Statistics, at_most, flat, moments, within
-from actbench.ops.arguments import wide
+from actbench.codecs.encodings.encoding import Encoding, Parts, at_most, flat, stochastic, within
+from actbench.ops.library import wide
+from actbench.ops.noise import random_words
 
+Statistics = Literal["full", "sample", "range"]
 _LEAST, _MOST = 1e-38, 1e38  # of the deviation that is divided by
 _LARGEST = 2.0**40  # CUDA sums squares in float32, which holds the sum of 2**40 such squares
 
@@ -124,8 +125,31 @@ class SmaqSimulated(Encoding):
     def _rounded(self, place: Tensor, seed: Tensor) -> Tensor:
         match self.rounding:
             case "stochastic":
-                return whole.stochastic(place, seed)
+                return stochastic(place, seed)
             case "nearest":
                 return place.round()
             case "truncate":
                 return place.trunc()
+
+
+def moments(values: Tensor, statistics: Statistics, samples: int, seed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation, 0-d, of two or more float32 or float64 values (n,); a deviation of 0 becomes 1.
+
+    :class:`SmaqSimulated` explains ``statistics``; ``sample`` reads ``samples`` elements, at most n.
+    """
+    match statistics:
+        case "full":
+            deviation, mean = torch.std_mean(values)
+        case "sample":
+            deviation, mean = torch.std_mean(_sampled(values, samples, seed), correction=0)
+        case "range":
+            least, most = values.aminmax()
+            mean = torch.std_mean(values)[1]  # a sum, as of mean(), could overflow
+            deviation = (most - least) / math.sqrt(2 * math.log(values.numel()))
+    return mean, torch.where(deviation == 0, 1.0, deviation)
+
+
+def _sampled(values: Tensor, samples: int, seed: Tensor) -> Tensor:
+    """Return distinct random elements: the first of a permutation of all. This is slow, but what the authors do."""
+    words = random_words(seed, values.numel(), values.numel(), values.device)  # behind the words of rounding
+    return values[words.argsort(stable=True)[:samples]]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from actbench.ops.plain import plain_tensors
+from actbench.ops.simulation import plain_tensors
 from actbench.setup import HoldsGradients, TrainStep
 
 _REGISTERED = frozenset(("_parameters", "_buffers", "_modules"))

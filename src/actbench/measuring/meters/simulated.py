@@ -27,7 +27,7 @@ from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
 from actbench.ops import hostmemory
-from actbench.ops.pieces import repeated_by
+from actbench.ops.simulation import repeated_by
 from actbench.results.measured import EstimatedTime, PeakParts
 from actbench.results.records import MeterName
 from actbench.setup import Batch, StepsInBackward, TrainingSetup, TrainStep

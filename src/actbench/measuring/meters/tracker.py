@@ -18,7 +18,7 @@ from actbench.measuring.meters.resizing import resizes_told
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
-from actbench.ops.plain import plain_tensors
+from actbench.ops.simulation import plain_tensors
 from actbench.workloads.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]

@@ -16,8 +16,8 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.measuring.modules import Around, RunningModules
 from actbench.nn import savedtensors
-from actbench.ops.plain import plain_tensors
-from actbench.optim.protocols import HoldsShares
+from actbench.ops.simulation import plain_tensors
+from actbench.optim.wrapped import HoldsShares
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
 from actbench.setup import TrainStep

@@ -13,8 +13,8 @@ from torch import Tensor
 from actbench.nn.layout import as_it_lay, in_order, memory_order
 from actbench.nn.precision import wide
 from actbench.nn.saved import Packed, SavedTensors, SiteState
-from actbench.ops.arguments import DTYPES
 from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
+from actbench.ops.library import DTYPES
 
 PIECE = 2**21
 """The approximate number of elements of a piece."""

@@ -13,7 +13,7 @@ from actbench.nn.layout import Layout, flat_of
 from actbench.nn.saved.codecs import SMALLEST, Codec, Packed, Parts
 from actbench.nn.saved.groups import NOT_FINITE
 from actbench.nn.saved.sitestate import SiteState
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
 
 

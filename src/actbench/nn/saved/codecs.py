@@ -17,7 +17,7 @@ from actbench.nn.layout import Layout
 from actbench.nn.saved.hostoffload import HostOffload
 from actbench.nn.saved.sitestate import SiteState
 from actbench.ops import bitpack
-from actbench.ops.arguments import DTYPES
+from actbench.ops.library import DTYPES
 
 Parts = tuple[Tensor, ...]
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from actbench.ops import bitpack, rawkernel, stepwise
-from actbench.ops.arguments import check_bits, check_contiguous, check_table
-from actbench.ops.library import Kernels, copied, define
+from actbench.ops.library import Kernels, check_bits, check_contiguous, check_table, copied, define
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,

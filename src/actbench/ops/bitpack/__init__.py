@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actbench.ops import rawkernel
 from actbench.ops.bitpack import cpu
-from actbench.ops.library import Kernels, define
+from actbench.ops.library import Kernels, check_bits, define
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -55,23 +55,12 @@ def launch_unpack(codes: Tensor, packed: Tensor, bits: int, count: int) -> None:
 
 @define("pack_codes(Tensor codes, int bits) -> Tensor", Kernels(cpu.pack_codes, launch_pack))
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Pack the low bits of codes.
-
-    Args:
-        codes: uint8 ``(n,)``, contiguous.
-        bits: 1 to 8.
-
-    Returns:
-        uint8 ``(ceil(n * bits / 8),)``.
-    """
+    """Pack the low bits, 1 to 8, of contiguous uint8 codes ``(n,)``: uint8 ``(ceil(n * bits / 8),)``."""
     _check(codes, bits)
     return codes.new_empty(packed_bytes(codes.numel(), bits))
 
 
-@define(
-    "unpack_codes(Tensor packed, int bits, SymInt count) -> Tensor",
-    Kernels(cpu.unpack_codes, launch_unpack),
-)
+@define("unpack_codes(Tensor packed, int bits, SymInt count) -> Tensor", Kernels(cpu.unpack_codes, launch_unpack))
 def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the ``count`` codes of a contiguous stream, uint8 ``(count,)``."""
     _check(packed, bits)
@@ -81,7 +70,15 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _check(codes: Tensor, bits: int) -> None:
-    if not 1 <= bits <= 8:
-        raise ValueError(f"bits must be from 1 to 8, found {bits}")
+    check_bits(bits)
     if codes.dtype != torch.uint8 or codes.dim() != 1 or not codes.is_contiguous():
         raise ValueError(f"codes must be a contiguous uint8 vector, found {codes.dtype} {tuple(codes.shape)}")
+
+
+def check_packed(packed: Tensor, tensor: Tensor, bits: int) -> None:
+    """Raise a ValueError unless ``packed`` is a stream of one code for each element of the tensor."""
+    if packed.dtype != torch.uint8 or not packed.is_contiguous() or packed.device != tensor.device:
+        raise ValueError(f"packed must be contiguous uint8 on {tensor.device}, found {packed.dtype} on {packed.device}")
+    expected = packed_bytes(tensor.numel(), bits)
+    if packed.numel() != expected:
+        raise ValueError(f"packed must have {expected} bytes, found {packed.numel()}")

@@ -12,7 +12,7 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
 
 
 def pack_codes(packed: Tensor, codes: Tensor, bits: int) -> None:

@@ -1,39 +1,114 @@
-"""What the CPU kernels share; this file puts large results on huge pages.
+"""How the CPU kernels are compiled and threaded.
 
-A fresh tensor of 48 MiB costs 12,288 page faults, 14 ms on a machine that writes it in 2 ms: more than any kernel here
-computes. Pages of 2 MiB, which Linux gives on request, remove nearly all of these faults; torch requests them for its
-own allocations with ``THP_MEM_ALLOC_ENABLE=1``. The request is only advice: without such pages nothing changes.
+Numba's own choices do not fit here: its ``workqueue`` layer aborts the process when two threads enter it at once (the
+autograd engine, DataParallel), and a pool that was started before a fork is dead after it. So nothing is compiled or
+started at import. The first call starts the ``omp`` layer, and each call takes as many threads as torch has.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import mmap
+import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+import numba
+import numpy as np
+import torch
+from numba import extending, types
+from numba.core import cgutils
+from numba.np.ufunc.parallel import threading_layer
 
-LEAST_BYTES = 32 * 1024**2
-"""From this size on the C library maps each allocation separately, so the advice ends with the tensor."""
+from actbench.ops import rawkernel
+
+BLOCK = 2048
+"""Elements of one unit of work: its codes and values stay in the first-level cache. A multiple of 8."""
+
+_carray: Any = vars(numba)["carray"]
+_njit: Any = numba.njit  # its types leave options out
+_first = threading.RLock()  # Numba's settings are global to the program; a first call changes them for a moment
+_config: Any = numba.config  # its attributes are made at run time
+_BLOCKS_PER_THREAD = 4  # below this, waking a thread costs more than it saves
 
 
-def advise(tensor: Tensor) -> bool:
-    """Ask for huge pages under a tensor and return whether the system took the advice."""
-    call = _madvise()
-    if call is None:
-        return False
-    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    length = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    return call(start, length, mmap.MADV_HUGEPAGE) == 0
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Mark a function that emits LLVM instructions and that kernels call."""
+    return extending.intrinsic(function)
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function that kernels call."""
+    return _njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[no-any-return]
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+@inlined
+def at(address: int, count: int, dtype: Any) -> np.ndarray:
+    """Return the array of ``count`` elements at an address; to make it from a tensor before the call takes longer."""
+    return _carray(_pointer(address), (count,), dtype)  # type: ignore[no-any-return]
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that runs ``function`` over blocks (``numba.prange``), compiled at its first call.
+
+    It takes the number of elements, then the other arguments of ``function``, whose first argument is the number of
+    blocks. It runs on no more threads than torch and the caller have, and on fewer for little work.
+    """
+
+    @functools.cache
+    def compiled() -> Callable[..., None]:
+        with _first:
+            kept, place = _config.CACHE_DIR, _cache_folder()
+            _config.CACHE_DIR = str(place or "")
+            try:  # Numba reads the folder when it wraps a function, so its other users keep theirs
+                return numba.njit(function, parallel=_parallel(), cache=place is not None)  # type: ignore[no-any-return]
+            finally:
+                _config.CACHE_DIR = kept
+
+    @functools.wraps(function)
+    def run(elements: int, *arguments: Any) -> None:
+        blocks = -(-elements // BLOCK)
+        if blocks == 0:
+            return
+        if not _parallel():
+            compiled()(blocks, *arguments)
+            return
+        before = numba.get_num_threads()
+        numba.set_num_threads(min(before, torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD)))
+        try:
+            compiled()(blocks, *arguments)
+        finally:
+            numba.set_num_threads(before)
+
+    return run
 
 
 @functools.cache
-def _madvise() -> Callable[[int, int, int], int] | None:
-    """Return the C library's madvise, or None on systems without huge pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):
-        return None
-    call = ctypes.CDLL(None).madvise
-    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    call.restype = ctypes.c_int
-    return call
+def _parallel() -> bool:
+    """Start Numba's pool and return whether kernels may use it: two callers at once need ``omp`` or ``tbb``."""
+    with _first:
+        before, threads = _config.THREADING_LAYER, torch.get_num_threads()
+        _config.THREADING_LAYER = "omp"  # without effect if the program has already started another layer
+        try:
+            numba.get_num_threads()
+            return threading_layer() in ("omp", "tbb")  # type: ignore[no-untyped-call]
+        except ValueError:  # no OpenMP library here: one thread is slower, and safe
+            return False
+        finally:
+            _config.THREADING_LAYER = before
+            if torch.get_num_threads() != threads:  # the pool changed torch's number of threads: they share one OpenMP
+                torch.set_num_threads(threads)
+
+
+@functools.cache
+def _cache_folder() -> Path | None:
+    """Return the folder for machine code of these sources; Numba's own cache checks one file, not what it calls."""
+    return rawkernel.folder("parallel" if _parallel() else "serial", Path(__file__).parents[1].rglob("*.py"))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from actbench.ops import noise
-from actbench.ops.cpu.compiled import inlined
+from actbench.ops.cpu import inlined
 
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 KINDS = {torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.arguments import check_bits, check_contiguous, check_seed, check_vector
 from actbench.ops.groupquant import cpu, reference
-from actbench.ops.library import EVERYWHERE, Kernels, copied, define
-from actbench.ops.noise import state_of
+from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
+from actbench.ops.noise import check_seed, state_of
 
 
 def packed_bytes(count: int, bits: int, group_size: int) -> int:
@@ -216,8 +215,7 @@ def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, row_bits: Tensor, grou
 
 
 @define(
-    "groupquant_words(Tensor x, int group_size) -> Tensor",
-    Kernels(cpu.words, launch_words, copied(reference.words_of)),
+    "groupquant_words(Tensor x, int group_size) -> Tensor", Kernels(cpu.words, launch_words, copied(reference.words_of))
 )
 def words(x: Tensor, group_size: int) -> Tensor:
     """Return the words of the groups of rows (R, F), before encoding: int32 ``(R, ceil(F / group_size))``."""

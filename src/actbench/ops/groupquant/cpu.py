@@ -10,7 +10,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops.bitpack.cpu import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_random, narrow, widen
 from actbench.ops.groupquant.reference import NAN_WORD
 from actbench.ops.noise import state_of
@@ -147,13 +147,13 @@ def words(meta: Tensor, x: Tensor, group_size: int) -> None:
 def _write(meta: Tensor, x: Tensor, group_size: int, *target: int | np.uint64) -> None:
     """Write the words of rows, and their codes; ``target`` is the kernel's last arguments, from ``bits`` on."""
     rows, columns = x.shape
-    units = -(-meta.numel() // _per_unit(group_size))
-    place = rows, columns, group_size, _per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
+    units = -(-meta.numel() // per_unit(group_size))
+    place = rows, columns, group_size, per_unit(group_size), x.data_ptr(), KINDS[x.dtype]
     _encode(units * BLOCK, meta.data_ptr(), *place, *target)
 
 
-def _per_unit(group_size: int) -> int:
-    """Return how many groups are one unit of a thread's work, about as much work as a block of other kernels."""
+def per_unit(group_size: int) -> int:
+    """Return how many groups are one unit of a thread's work, about as much work as in other kernels."""
     return max(1, BLOCK // group_size)
 
 
@@ -174,8 +174,8 @@ def _read(out: Tensor, start: int, group_size: int, *source: int) -> None:
     """Write elements of rows, in each from ``start`` on; ``source`` is the kernel's first arguments."""
     rows, columns = out.shape
     pieces = -(-(start + columns) // group_size) - start // group_size if columns else 0
-    units = -(-rows * pieces // _per_unit(group_size))
-    place = rows, columns, start, group_size, _per_unit(group_size), pieces, out.data_ptr(), KINDS[out.dtype]
+    units = -(-rows * pieces // per_unit(group_size))
+    place = rows, columns, start, group_size, per_unit(group_size), pieces, out.data_ptr(), KINDS[out.dtype]
     _decode(units * BLOCK, *source, *place)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, noise
-from actbench.ops.arguments import wide
+from actbench.ops.library import wide
 
 NAN_WORD: Final = 0x7FC07FC0
 """The word of a group with a non-finite value: both bounds NaN."""
@@ -80,15 +80,9 @@ def _scaled(words: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def codes_of(x: Tensor, words: Tensor, most: Tensor, group_size: int, seed: int, stochastic: bool) -> Tensor:
-    """Return the code of each element, uint8 ``(R, F)``.
+    """Return the codes of floats (R, F), uint8 of that shape, from the words of :func:`words_of`.
 
-    Args:
-        x: (R, F) of a float type.
-        words: int32 ``(R, ceil(F / group_size))``.
-        most: The largest code of each row, ``(R,)``.
-        group_size: Elements of a group.
-        seed: Seed of the noise.
-        stochastic: False for the nearest code.
+    ``most`` is the largest code of each row, ``(R,)``; the other arguments are those of the operator.
     """
     if x.numel() == 0:
         return torch.empty(x.shape, dtype=torch.uint8, device=x.device)

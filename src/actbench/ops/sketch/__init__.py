@@ -21,7 +21,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise, rawkernel
-from actbench.ops.cpu.compiled import BLOCK, kernel
+from actbench.ops.cpu import BLOCK, kernel
 from actbench.ops.cpu.halves import fill_random
 from actbench.ops.library import HOST_NUMBER, define
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from actbench.ops import rawkernel
-from actbench.ops.arguments import check_contiguous, check_seed, check_vector
-from actbench.ops.library import Kernels, copied, define
-from actbench.ops.noise import state_of
+from actbench.ops.library import Kernels, check_contiguous, check_vector, copied, define
+from actbench.ops.noise import check_seed, state_of
 from actbench.ops.smaq import cpu, reference
 from actbench.ops.smaq.format import SMAQ, Format, check_format
 

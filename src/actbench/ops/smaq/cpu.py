@@ -9,9 +9,9 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops.bitpack.cpu import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, narrow
-from actbench.ops.groupquant.cpu import noise_of, values_of
+from actbench.ops.groupquant.cpu import noise_of, per_unit, values_of
 from actbench.ops.noise import state_of
 from actbench.ops.smaq.cpublock import (
     HUGE,
@@ -32,11 +32,6 @@ from actbench.ops.smaq.reference import NAN_HALF
 
 MOST = 1024
 """Elements of the largest block."""
-
-
-def per_unit(block: int) -> int:
-    """Return how many blocks are one unit of a thread's work, about as much work as in other kernels."""
-    return max(1, BLOCK // block)
 
 
 def work_of(count: int, block: int) -> int:
@@ -93,17 +88,10 @@ def write_block(
     work: Work,
     packed: np.ndarray,
 ) -> None:
-    """Encode a block of float32 ``values`` to its bytes, ``packed``.
+    """Encode a block of float32 ``values`` to all of its bytes, ``packed``.
 
-    Args:
-        values: float32, the elements of the block.
-        bits: Bits of main codes and of outlier codes.
-        outliers: How many elements are outliers.
-        first: Index of the first element among all, for the noise.
-        state: State of the noise.
-        stochastic: False for the nearest code, for which :func:`workspace` has set the noise.
-        work: Overwritten, except for the noise if ``stochastic`` is False.
-        packed: uint8, all bytes of the block.
+    ``bits`` are those of main codes and of outlier codes; the noise is that of a state, from element ``first`` on.
+    Without ``stochastic`` codes are the nearest, and the noise of ``work`` stays as :func:`workspace` has set it.
     """
     count, header, more = values.size, work.header, bits[1] - bits[0]
     largest = largest_of(values.view(np.int32))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actbench.ops.cpu.compiled import inlined
+from actbench.ops.cpu import inlined
 from actbench.ops.smaq.reference import HALF_MOST
 
 HUGE = np.int32(253 << 23)

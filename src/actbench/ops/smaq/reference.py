@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from actbench.ops import bitpack, noise
-from actbench.ops.arguments import wide
+from actbench.ops.library import wide
 from actbench.ops.smaq.format import HEADER_BYTES, Format
 
 HUGE: Final = 2.0**126
@@ -104,20 +104,15 @@ def _parted(d: Tensor, outliers: int) -> tuple[Tensor, tuple[Tensor, Tensor, Ten
         start = distance.gather(1, order[:, outliers - 1 : outliers])
         end = distance.gather(1, order[:, :1])
     main = distance.gather(1, order[:, outliers : outliers + 1]) if outliers < d.shape[1] else zero
-    return outlier, (_above(main), _below(start), _above(end))
+    main, end = (_outwards(upper, torch.inf).clamp(min=LEAST) for upper in (main, end))
+    return outlier, (main, _outwards(start, -torch.inf), end)
 
 
-def _below(end: Tensor) -> Tensor:
+def _outwards(end: Tensor, way: float) -> Tensor:
+    """Return ends as bfloat16, in their own type, rounded the way of minus or plus infinity."""
     near = end.to(torch.bfloat16)
-    return torch.where(near.to(end.dtype) > end, torch.nextafter(near, -torch.inf * torch.ones_like(near)), near).to(
-        end.dtype
-    )
-
-
-def _above(end: Tensor) -> Tensor:
-    near = end.to(torch.bfloat16)
-    near = torch.where(near.to(end.dtype) < end, torch.nextafter(near, torch.inf * torch.ones_like(near)), near)
-    return near.to(end.dtype).clamp(min=LEAST)
+    inside = near.to(end.dtype) > end if way < 0 else near.to(end.dtype) < end
+    return torch.where(inside, torch.nextafter(near, way * torch.ones_like(near)), near).to(end.dtype)
 
 
 def _main_codes(d: Tensor, end: Tensor, form: Format, lanes: Tensor | int) -> Tensor:

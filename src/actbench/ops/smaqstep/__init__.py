@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import noise, rawkernel
-from actbench.ops.arguments import check_contiguous
-from actbench.ops.library import Implementation, Kernels, define
+from actbench.ops.library import Implementation, Kernels, check_contiguous, define
 from actbench.ops.smaq import reference
 from actbench.ops.smaq.format import Format, check_format
 from actbench.ops.smaqstep import cpu, rules
@@ -127,14 +126,7 @@ def _check_rule(rule: list[float], names: tuple[str, ...]) -> None:
 
 
 def adam_(
-    param: Tensor,
-    grad: Tensor,
-    means: Tensor,
-    roots: Tensor,
-    seed: int,
-    rule: AdamRule,
-    form: Format,
-    first: int = 0,
+    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format, first: int = 0
 ) -> None:
     """Step a parameter by Adam or AdamW, and its packed moments, in place.
 
@@ -163,14 +155,7 @@ def sgd_(param: Tensor, grad: Tensor, buffers: Tensor, seed: int, rule: SgdRule,
 
 
 def reference_adam_(
-    param: Tensor,
-    grad: Tensor,
-    means: Tensor,
-    roots: Tensor,
-    seed: int,
-    rule: AdamRule,
-    form: Format,
-    first: int = 0,
+    param: Tensor, grad: Tensor, means: Tensor, roots: Tensor, seed: int, rule: AdamRule, form: Format, first: int = 0
 ) -> None:
     """Do what :func:`adam_` does, in plain torch: what every kernel is held to, bit for bit."""
     count, seeds = param.numel(), _seeds(seed, first)

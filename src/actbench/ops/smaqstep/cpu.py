@@ -13,7 +13,7 @@ import numpy as np
 from numba import prange
 from torch import Tensor
 
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
 from actbench.ops.groupquant.cpu import values_of
 from actbench.ops.noise import state_of

@@ -105,14 +105,7 @@ def adam_rule(
 
 
 def sgd_rule(
-    step: float,
-    *,
-    lr: float,
-    momentum: float,
-    dampening: float,
-    weight_decay: float,
-    nesterov: bool,
-    maximize: bool,
+    step: float, *, lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool, maximize: bool
 ) -> SgdRule:
     """Return the coefficients of step number ``step``, from 1; the other arguments are those of torch.optim."""
     return SgdRule(

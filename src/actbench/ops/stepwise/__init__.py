@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.arguments import check_bits, check_contiguous, check_packed, check_table, wide
-from actbench.ops.library import Kernels, copied, define
+from actbench.ops.library import Kernels, check_bits, check_contiguous, check_table, copied, define, wide
 from actbench.ops.stepwise import cpu
 
 
@@ -91,5 +90,5 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     check_bits(bits)
     check_contiguous(grad)
     check_table(levels, grad, bits, 1 << bits, "levels")
-    check_packed(packed, grad, bits)
+    bitpack.check_packed(packed, grad, bits)
     return torch.empty_like(grad.contiguous())

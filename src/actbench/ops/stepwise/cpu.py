@@ -15,7 +15,7 @@ from numba.np.unsafe import ndarray as unsafe
 from torch import Tensor
 
 from actbench.ops.bitpack.cpu import pack, unpack
-from actbench.ops.cpu.compiled import BLOCK, at, inlined, intrinsic, kernel
+from actbench.ops.cpu import BLOCK, at, inlined, intrinsic, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, clear_signs, narrow, widen
 from actbench.ops.cpu.vectors import BYTE, FLOAT, INT, LONG, MANY, TABLE, VALUES, Step, emitted
 

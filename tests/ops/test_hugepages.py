@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from actbench.ops import cpu as hugepages
 from actbench.ops import library, mask
 
 MODES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -13,10 +12,10 @@ OFFERED = hasattr(mmap, "MADV_HUGEPAGE") and MODES.exists()
 
 @pytest.mark.skipif(not OFFERED, reason="this system has no transparent huge pages")
 def test_the_system_takes_the_advice_for_a_large_tensor():
-    assert hugepages.advise(torch.empty(hugepages.LEAST_BYTES, dtype=torch.uint8))
+    assert library.advise(torch.empty(library.LEAST_BYTES, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize(("count", "asked"), [(hugepages.LEAST_BYTES // 2 - 1, 0), (hugepages.LEAST_BYTES // 2, 1)])
+@pytest.mark.parametrize(("count", "asked"), [(library.LEAST_BYTES // 2 - 1, 0), (library.LEAST_BYTES // 2, 1)])
 def test_only_large_tensors_ask(count, asked, monkeypatch):
     calls = []
     monkeypatch.setattr(library, "advise", calls.append)
@@ -27,8 +26,8 @@ def test_only_large_tensors_ask(count, asked, monkeypatch):
 def test_the_range_is_of_whole_pages_inside_the_tensor(monkeypatch):
     tensor = torch.empty(1_000_003, dtype=torch.uint8)[5:]
     ranges = []
-    monkeypatch.setattr(hugepages, "_madvise", lambda: lambda *arguments: ranges.append(arguments) or 0)
-    hugepages.advise(tensor)
+    monkeypatch.setattr(library, "_madvise", lambda: lambda *arguments: ranges.append(arguments) or 0)
+    library.advise(tensor)
     ((start, length, _),) = ranges
     assert start % mmap.PAGESIZE == length % mmap.PAGESIZE == 0
     assert 0 <= start - tensor.data_ptr() < mmap.PAGESIZE

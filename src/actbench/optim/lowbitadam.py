@@ -1,8 +1,12 @@
-"""torchao's Adam with moments of few bits, an optional package, such that it needs no compiler off CUDA."""
+"""Adam with moments of few bits of torchao and bitsandbytes, optional packages, such that simulations can run it.
+
+torchao's needs no compiler off CUDA here; bitsandbytes' runs on fake tensors, and says what is in host memory.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -11,29 +15,26 @@ import torch
 from torch import Tensor, optim
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from actbench.errors import MeasurementError
+from actbench.errors import ConversionError, MeasurementError
 from actbench.ops import hostmemory
-from actbench.ops.onekernel import one_kernel
-from actbench.ops.plain import plain_tensors
+from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.optim.optimizers import adam_groups, is_decoupled
 from actbench.optim.shards import is_spread, local_of
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 _SMALLEST: Final = 4096  # elements of a parameter whose moments are of few bits
+_PAGED_FROM: Final = 100_000  # elements of a parameter whose moments bitsandbytes pages
+_FLOATS: Final = 5  # float32 copies that its step on a CPU makes: both moments, the gradient, a root and what divides
 
 Twin = Callable[[optim.Optimizer], optim.Optimizer]
 """From an optimizer of torch's to the one that takes its place."""
 
 
 def few_bits_adam(scheme: str, suffix: str) -> Twin:
-    """Return what makes torchao's optimizers of torch's Adam and AdamW.
-
-    Args:
-        scheme: Who asks.
-        suffix: What the names of torchao's classes end with: 8bit, 4bit, Fp8.
+    """Return what makes torchao's optimizers, whose names end with 8bit, 4bit or Fp8, of torch's Adam and AdamW.
 
     Raises:
-        MeasurementError: torchao is not installed.
+        MeasurementError: torchao is not installed; the message begins with the scheme that asks.
     """
     try:
         from torchao import optim as library  # type: ignore[import-untyped]
@@ -68,20 +69,11 @@ def _adapted(kind: type[Any]) -> type[Any]:
                 return super().step(closure)
 
         def state_dict(self) -> dict[str, Any]:
-            found = super().state_dict()
-            groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
-            state = {number: {name: _apart(each) for name, each in of.items()} for number, of in found["state"].items()}
-            return {**found, "state": state, "param_groups": groups}
+            return _plain(super().state_dict(), lambda each: each)
 
         def local_state_dict(self) -> dict[str, Any]:
             """Return the state with the parts of what this process holds of DTensors."""
-            found = super().state_dict()
-            groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
-            state = {
-                number: {name: _apart(local_of(each)) for name, each in of.items()}
-                for number, of in found["state"].items()
-            }
-            return {**found, "state": state, "param_groups": groups}
+            return _plain(super().state_dict(), local_of)
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             parameters = _by_number(state_dict, self.param_groups)
@@ -145,8 +137,100 @@ def _by_number(state_dict: dict[str, Any], groups: list[dict[str, Any]]) -> dict
     return parameters
 
 
+def _plain(found: dict[str, Any], held: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a state dict with numbers and plain tensors; ``held`` gives what is saved of each value."""
+    groups = [{**group, "lr": float(group["lr"])} for group in found["param_groups"]]
+    state = {number: {name: _apart(held(each)) for name, each in of.items()} for number, of in found["state"].items()}
+    return {**found, "state": state, "param_groups": groups}
+
+
 def _apart(value: Any) -> Any:
     """Return a tensor that is made of others as these by name, and anything else as it is."""
     if not hasattr(value, "__tensor_flatten__") or is_spread(value):  # torch saves DTensors, these in them too
         return value
     return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}
+
+
+def blockwise_adam(inner: optim.Optimizer, *, paged: bool) -> optim.Optimizer:
+    """Return bitsandbytes' twin of torch's Adam or AdamW, for the same parameters, groups and options.
+
+    Args:
+        inner: Has not stepped.
+        paged: Whether moments of parameters of at least 100,000 elements lie in memory that CUDA moves between the
+            device and the host; on a CPU nothing moves.
+
+    Raises:
+        ConversionError: It is Adam with weight decay, which bitsandbytes has in the form of AdamW only, or of DTensors.
+        MeasurementError: bitsandbytes is not installed.
+    """
+    kind = bnb_adam()
+    if not is_decoupled(inner) and any(group["weight_decay"] for group in inner.param_groups):
+        raise ConversionError(
+            "adam8bit: bitsandbytes decays weights as AdamW does, and the optimizer is Adam with weight_decay; take "
+            "--optimizer adamw, or adam8bit of torchao"
+        )
+    groups = adam_groups(inner)
+    if any(is_spread(each) for group in groups for each in group["params"]):
+        raise ConversionError(
+            "adam8bit:bnb: a parameter is a DTensor, as FSDP2 makes them, which bitsandbytes' operators do not take; "
+            "take adam8bit of torchao, or smaq,on=state"
+        )
+    away = any(hostmemory.is_elsewhere(each) for group in groups for each in group["params"])
+    made: optim.Optimizer = kind(groups, is_paged=paged and away)
+    return made
+
+
+@functools.cache
+def bnb_adam() -> type[Any]:
+    """Return bitsandbytes' class; a MeasurementError where it is not installed."""
+    try:
+        kind: Any = importlib.import_module("bitsandbytes.optim").AdamW8bit
+    except ImportError as error:
+        raise MeasurementError(
+            f'adam8bit:bnb needs bitsandbytes: pip install "actbench[bitsandbytes]" ({error})'
+        ) from None
+
+    class BlockwiseAdamW(kind):  # type: ignore[misc]
+        __doc__ = kind.__doc__
+
+        def fill_qmap(self) -> None:
+            """Make the levels that codes stand for; of fake parameters without values."""
+            if any(isinstance(each, FakeTensor) for group in self.param_groups for each in group["params"]):
+                self.name2qmap = {name: torch.empty(256) for name in ("dynamic", "udynamic")}
+            else:
+                super().fill_qmap()
+
+        def get_state_buffer(self, p: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+            """Return a moment of zeros, marked where it lies in host memory."""
+            fake = isinstance(p, FakeTensor)
+            buffer = torch.zeros_like(p, dtype=dtype) if fake else super().get_state_buffer(p, dtype)
+            _mark(buffer, self.is_paged)
+            return buffer
+
+        def update_step(self, group: Any, p: Tensor, gindex: int, pindex: int) -> None:
+            """Step a parameter; a fake one with what its step would allocate."""
+            super().update_step(group, p, gindex, pindex)
+            if isinstance(p, FakeTensor):
+                _allocate_as_a_step(p)
+
+        def load_state_dict(self, state_dict: dict[str, Any], move_to_device: bool = True) -> None:
+            """Load a state of this optimizer; a ValueError for one of torch's."""
+            if any("exp_avg" in each for each in state_dict["state"].values()):
+                raise ValueError("the loaded state is of torch's Adam, which bitsandbytes cannot round; begin anew")
+            super().load_state_dict(state_dict, move_to_device)
+
+    BlockwiseAdamW.__name__ = kind.__name__  # by which records know it
+    return BlockwiseAdamW
+
+
+def _mark(buffer: Tensor, paged: bool) -> None:
+    """Say where a moment is that bitsandbytes pages, or would page if it were not fake."""
+    if getattr(buffer, "is_paged", paged and isinstance(buffer, FakeTensor) and buffer.numel() >= _PAGED_FROM):
+        hostmemory.mark(buffer.untyped_storage())
+
+
+def _allocate_as_a_step(parameter: Tensor) -> None:
+    """Make what a step on a CPU makes and frees; on CUDA it is one kernel."""
+    if not hostmemory.is_elsewhere(parameter):
+        copies = _FLOATS + (parameter.dtype != torch.float32)
+        _ = [torch.empty_like(parameter, dtype=torch.float32) for _ in range(copies)]

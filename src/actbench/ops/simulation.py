@@ -1,0 +1,71 @@
+"""What simulations see of a loop over pieces, of a step that is one kernel, and of a tensor that is made of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TypeVar
+
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+
+from actbench.ops.library import EVERYWHERE, define
+
+Piece = TypeVar("Piece")
+Repeat = Callable[[int], AbstractContextManager[None]]
+"""From a number of times to a context, inside which what is done counts as often."""
+
+_repeat: ContextVar[Repeat] = ContextVar("_repeat", default=lambda times: nullcontext())
+
+
+@contextmanager
+def repeated_by(repeat: Repeat) -> Iterator[None]:
+    """Inside, tell ``repeat`` how many pieces the one that runs stands for."""
+    token = _repeat.set(repeat)
+    try:
+        yield
+    finally:
+        _repeat.reset(token)
+
+
+def one_for_all(pieces: Sequence[Piece], of: Tensor) -> Iterator[Piece]:
+    """Yield the pieces of a tensor; of a fake one only the first, which stands for all.
+
+    All pieces but the last have one size, so the first alone sets the peak of memory. Fake operators take as long as
+    small real ones, and a model of billions of numbers has tens of thousands of pieces.
+    """
+    if not isinstance(of, FakeTensor):
+        yield from pieces
+    elif pieces:
+        with _repeat.get()(len(pieces)):
+            yield pieces[0]
+
+
+def _refuse(changed: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+    raise NotImplementedError(
+        "one_kernel stands for a compiled kernel on fake tensors; real ones have the kernel itself"
+    )
+
+
+@define("one_kernel(Tensor(a!)[] changed, Tensor[] read) -> ()", {EVERYWHERE: _refuse})
+def one_kernel(changed: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+    """Read and write the tensors ``changed``, and read the tensors ``read``, all of them fake, with no temporaries.
+
+    Raises:
+        NotImplementedError: The tensors are real.
+    """
+
+
+_PLAIN = (FakeTensor, Tensor, nn.Parameter)
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors with storages inside a tensor: the share of a DTensor, or codes and scales of a format."""
+    flatten = None if type(tensor) in _PLAIN else getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for part in (getattr(tensor, name) for name in flatten()[0]):
+        if isinstance(part, Tensor):  # a DTensor names its mesh too
+            yield from plain_tensors(part)
