@@ -22,9 +22,6 @@ from actbench.results.records import Built, Phase, Site, Unreached
 Loss = Callable[[nn.Module, Batch], Tensor]
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 
-_IMAGES = 4
-"""Dimensions of a batch of images."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -142,7 +139,7 @@ class TrainingSetup:
     def _cast(self, value: Any) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return value
-        if self.memory_format is not None and value.dim() == _IMAGES:
+        if self.memory_format is not None and value.dim() == 4:  # images
             value = value.contiguous(memory_format=self.memory_format)
         return value if self.input_dtype is None else value.to(self.input_dtype)
 
@@ -157,8 +154,7 @@ class TrainingSetup:
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.autocast_dtype is None:
             return nullcontext()
-        device = next(self.module.parameters()).device
-        return torch.autocast(device.type, dtype=self.autocast_dtype)
+        return torch.autocast(next(self.module.parameters()).device.type, dtype=self.autocast_dtype)
 
 
 class TrainStep:

@@ -27,19 +27,11 @@ class ChannelsLast(Scheme):
     name: ClassVar[str] = "channels_last"
     summary: ClassVar[str] = "weights and images with their channels last in memory, which half types convolve faster"
     rank: ClassVar[int] = 3  # before other layers copy a weight
+    changes: ClassVar[tuple[Change, ...]] = ("memory format",)
+    gradient: ClassVar[Gradient] = "exact"  # kernels of another memory format only round differently
     quickens: ClassVar[bool] = True
     lossy_forward: ClassVar[bool] = True
     unsharded: ClassVar[str] = "channels_last: it shares out parameters in the default memory format alone"
-
-    @property
-    def changes(self) -> tuple[Change, ...]:
-        """The order of dimensions in memory."""
-        return ("memory format",)
-
-    @property
-    def gradient(self) -> Gradient:
-        """Exact: kernels of another memory format only round differently."""
-        return "exact"
 
     def in_trainer(self, batch_size: int) -> InTrainer:
         """Convert the model before the trainer is made; the first convolution converts the images."""

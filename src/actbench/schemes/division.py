@@ -15,7 +15,7 @@ from actbench.nn.saved.groupquantization import groups_of
 from actbench.nn.saved.groups import Groups
 from actbench.results.fits import Gradient
 from actbench.schemes.base import Scheme
-from actbench.schemes.dropit import with_packed_inputs
+from actbench.schemes.packedinputs import with_packed_inputs
 from actbench.setup import TrainingSetup
 
 LARGEST_GROUP = 1024

@@ -1,23 +1,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from actbench.nn.compressed import compressed
-from actbench.nn.compressed.modelforward import CompressedForward
-from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.layout import Layout
-from actbench.nn.saved import Codec, Parts, SavedTensors, SiteState
+from actbench.nn.saved import Codec, Parts, SiteState
 from actbench.ops import bitpack
-from actbench.results.records import Site
-from actbench.schemes.base import NOTHING_PACKED, Scheme
-from actbench.setup import Part, TrainingSetup
+from actbench.schemes.base import Scheme
+from actbench.schemes.packedinputs import with_packed_inputs
+from actbench.setup import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -66,36 +62,6 @@ class DropIT(Scheme):
     share: Annotated[float, Field(gt=0, le=0.9)] = 0.1
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
-        """Replace layers by ones that drop, or save an exact small code; see :func:`with_packed_inputs`."""
+        """Replace layers by ones that drop, or save an exact small code; see :mod:`actbench.schemes.packedinputs`."""
         codec, becomes, bits = Largest(self.share), f"input, {self.share:.0%} of it", 32 * self.share + 1
         return with_packed_inputs(self, setup, codec, lambda _, path: SiteState(path, bits), becomes, norms=False)
-
-
-def with_packed_inputs(
-    scheme: Scheme,
-    setup: TrainingSetup,
-    codec: Codec,
-    state_of: Callable[[nn.Module, str], SiteState],
-    becomes: str,
-    *,
-    norms: bool = True,
-) -> TrainingSetup:
-    """Return a setup whose layers, norms only if wanted, pack their input by a codec, or save an exact small code.
-
-    ``state_of`` makes the state of a layer's site from the layer and its path; sites report that packed inputs become
-    what ``becomes`` says.
-
-    Raises:
-        ConversionError: No layer is replaced, or the model packs its saved tensors already or is compiled.
-    """
-    packer, sites = SavedTensors(codec), list[Site]()
-
-    def rule(layer: nn.Module, path: str) -> nn.Module | None:
-        new = compressed(layer, packer, state_of(layer, path), norms=norms)
-        if new is not None:
-            what = becomes if isinstance(new, Compressed) else "an exact small code"
-            sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=what))
-        return new
-
-    model = CompressedForward.bind_on(scheme.name, setup.module, rule, packer, whole_model=not setup.path)
-    return setup.changed(model, tuple(sites), by=Part(scheme.spec, acts=packer, idle=NOTHING_PACKED))

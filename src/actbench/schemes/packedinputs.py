@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from actbench.nn.compressed import compressed
+from actbench.nn.compressed.modelforward import CompressedForward
+from actbench.nn.compressed.savedinput import Compressed
+from actbench.nn.saved import Codec, SavedTensors, SiteState
+from actbench.results.records import Site
+from actbench.schemes.base import NOTHING_PACKED, Scheme
+from actbench.setup import Part, TrainingSetup
+
+
+def with_packed_inputs(
+    scheme: Scheme,
+    setup: TrainingSetup,
+    codec: Codec,
+    state_of: Callable[[nn.Module, str], SiteState],
+    becomes: str,
+    *,
+    norms: bool = True,
+) -> TrainingSetup:
+    """Return a setup whose layers pack their input by a codec, or save an exact small code.
+
+    Args:
+        scheme: The scheme that changes the model.
+        setup: The setup of the model.
+        codec: Packs inputs.
+        state_of: Makes the state of a layer's site, from the layer and its path.
+        becomes: What a site reports of a packed input.
+        norms: Whether norms pack their inputs too.
+
+    Raises:
+        ConversionError: No layer is replaced, or the model packs its saved tensors already or is compiled.
+    """
+    packer, sites = SavedTensors(codec), list[Site]()
+
+    def rule(layer: nn.Module, path: str) -> nn.Module | None:
+        new = compressed(layer, packer, state_of(layer, path), norms=norms)
+        if new is not None:
+            what = becomes if isinstance(new, Compressed) else "an exact small code"
+            sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=what))
+        return new
+
+    model = CompressedForward.bind_on(scheme.name, setup.module, rule, packer, whole_model=not setup.path)
+    return setup.changed(model, tuple(sites), by=Part(scheme.spec, acts=packer, idle=NOTHING_PACKED))
