@@ -84,7 +84,7 @@ class Choice:
     def training_of(self, warnings: Sequence[str]) -> Training:
         """Return how training with this choice alone differs, given the warnings of a simulation."""
         precision = "precision" in self.changes
-        exact_but_for_types = self.scheme is None or (precision and len(self.changes) == 1)
+        exact_but_for_types = precision and len(self.changes) == 1
         return Training(
             trained="adapters" if ADAPTS in self.changes else "all",
             gradient="exact" if self.scheme is None or exact_but_for_types else self.scheme.gradient_of(warnings),
@@ -195,14 +195,14 @@ def choices_for(
     Raises:
         UsageError: A name is of no scheme, or of one that spreads the model over processes.
     """
-    if names is None:
-        names = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
-        found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
-        if has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
-            found = [choice for choice in found if not choice.scales_loss]
-    else:
-        found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
+    specs = names
+    if specs is None:
+        specs = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
+    found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, specs)]
+    if names is not None:
         _refuse_spread(found)
+    elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
+        found = [choice for choice in found if not choice.scales_loss]
     if exact.dtype != "float32" or exact.autocast is not None:  # the user chose a precision; another cast does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
     if exact.autocast == "float16":
@@ -214,16 +214,16 @@ def choices_for(
 
 
 def _refuse_spread(choices: Sequence[Choice]) -> None:
-    for choice in choices:
-        try:
+    try:
+        for choice in choices:
             if choice.scheme is not None:
                 refuse_spread(
                     choice.scheme,
                     f"--scheme {choice.name}: a fit is of one process",
                     "'actbench measure MODEL --scheme …' or 'actbench sweep' simulates stacks of it",
                 )
-        except ConversionError as error:
-            raise UsageError(str(error)) from None
+    except ConversionError as error:
+        raise UsageError(str(error)) from None
 
 
 def rung_of(choice: Choice) -> Rung:

@@ -12,8 +12,8 @@ from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
-from actbench.fitting.copies import Copies
-from actbench.fitting.levels import EXACT, LEVELS
+from actbench.fitting.leftout import EXACT, LEVELS
+from actbench.fitting.needs import Copies
 from actbench.fitting.search import Search
 from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles

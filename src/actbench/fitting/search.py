@@ -17,8 +17,7 @@ from actbench.fitting.choices import (
     group_of,
     rung_of,
 )
-from actbench.fitting.fronts import front
-from actbench.fitting.levels import LEVELS, Level
+from actbench.fitting.leftout import LEVELS, Level, front
 from actbench.fitting.needs import Needs
 from actbench.fitting.trials import Simulate, Trials
 from actbench.results.fits import Trained, Training

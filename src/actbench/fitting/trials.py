@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from actbench.fitting.choices import Choice, Choices, Stack, case_of, group_of, training_of
-from actbench.fitting.copies import Copies, agree
-from actbench.fitting.needs import Needs
+from actbench.fitting.leftout import Refusals
+from actbench.fitting.needs import Copies, Needs, agree
 from actbench.fitting.prediction import Predictions
-from actbench.fitting.refusals import Refusals
 from actbench.results.fits import Training
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, FailureReason
