@@ -17,7 +17,7 @@ from actbench.experiments.runner.worker import Answer, TaskRequest
 from actbench.results.records import Data, Failure
 from actbench.results.runs import Trained, TrainingCase
 
-_MODULE = "actbench.training.trainhere"  # which imports torch: a worker of Ray's does without
+_MODULE = "actbench.training.comparison"  # which imports torch: a worker of Ray's does without
 _OUTCOMES: TypeAdapter[Trained | Failure] = TypeAdapter(Annotated[Trained | Failure, Field(discriminator="kind")])
 
 
