@@ -19,7 +19,7 @@ from actbench.errors import (
     boundary,
     is_out_of_memory,
 )
-from actbench.measuring import inspection, meters, processes, ranks, search
+from actbench.measuring import inspection, meters, ranks, search
 from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.ranks import is_of_others as is_of_others
@@ -52,7 +52,7 @@ class Session:
         if self.scheme.untraceable and not self.meter.materialize:
             why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
-        self._mesh = processes.mesh(self.scheme, self.meter)
+        self._mesh = ranks.mesh(self.scheme, self.meter)
         self._batch_seed = ranks.batch_seed(case.seed, self._mesh)
         self.workload = workloads.load(case)
         self._warm = False
@@ -75,16 +75,13 @@ class Session:
         if before is not None and after is not None:
             self._inspect(before, after)
 
+    @waiting()
     def memory(self) -> Measurement:
         """Read everything but time: bytes, sites, gradient quality and, if requested, the largest batch.
 
         Raises:
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
-        with waiting():
-            return self._memory()
-
-    def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
@@ -109,14 +106,14 @@ class Session:
             timeline=watch and watch.timeline(),
         )
 
+    @waiting()
     def snapshot(self) -> bytes:
         """Run the step, and return its snapshot for torch's memory visualiser.
 
         Raises:
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
-        with waiting():
-            return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
+        return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
@@ -228,7 +225,7 @@ def _computed(compute: Callable[[], Found]) -> Found | None:
     return compute()
 
 
-@processes.left_after()
+@ranks.left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: first bytes, then time in a separate pass.
 
@@ -252,7 +249,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
-@processes.left_after()
+@ranks.left_after()
 def snapshot(case: Case) -> bytes:
     """Return a snapshot of a step of a case for torch's memory visualiser (pytorch.org/memory_viz), as a pickle.
 
@@ -264,7 +261,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
-@processes.left_after()
+@ranks.left_after()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -279,7 +276,7 @@ def itemize(case: Case) -> Ledger:
     if not meter.materialize:
         setup = meter.adopt(setup)
     local, _ = scheme.placed()  # a tensor that is saved is saved by each process
-    setup = replace(setup, mesh=processes.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
+    setup = replace(setup, mesh=ranks.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

@@ -1,29 +1,90 @@
-"""The processes that measure one case together, one of each rank."""
+"""The processes that measure one case together, one of each rank; in a simulation this is the first of them."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Final
 
 import torch
 from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from actbench.errors import MeasurementError
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.launch import Meeting
+from actbench.measuring.meters import Meter
+from actbench.measuring.meters.base import at_once
 from actbench.measuring.released import released_at_once
-from actbench.nn.parallel.mesh import DATA, rank_along
+from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
 from actbench.results.records import Case
+from actbench.schemes.base import Scheme
+
+_AXES: Final = (DATA, TENSOR)
+"""From the outside in: the processes of one tensor-parallel group follow one another, on one machine."""
 
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
 _STRIDE: Final = 1_000_003
 _LOST: Final = ("gloo", "Connection closed by peer", "Connection reset by peer")
+
+
+def mesh(scheme: Scheme, meter: Meter) -> DeviceMesh | None:
+    """Return the processes that a scheme needs as a mesh, or None where it needs one alone.
+
+    For a simulated meter they are those of torch's fake process group, in which collectives move nothing.
+
+    Raises:
+        MeasurementError: This process does not belong to a group of as many.
+    """
+    axes = scheme.mesh_axes
+    if not axes:
+        return None
+    names = tuple(name for name in _AXES if name in axes)
+    sizes = tuple(axes[name] for name in names)
+    wanted = math.prod(sizes)
+    if meter.materialize:
+        _check(scheme, wanted)
+    else:
+        _pretend(scheme, wanted)
+    device = "cuda" if meter.name == "cuda" else "cpu"  # simulated tensors are those of a CPU
+    return init_device_mesh(device, sizes, mesh_dim_names=names)
+
+
+@contextmanager
+def left_after() -> Iterator[None]:
+    """Leave the group of a simulation at the end of the block, so that this process may join a real one."""
+    try:
+        yield
+    finally:
+        if distributed.is_initialized() and distributed.get_backend() == "fake":
+            distributed.destroy_process_group()
+
+
+def _check(scheme: Scheme, wanted: int) -> None:
+    found = distributed.get_world_size() if distributed.is_initialized() else 1
+    if found != wanted or not distributed.is_initialized():
+        raise MeasurementError(
+            f"scheme {scheme.spec!r} spreads the model over {wanted} processes, and there is {found}: start "
+            f"'torchrun --nproc-per-node {wanted} -m actbench …', or take --meter simulated, which needs one"
+        )
+
+
+def _pretend(scheme: Scheme, wanted: int) -> None:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if distributed.is_initialized():
+        if distributed.get_backend() != "fake":
+            raise MeasurementError(
+                f"scheme {scheme.spec!r} cannot be simulated in a process that belongs to a real process group "
+                f"({distributed.get_backend()}): simulate it in a process of its own"
+            )
+        distributed.destroy_process_group()
+    distributed.init_process_group("fake", rank=0, world_size=wanted, store=FakeStore())
 
 
 def join(meeting: Meeting, case: Case) -> None:
@@ -78,25 +139,13 @@ def settled(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
 def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
     """Return what makes the ranks begin a step together; nothing where there is one."""
     if mesh is None or not are_real(mesh):
-        return _nothing
+        return at_once
     if mesh.device_type != "cuda":
-        return _meet
+        return distributed.barrier
     one = torch.zeros(1, device="cuda")
-    return lambda: _on_the_stream(one)
-
-
-def _on_the_stream(one: torch.Tensor) -> None:
-    """Let the device wait for the others, but not the host, which issues the step meanwhile."""
-    distributed.all_reduce(one)
-
-
-def _meet() -> None:
-    """Wait for all others."""
-    distributed.barrier()
-
-
-def _nothing() -> None:
-    """Wait for nobody."""
+    return lambda: distributed.all_reduce(
+        one
+    )  # the device waits for the others, the host does not
 
 
 def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
@@ -132,11 +181,10 @@ def whole(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | Non
     """
     if gradients is None or not are_real(mesh):
         return gradients
-    return {name: _whole(gradient).cpu() for name, gradient in _named(gradients, module)}
-
-
-def _whole(gradient: Tensor) -> Tensor:
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return {
+        name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
+        for name, gradient in _named(gradients, module)
+    }
 
 
 def _have_all(here: bool) -> bool:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from actbench.measuring.meters.caching import CachingAllocator, OutOfSegments
-from actbench.measuring.meters.expandable import ExpandableAllocator
+from actbench.measuring.meters.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
 from actbench.measuring.meters.peak import Event
 
 

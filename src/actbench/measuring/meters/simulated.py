@@ -18,11 +18,11 @@ from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
 from actbench.measuring.meters.base import MemoryReading, at_once
-from actbench.measuring.meters.micropasses import MicroPasses
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.reserved import reserved_bytes
+from actbench.measuring.meters.simulatedstep import MicroPasses
 from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch

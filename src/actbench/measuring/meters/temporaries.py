@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.measuring.meters.tracker import round_up
+from actbench.measuring.meters.caching import round_up
 
 _ONEDNN_BLOCK = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 """Channels in one block of oneDNN's layouts, a register of floats; inputs with fewer channels are not copied."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench.measuring.meters.caching import round_up
 from actbench.measuring.meters.peak import Communicated, Event
-from actbench.measuring.meters.resizing import resizes_told
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
@@ -29,7 +29,6 @@ Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 Made = Callable[[int, Any], None]
 """Receives the name of a new storage and the operator that made it; None for an older storage."""
 
-
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
@@ -39,11 +38,6 @@ class Mark(NamedTuple):
     events: int
     names: int
     live_bytes: int
-
-
-def round_up(amount: int, block: int) -> int:
-    """Return the smallest multiple of ``block`` that is at least ``amount``."""
-    return -(-amount // block) * block
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -94,15 +88,23 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
         self._names = 0
         self.communicated = Communicated()
-        self._resizing = ExitStack()
+        self._resizing: Any = None
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._resizing.enter_context(resizes_told(self._resized))
+        resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # as FSDP2 does, of which no operator tells
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        self._resizing = mock.patch.object(torch.UntypedStorage, "resize_", resized)
+        self._resizing.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._resizing.close()
+        self._resizing.stop()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -292,7 +294,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _can_be_added_to(gradient: Any) -> bool:
     """Return whether autograd would add to a gradient in place, if nobody else referred to it.
 
-    A view, such as the gradient of a linear layer's weight or of a broadcast tensor, has a base, which is a second
-    reference to its memory.
+    A view, such as the gradient of a linear layer's weight, has a base, which is a second reference to its memory.
     """
     return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)

@@ -12,9 +12,9 @@ from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_flatten_with_path
 
+from actbench.measuring.inspection.recorder import Around, RunningModules
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
-from actbench.measuring.modules import Around, RunningModules
 from actbench.nn import savedtensors
 from actbench.ops.plain import plain_tensors
 from actbench.optim.protocols import HoldsShares
@@ -67,7 +67,7 @@ class Watch:
                 yield
                 return
             module = self.step.setup.module
-            self._modules = RunningModules(module) if around is None else RunningModules(module, around)
+            self._modules = RunningModules(module, around)
             with self._modules.watching():
                 yield
 
