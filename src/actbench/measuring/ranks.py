@@ -143,9 +143,7 @@ def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
     if mesh.device_type != "cuda":
         return distributed.barrier
     one = torch.zeros(1, device="cuda")
-    return lambda: distributed.all_reduce(
-        one
-    )  # the device waits for the others, the host does not
+    return lambda: distributed.all_reduce(one)  # the device waits for the others, the host does not
 
 
 def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:

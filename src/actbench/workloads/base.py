@@ -1,17 +1,20 @@
-"""What all workloads share: the protocol, random inputs, and optimizers."""
+"""What all workloads share: the protocol, building a model, random inputs, and optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from actbench.errors import ModelError
 from actbench.microbatches import IGNORED_LABEL
+from actbench.results.records import DTYPE, Case
 from actbench.setup import Batch, MakeOptimizer, TrainingSetup
 
 
@@ -40,6 +43,46 @@ class Workload(Protocol):
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make a batch on the CPU, or of fake tensors when a fake tensor mode is active."""
+
+
+class EmptyOnMeta(TorchFunctionMode):
+    """Put the results of ``torch.empty`` on the meta device, and nothing else.
+
+    Layers make their weights by ``torch.empty`` and then initialise them, so a model built under this mode costs
+    neither memory nor time. Constructors that compute with small tensors work (RegNet reads its widths from a
+    ``linspace``), and computed buffers have values; under ``torch.device("meta")`` neither does.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return func(*args, **(kwargs or {}))
+
+
+def float_type(case: Case) -> torch.dtype:
+    """Return the dtype of a case, or the default."""
+    dtype: torch.dtype = getattr(torch, case.dtype or DTYPE)
+    return dtype
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator inside the block and restore it afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def construct(make: Callable[[], nn.Module], *, materialize: bool, seed: int) -> nn.Module:
+    """Build a module, seeded, in training mode.
+
+    Without ``materialize`` the large parameters are on the meta device, uninitialised; tied parameters stay tied.
+    """
+    if not materialize:
+        with EmptyOnMeta():
+            return make().train()
+    with seeded(seed):
+        return make().train()
 
 
 MASKED_SHARE = 0.15  # share of tokens that BERT's masked language modelling predicts

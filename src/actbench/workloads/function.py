@@ -26,8 +26,8 @@ from actbench.paths import from_home
 from actbench.results.records import Case
 from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
 from actbench.workloads import base, losses
-from actbench.workloads.building import seeded, without_memory
-from actbench.workloads.fake import fake_mode, to_fake
+from actbench.workloads.base import seeded
+from actbench.workloads.fake import fake_mode, to_fake, without_memory
 from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import full_rows
 
@@ -150,7 +150,7 @@ class FunctionWorkload:
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
     ``make_batch(n) -> dict`` with n samples, ``loss(module, batch) -> scalar tensor``; and, optionally, an optimizer
     of the module's parameters, or a function from the module to one. All are called under torch seeds. If only
-    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.building`) and have no values::
+    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.fake`) and have no values::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))

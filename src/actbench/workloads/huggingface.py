@@ -18,8 +18,8 @@ from actbench.errors import ModelError, boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import architectures, batches, folder, losses, sources, text
+from actbench.workloads.base import construct, float_type
 from actbench.workloads.batches import image_part
-from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import BLOCKS, ModelName
 from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import missing_kernels

@@ -22,7 +22,7 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
-from actbench.workloads.building import construct, float_type
+from actbench.workloads.base import construct, float_type
 from actbench.workloads.optimizers import make_optimizer
 
 models: Any = torchvision.models  # type checkers do not see the names that it re-exports

@@ -16,7 +16,7 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case, Data
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
-from actbench.workloads.building import construct, float_type
+from actbench.workloads.base import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
