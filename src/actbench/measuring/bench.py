@@ -21,7 +21,7 @@ from actbench.errors import (
 )
 from actbench.measuring import inspection, meters, ranks, search
 from actbench.measuring.failures import failure_of as failure_of
-from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.measuring.gradients import Gradients, gradients_of, mean, relative_error_and_cosine, whole
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.nn.parallel.mesh import TENSOR
@@ -66,7 +66,7 @@ class Session:
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self._exact_gradient = ranks.mean(self._exact_gradient, start.module, self._mesh)
+        self._exact_gradient = mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else self._others.placed()
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
@@ -183,7 +183,7 @@ class Session:
         exact, self._exact_gradient = self._exact_gradient, None
         alone = not ranks.are_real(self._mesh)  # else the others wait for the step to go on
         fit = _if_it_fits if alone else _computed
-        found = None if exact is None else ranks.whole(fit(self._judged_gradient), self.setup.module, self._mesh)
+        found = None if exact is None else whole(fit(self._judged_gradient), self.setup.module, self._mesh)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))

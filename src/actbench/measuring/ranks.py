@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from actbench.errors import MeasurementError
-from actbench.measuring.gradients import Gradients
 from actbench.measuring.launch import Meeting
 from actbench.measuring.meters import Meter
 from actbench.measuring.meters.base import at_once
-from actbench.measuring.released import released_at_once
 from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
 from actbench.results.records import Case
 from actbench.schemes.base import Scheme
@@ -151,48 +152,78 @@ def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
     return seed + _STRIDE * rank_along(mesh, DATA)
 
 
-def mean(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
-    """Return the mean of gradients over the ranks with batches of their own, by name, in host memory.
+_COLLECTIVES: Final = (
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "broadcast",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
+_THREAD: Final = "pt_gloo_runloop"
+_TASKS: Final = Path("/proc/self/task")
+_MOST_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 1e-4
 
-    That is the gradient of their batches together. Without other ranks the gradients are returned as they are. None is
-    what a rank has whose memory was not enough: then all return None.
+
+@contextmanager
+def released_at_once() -> Iterator[None]:
+    """Let torch's collectives inside the block be the last to hold what gloo's threads worked on.
+
+    Such a thread holds the tensors of a collective, and the copies that gloo makes of them, a moment longer than the
+    caller. Then they are freed in a thread that no profiler watches, and would count as alive for ever. Of a collective
+    that is asynchronous nothing is known.
     """
-    if mesh is None or not are_real(mesh):
-        return gradients
-    if not _have_all(gradients is not None) or gradients is None:
-        return None
-    found: dict[str, Tensor] = {}
-    for name, gradient in _named(gradients, module):
-        total = gradient.detach().cpu().clone()
-        if DATA in (mesh.mesh_dim_names or ()):
-            group = mesh.get_group(DATA)
-            distributed.all_reduce(total, group=group)
-            total /= group.size()
-        found[name] = total
-    return found
+    with ExitStack() as patched:
+        for name in _COLLECTIVES:
+            if hasattr(distributed, name):
+                waiting = _waiting(getattr(distributed, name))
+                patched.enter_context(mock.patch.object(distributed, name, waiting))
+        functional = torch.ops._c10d_functional
+        waited = _waited(functional.wait_tensor)
+        patched.enter_context(mock.patch.object(functional, "wait_tensor", waited))
+        yield
 
 
-def whole(gradients: Gradients | None, module: nn.Module, mesh: DeviceMesh | None) -> Gradients | None:
-    """Return gradients of which each rank may hold a part as whole ones, by name, in host memory.
+def _waiting(collective: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(collective)
+    def call(*args: Any, async_op: bool = False, **kwargs: Any) -> Any:
+        work = collective(*args, async_op=True, **kwargs)
+        if async_op or work is None:
+            return work
+        work.wait()
+        _wait_for_threads()
+        return None  # and here the work is given up, when only this thread has it
 
-    Without other ranks they are returned as they are.
-    """
-    if gradients is None or not are_real(mesh):
-        return gradients
-    return {
-        name: (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).cpu()
-        for name, gradient in _named(gradients, module)
-    }
-
-
-def _have_all(here: bool) -> bool:
-    missing = torch.tensor(0 if here else 1)
-    distributed.all_reduce(missing)
-    return not missing.item()
+    return call
 
 
-def _named(gradients: Gradients, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield gradients by the names of their parameters, in an order that all ranks share."""
-    for name, parameter in module.named_parameters():
-        if parameter in gradients:
-            yield name, gradients[parameter]
+def _waited(wait: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return what waits for the result of a functional collective, which it returns."""
+
+    def call(result: Tensor) -> Tensor:
+        result = wait(result)
+        _wait_for_threads()
+        return result
+
+    return call
+
+
+def _wait_for_threads() -> None:
+    deadline = time.monotonic() + _MOST_SECONDS
+    while _any_works() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _any_works() -> bool:
+    """Return whether a thread of gloo's has not gone back to waiting for work; Linux says it of each thread."""
+    return any(_state(task) == "R" for task in _TASKS.glob("*"))
+
+
+def _state(task: Path) -> str:
+    """Return the letter of what a thread of gloo's does; nothing for other threads, and for one that has ended."""
+    try:
+        _, _, rest = (task / "stat").read_text().partition(f"({_THREAD}")
+    except OSError:
+        return ""
+    return rest.partition(")")[2].strip()[:1]
