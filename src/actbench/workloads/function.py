@@ -63,36 +63,28 @@ class UserFile:
             raise ModelError(f"model {self.spec!r}: {self.path} has no function {name!r}")
         return found  # type: ignore[no-any-return]
 
-    def run(self, call: Callable[[], T]) -> T:
-        """Run the user's code; its errors become a ModelError or OutOfMemoryError with file and line."""
-        try:
-            return call()
-        except (ActbenchError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # SystemExit too
-            raise self._failed(error) from error
-
-    def run_without_memory(self, call: Callable[[], T]) -> T:
-        """Run the user's code while large tensors are fake; see :meth:`run`.
+    def run(self, call: Callable[[], T], *, fakes: bool = False) -> T:
+        """Run the user's code, where ``fakes`` says that large tensors are fake; its errors get file and line.
 
         Raises:
             ModelError: The code failed.
-            UntraceableError: The code needs the values or the memory of large tensors.
+            OutOfMemoryError: The model does not fit in memory.
+            UntraceableError: The code needs the values or the memory of fake tensors.
         """
         try:
             return call()
         except (ActbenchError, KeyboardInterrupt):
             raise
-        except BaseException as error:
-            if not _is_of_fakes(error):
-                raise self._failed(error) from error
-            raise UntraceableError(
+        except BaseException as error:  # SystemExit too
+            raise self._failed(error, fakes) from error
+
+    def _failed(self, error: BaseException, fakes: bool) -> ActbenchError:
+        if fakes and _is_of_fakes(error):
+            return UntraceableError(
                 f"{self.line(error)}: this runs without memory here, so large tensors have no values to read, to save "
                 f"or to hand to numpy ({_first_line(error)}); no simulated byte depends on values: leave this line "
                 "out, or measure with --meter cpu or --meter cuda, which run it in full"
-            ) from error
-
-    def _failed(self, error: BaseException) -> ActbenchError:
+            )
         if is_out_of_memory(error):
             return OutOfMemoryError(
                 f"{self.line(error)}: the model does not fit in memory while it is built ({_first_line(error)}); "
@@ -202,9 +194,8 @@ class FunctionWorkload:
             UntraceableError: ``make_batch`` reads values of fake tensors.
         """
         make_batch = self._make_batch or self._batches(seed)
-        run = self._file.run if active_fake_mode() is None else self._file.run_without_memory
         with seeded(seed):
-            batch = run(lambda: make_batch(batch_size))
+            batch = self._file.run(lambda: make_batch(batch_size), fakes=active_fake_mode() is not None)
         if not hasattr(batch, "items"):
             found = type(batch).__name__.removeprefix("Fake")
             raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors")
@@ -235,11 +226,10 @@ class FunctionWorkload:
 
     def _built(self, *, materialize: bool, seed: int) -> tuple[_Parts, MakeOptimizer]:
         mode = fake_mode()
-        run = self._file.run if materialize else self._file.run_without_memory
         with seeded(seed), nullcontext() if materialize else without_memory(mode):
-            parts = self._parts(run(self._build))
+            parts = self._parts(self._file.run(self._build, fakes=not materialize))
             before = list(parts.module.parameters())
-            run(lambda: self._in_training(parts.module))
+            self._file.run(lambda: self._in_training(parts.module), fakes=not materialize)
         if not materialize:
             to_fake(parts.module, mode)
         twins: dict[Tensor, Tensor] = dict(zip(before, parts.module.parameters(), strict=True))

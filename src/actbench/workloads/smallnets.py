@@ -166,11 +166,9 @@ def _stages(name: str, options: Mapping[str, int], spec: str) -> tuple[int, ...]
     """Return the number of blocks in each stage of a residual network; None for another network."""
     if name == "inception-cifar":
         return None
-    return _STAGES.get(name) or _three_stages(options["depth"], spec)
-
-
-def _three_stages(depth: int, spec: str) -> tuple[int, int, int]:
-    blocks, rest = divmod(depth - 2, 6)
+    if name in _STAGES:
+        return _STAGES[name]
+    blocks, rest = divmod(options["depth"] - 2, 6)
     if rest or blocks < 1:
-        raise ModelError(f"model {spec!r}: depth={depth} must be 8, 14, 20 or another 6n + 2")
+        raise ModelError(f"model {spec!r}: depth={options['depth']} must be 8, 14, 20 or another 6n + 2")
     return blocks, blocks, blocks
