@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from actbench import schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_of_memory
 from actbench.measuring.meters import footprint
+from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.watch import Watch
 from actbench.results.advice import PHASES, advice
 from actbench.results.measured import Communication, EstimatedTime, PeakParts, PhasePeaks
@@ -94,8 +95,11 @@ class Meter(Protocol):
         Raises:
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
+        watch = Watch(step)
+        self.memory(step, watch)
+        return snapshot_of(watch.read())
 
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...] | None:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock.
 
         ``before`` is called before each step, and not timed.

@@ -6,12 +6,10 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
 
 from actbench.measuring.meters import footprint, tracedstep
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, at_once, moved
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, moved
 from actbench.measuring.meters.peak import Moments
-from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
 from actbench.measuring.meters.watch import Watch
@@ -23,7 +21,7 @@ from actbench.setup import Batch, TrainingSetup, TrainStep
 _DEVICE = "the CPU"
 
 
-class CpuMeter:
+class CpuMeter(Meter):
     """Reads the allocations of torch's CPU allocator, and the wall clock, in separate passes.
 
     Without a memory limit a step may use the memory that is available on this machine now.
@@ -96,13 +94,7 @@ class CpuMeter:
             loss=loss.item(),
         ).against(self.memory_bytes)
 
-    def snapshot(self, step: TrainStep) -> dict[str, Any]:
-        """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""
-        watch = Watch(step)
-        self.memory(step, watch)
-        return snapshot_of(watch.read())
-
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...]:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...]:
         """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""
         taken = []
         with self.active(step):

@@ -16,7 +16,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import footprint, profiles, tracedstep
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, at_once, moved
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, moved
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.stepevents import HostEvent, Origin
 from actbench.measuring.meters.trace import ON_HOST, STATE_ON_HOST, AllocationTrace
@@ -44,7 +44,7 @@ def check(flag: str = "--meter", instead: str = "simulated") -> None:
         )
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in separate passes.
 
     The memory limit is the memory that the allocator may take from the device.
@@ -121,7 +121,7 @@ class CudaMeter:
                 torch.cuda.memory._record_memory_history(None)
         return found
 
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...]:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...]:
         """Run steps and return the time of each on the device's clock; an OutOfMemoryError if an allocation failed."""
         event = functools.partial(torch.cuda.Event, enable_timing=True)
         spans = [(event(), event()) for _ in range(steps)]

@@ -123,7 +123,12 @@ def read(path: Path) -> DeviceTable:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{flag} is no TOML: {error}") from None
     except ValidationError as error:
-        sections = {"": DeviceTable, "host": HostTable, "efficiencies": KindTable, "operators": OperatorTable}
+        sections: dict[str, type[Data]] = {
+            "": DeviceTable,
+            "host": HostTable,
+            "efficiencies": KindTable,
+            "operators": OperatorTable,
+        }
         raise UsageError(f"{flag}: {'; '.join(explain(error, found, sections))}") from None
     unknown = set(table.efficiencies or {}) - published().kinds.keys()
     if unknown:

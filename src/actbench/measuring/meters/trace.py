@@ -91,10 +91,6 @@ class AllocationTrace:
         """Return the peak between two marks; only after leaving."""
         return self._curve[self.peak_at(first, last)]
 
-    def named(self, mark: str, address: int) -> int | None:
-        """Return the name in ``events`` of the storage at an address at a mark; only after leaving."""
-        return self._names[mark].get(address)
-
     def names(self, mark: str, addresses: Iterable[int]) -> set[int]:
         """Return the names in ``events`` of the storages at these addresses at a mark; only after leaving."""
         return {self._names[mark][address] for address in addresses if address in self._names[mark]}
