@@ -182,8 +182,10 @@ class Session:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
         alone = not ranks.are_real(self._mesh)  # else the others wait for the step to go on
-        fit = _if_it_fits if alone else _computed
-        found = None if exact is None else whole(fit(self._judged_gradient), self.setup.module, self._mesh)
+        found = None
+        if exact is not None:
+            found = _if_it_fits(self._judged_gradient) if alone else self._judged_gradient()
+            found = whole(found, self.setup.module, self._mesh)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
@@ -219,10 +221,6 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         if not is_out_of_memory(error):
             raise
         return None
-
-
-def _computed(compute: Callable[[], Found]) -> Found | None:
-    return compute()
 
 
 @ranks.left_after()

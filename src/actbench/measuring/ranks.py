@@ -137,7 +137,7 @@ def settled(mesh: DeviceMesh | None) -> AbstractContextManager[None]:
     return released_at_once() if mesh is not None and are_real(mesh) else nullcontext()
 
 
-def starts(mesh: DeviceMesh | None) -> Callable[[], None]:
+def starts(mesh: DeviceMesh | None) -> Callable[[], object]:
     """Return what makes the ranks begin a step together; nothing where there is one."""
     if mesh is None or not are_real(mesh):
         return at_once

@@ -73,9 +73,8 @@ def run(
         planned = plan(recipe, elsewhere=_device(ray))
         with TRAINED.opened(recipe.name, output, of_any_machine=True) as store:
             todo = pending(planned, store, progress, force=settings.force)
-            experiment = (
-                f"{file_name(recipe.name)}-{hashlib.sha256(str(store.path.resolve()).encode()).hexdigest()[:16]}"
-            )
+            digest = hashlib.sha256(str(store.path.resolve()).encode()).hexdigest()
+            experiment = f"{file_name(recipe.name)}-{digest[:16]}"
             work = RunWork(experiment, settings, progress, anew=secrets.token_hex(8) if settings.force else None)
             runs = ClusterRuns(ray, cluster, settings, work, Origins(command))
             with closing(runs.outcomes(todo)) as outcomes:

@@ -212,7 +212,7 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
     module = setup.module
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_training(module))
+        stack.enter_context(mode_set(module, training=True))
         mode = fake.mode_of(module)
         if mode is None:
             mode = fake.fake_mode()
@@ -232,10 +232,10 @@ def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
 
 
 @contextmanager
-def _training(module: nn.Module) -> Iterator[None]:
-    """Put a model into training mode and restore every module's flag."""
+def mode_set(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put a model into training or evaluation mode inside the block, and restore every module's flag."""
     flags = {child: child.training for child in module.modules()}
-    module.train()
+    module.train(training)
     try:
         yield
     finally:
