@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from actbench.errors import ModelError
 from actbench.microbatches import IGNORED_LABEL
 from actbench.results.records import DTYPE, Case
-from actbench.setup import Batch, MakeOptimizer, TrainingSetup
+from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.workloads.optimizers import make_optimizer
 
 
 class Workload(Protocol):
@@ -63,6 +64,13 @@ def float_type(case: Case) -> torch.dtype:
     """Return the dtype of a case, or the default."""
     dtype: torch.dtype = getattr(torch, case.dtype or DTYPE)
     return dtype
+
+
+def setup_of(case: Case, module: nn.Module, loss: Loss, **fields: Any) -> TrainingSetup:
+    """Return the setup of a case's model, with the optimizer and the autocast that the case names."""
+    autocast = getattr(torch, case.autocast) if case.autocast else None
+    make = make_optimizer(case.optimizer)
+    return TrainingSetup(module=module, loss=loss, make_optimizer=make, autocast_dtype=autocast, **fields)
 
 
 @contextmanager

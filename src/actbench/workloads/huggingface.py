@@ -17,11 +17,10 @@ from transformers.utils import logging
 from actbench.errors import ModelError, boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import architectures, batches, folder, losses, sources, text
+from actbench.workloads import architectures, base, batches, folder, losses, sources, text
 from actbench.workloads.base import construct, float_type
 from actbench.workloads.batches import image_part
 from actbench.workloads.names import BLOCKS, ModelName
-from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import missing_kernels
 from actbench.workloads.sources import Source
 
@@ -79,20 +78,14 @@ class HuggingFaceWorkload:
         self.warnings += own + self._slow(module)
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
             vars(module)["loss_type"] = "ForCausalLM"  # transformers chooses it too, with a warning
-        return TrainingSetup(
-            module=module,
-            loss=loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            **losses.in_parts(module, self.task),
-            built=Built(
-                model_class=type(module).__name__,
-                task=self.task,
-                sequence_length=self._sizes.length,
-                image_size=self._sizes.image,
-                audio_shape=self._sizes.audio,
-            ),
+        built = Built(
+            model_class=type(module).__name__,
+            task=self.task,
+            sequence_length=self._sizes.length,
+            image_size=self._sizes.image,
+            audio_shape=self._sizes.audio,
         )
+        return base.setup_of(self.case, module, loss, **losses.in_parts(module, self.task), built=built)
 
     @property
     def equal_blocks(self) -> int | None:

@@ -14,7 +14,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -24,7 +23,6 @@ from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base
 from actbench.workloads.base import construct, float_type
 from actbench.workloads.names import SMALL_NETS
-from actbench.workloads.optimizers import make_optimizer
 
 USUAL_SIZE = 32
 _STAGES: dict[str, tuple[int, ...]] = {"resnet18-cifar": (2, 2, 2, 2), "resnet34-cifar": (3, 4, 6, 3)}
@@ -119,15 +117,9 @@ class SmallNetWorkload:
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
         module = construct(self._make, materialize=materialize, seed=seed)
-        return TrainingSetup(
-            module=module.to(float_type(self.case)),
-            loss=_loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            built=Built(
-                model_class=type(module).__name__, task="image-classification", image_size=(self._size, self._size)
-            ),
-        )
+        size = (self._size, self._size)
+        built = Built(model_class=type(module).__name__, task="image-classification", image_size=size)
+        return base.setup_of(self.case, module.to(float_type(self.case)), _loss, built=built)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, channels, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""

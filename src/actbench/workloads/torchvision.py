@@ -23,7 +23,6 @@ from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
 from actbench.workloads.base import construct, float_type
-from actbench.workloads.optimizers import make_optimizer
 
 models: Any = torchvision.models  # type checkers do not see the names that it re-exports
 
@@ -118,17 +117,9 @@ class TorchvisionWorkload:
                 f"{self.spec} cannot be built for images of {self.image_size} px: {error} (see --image-size)"
             ) from error
         self.weights_origin = self._load(module) if materialize else folder.without_values(self.case.weights)
-        return TrainingSetup(
-            module=module.to(float_type(self.case)),
-            loss=_loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            built=Built(
-                model_class=type(module).__name__,
-                task="image-classification",
-                image_size=(self.image_size, self.image_size),
-            ),
-        )
+        size = (self.image_size, self.image_size)
+        built = Built(model_class=type(module).__name__, task="image-classification", image_size=size)
+        return base.setup_of(self.case, module.to(float_type(self.case)), _loss, built=built)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, 3, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
