@@ -25,6 +25,7 @@ from actbench.measuring.meters.reserved import reserved_bytes
 from actbench.measuring.meters.simulatedstep import MicroPasses
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
+from actbench.nn import savedtensors
 from actbench.ops import hostmemory
 from actbench.ops.pieces import repeated_by
 from actbench.results.measured import EstimatedTime, PeakParts
@@ -162,7 +163,7 @@ def _read(
     def turn() -> None:
         passes.turn()
         if watch:
-            packed.update(simulatedstep.packed_names(tracker))
+            packed.update(tracker.names_of(savedtensors.packed_storages()))
 
     if watch:
         simulatedstep.own_before(watch, tracker)

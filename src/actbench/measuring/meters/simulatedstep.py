@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from actbench.measuring.meters.stepevents import HostEvent, Origin, StepEvents
 from actbench.measuring.meters.tracker import Mark, StorageTracker
 from actbench.measuring.meters.watch import Owned, Watch
 from actbench.microbatches import MicroBatch
-from actbench.nn import savedtensors
 from actbench.results.timeline import OPTIMIZER, Kind
 from actbench.setup import TrainStep
 
@@ -149,11 +148,6 @@ class Parts:
     peak_at: int
     kinds: Mapping[int, Kind]
     made_on_host: tuple[int, int]
-
-
-def packed_names(tracker: StorageTracker) -> Set[int]:
-    """Return the names of storages that now hold packed parts."""
-    return tracker.names_of(savedtensors.packed_storages())
 
 
 def own(seen: Watch, tracker: StorageTracker, owned: Owned) -> None:

@@ -13,12 +13,12 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench.measuring.meters import footprint
 from actbench.measuring.meters.caching import round_up
 from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
-from actbench.ops.plain import plain_tensors
 from actbench.workloads.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
@@ -133,10 +133,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _mark_new(self, tensors: Iterable[Tensor]) -> None:
         """Mark unknown storages as being in host memory."""
-        for tensor in tensors:
-            for plain in plain_tensors(tensor):
-                if id(plain.untyped_storage()) not in self._known:
-                    hostmemory.mark(plain.untyped_storage())
+        for storage in footprint.storages(tensors):
+            if id(storage) not in self._known:
+                hostmemory.mark(storage)
 
     def _communicate(self, func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
         """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered."""
@@ -167,14 +166,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
         """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
-        for tensor in tensors:
-            for plain in plain_tensors(tensor):
-                self._enter(plain.untyped_storage(), func)
+        for storage in footprint.storages(tensors):
+            self._enter(storage, func)
         self._raise_peak()
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the names in ``events`` of the known storages of tensors."""
-        return self.names_of(plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+        return self.names_of(footprint.storages(tensors))
 
     def names_of(self, storages: Iterable[torch.UntypedStorage]) -> set[int]:
         """Return the names in ``events`` of known storages."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,6 @@ from actbench.measuring.inspection.recorder import Around, RunningModules
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.nn import savedtensors
-from actbench.ops.plain import plain_tensors
 from actbench.optim.protocols import HoldsShares
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
@@ -102,7 +101,7 @@ def before(step: TrainStep) -> list[HeldStorage]:
     groups = (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs), ("gradients", buckets))
     for kind, held in groups:
         for origin, tensors in held:
-            for storage in storages(tensors):
+            for storage in footprint.storages(tensors):
                 found.setdefault(id(storage), HeldStorage(kind, origin, storage))  # type: ignore[arg-type]
     return list(found.values())
 
@@ -136,13 +135,6 @@ def gradients(step: TrainStep) -> Owned:
         if parameter.grad is not None
     ]
     return [*owned, (Origin(OPTIMIZER, "gradient"), footprint.gradients(step))]
-
-
-def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    """Yield the storages behind tensors."""
-    for tensor in tensors:
-        for plain in plain_tensors(tensor):
-            yield plain.untyped_storage()
 
 
 def _paths(step: TrainStep) -> Mapping[int, str]:
