@@ -183,14 +183,10 @@ def choices_for(
     names: Sequence[str] | None = None,
     has_bfloat16: bool = True,
 ) -> Choices:
-    """Return the choices for a case.
+    """Return the choices for the case of an exact step.
 
-    Args:
-        exact: The case of the exact step.
-        optimizers: Optimizers that may replace the case's, and whether their updates are the same.
-        only_exact: Whether training must equal the exact step's, to rounding.
-        names: Specifications to choose from; None for those that the schemes themselves propose.
-        has_bfloat16: Whether the device computes in bfloat16.
+    ``optimizers`` may replace the case's, and say whether their updates are the same. With ``only_exact`` training must
+    equal the exact step's, to rounding. ``names`` are specifications to choose from, None for what schemes propose.
 
     Raises:
         UsageError: A name is of no scheme, or of one that spreads the model over processes.

@@ -155,12 +155,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Copies:
-    """Two copies of a model with fewer blocks; they say which stacks are worth simulating on the model itself.
-
-    Attributes:
-        exact: The case of the exact step.
-        blocks: How many equal blocks its model has.
-    """
+    """Two copies of a model of ``blocks`` equal blocks, with fewer; they say which stacks to simulate on the model."""
 
     exact: Case
     blocks: int

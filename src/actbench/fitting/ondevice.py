@@ -107,14 +107,6 @@ def measure(
 ) -> tuple[Case, ...]:
     """Measure simulated stacks that the store has no measurement of, and return the measured cases.
 
-    Args:
-        chosen: Simulated stacks.
-        meter: The meter of the device that they were simulated for.
-        store: Where the records go, beside those of the simulations.
-        command: The command that repeats this.
-        timeout_seconds: Longest time of one case.
-        progress: Receives progress.
-
     Raises:
         MeasurementError: The processes cannot be started.
         StoreError: A record cannot be stored.

@@ -143,11 +143,7 @@ def optimizer_as_given(
 ) -> MakeOptimizer:
     """Return a function that returns the given optimizer, each time reset to its first state.
 
-    Args:
-        optimizer: An optimizer of the model's parameters; they are replaced by their twins, in place.
-        module: The model, with the twins as its parameters.
-        twins: The parameter that replaces each original parameter: itself, or its fake form.
-        spec: The model specification, for messages.
+    In place, its parameters are replaced by their twins: themselves, or their fake forms, which ``module`` has too.
 
     Raises:
         ModelError: The optimizer holds parameters that are not the model's.

@@ -24,13 +24,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Subject:
-    """Something to run at several sizes.
-
-    Attributes:
-        name: Name for progress.
-        make: From one of the sizes to a function that runs it.
-        sizes: The sizes, from small to large.
-    """
+    """Something to run at several sizes, from small to large; ``make`` returns a function that runs it at one."""
 
     name: str
     make: Callable[[Any], Call]

@@ -66,11 +66,9 @@ def model_bytes(step: TrainStep) -> int:
 
 
 def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
-    """Return the weights that a model shared out over processes has of the others just now.
+    """Return the weights that a model shared out over processes has of the others just now, after its forward pass.
 
-    Args:
-        module: The model, which has run forward.
-        before: The storages' tensors of its weights before that, from :func:`own_weights`.
+    ``before`` are its :func:`own_weights` from before that.
     """
     known = {id(storage) for storage in map(Tensor.untyped_storage, before)}
     held = own_weights(module)

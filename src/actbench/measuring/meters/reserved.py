@@ -20,11 +20,8 @@ def reserved_bytes(
     More than ``limit_bytes`` where an allocation would fail, be it that as many bytes are free in pieces that are too
     small: the device then becomes as much larger as each such allocation takes.
 
-    Args:
-        parts: What is allocated and freed.
-        limit_bytes: Of the device.
-        expandable: Whether segments may grow.
-        streams: Which of the storages are allocated on which stream; all others are on the one that computes.
+    Segments may grow if ``expandable``. ``streams`` says which storages are allocated on which stream; all others are
+    on the one that computes.
     """
     pools = _Pools(ExpandableAllocator if expandable else CachingAllocator, limit_bytes)
     of = streams or {}

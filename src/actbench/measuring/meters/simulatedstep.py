@@ -42,11 +42,7 @@ class MicroPasses:
     operators. Where two in a row have done so, only one more runs, and what the second of them did is repeated in the
     events of the tracker and the operators of the recorder. The result is the same to the byte.
 
-    Args:
-        step: The step; one of several processes runs all its micro-batches.
-        tracker: What it allocates.
-        recorder: What its operators do.
-        all_run: Whether all micro-batches run.
+    All micro-batches run if ``all_run``, and those of a step of several processes.
 
     Attributes:
         replaced: Names of gradients that a later micro-batch may have replaced.
@@ -133,11 +129,9 @@ class Parts:
     """The places of the parts of a step among the events of a tracker.
 
     Attributes:
-        moments: The moments of the forward and backward pass.
         repeating: Number of events before the optimizer's second step, the one that counts.
         made: Bytes of optimizer state that did not exist during the forward and backward pass.
         peak_at: Number of events before the peak.
-        kinds: The kinds of storages.
         made_on_host: The range, end excluded, of the tracker's events in host memory that belong to the first step of
             the optimizer.
     """

@@ -48,8 +48,6 @@ class StepEvents:
         peak_at: Number of events before the most bytes are alive.
         spans: The parts of the step, each with the number of events before it.
         kinds: The kinds of storages, by name; temporaries are left out.
-        origins: The origins of storages, by name.
-        host: The events in host memory.
     """
 
     events: Sequence[Event]

@@ -37,7 +37,6 @@ class Watch:
     No module is known for a model whose modules do not run one by one, such as a compiled one.
 
     Attributes:
-        step: The step.
         origins: The origin of each storage, by its name in the meter's events.
         events: The allocations and frees; None until the step was read.
     """
