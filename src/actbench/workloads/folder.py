@@ -80,12 +80,8 @@ def cached(repositories: tuple[str, ...], *, weights: bool) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     wanted = ("model.safetensors", "model.safetensors.index.json") if weights else CONFIG
-    for repository in repositories:
-        for file in wanted:
-            path = try_to_load_from_cache(repository, file)
-            if isinstance(path, str):
-                return Path(path).parent
-    return None
+    found = (try_to_load_from_cache(repository, file) for repository in repositories for file in wanted)
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
 def download(repository: str, *, weights: bool, code: bool = False) -> Path:

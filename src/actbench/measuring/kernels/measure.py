@@ -22,6 +22,8 @@ from actbench.results.records import Failure
 LEAST_ROUNDS = 5
 _WARM_UP = 3
 _WARM_UP_SHARE = 4
+_LARGEST_KEPT = 31 << 20
+_ANY_BITS = 3  # for operators that ignore them
 
 
 def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: torch.device) -> list[tuple[float, ...]]:
@@ -34,10 +36,11 @@ def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: to
         device: The device that computes; on CUDA, the time is that between two events.
     """
     warm = time.perf_counter() + seconds / _WARM_UP_SHARE
-    for _ in range(_WARM_UP):
-        _each_once(calls)
-    while time.perf_counter() < warm:
-        _each_once(calls)
+    warmed = 0
+    while warmed < _WARM_UP or time.perf_counter() < warm:
+        for call in calls:
+            call()
+        warmed += 1
     timed = _timed_cuda if device.type == "cuda" else _timed
     found: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
@@ -47,11 +50,6 @@ def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: to
             between()
             found[place].append(timed(calls[place]))
     return [tuple(runs) for runs in found]
-
-
-def _each_once(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _timed(call: Call) -> float:
@@ -68,10 +66,6 @@ def _timed_cuda(call: Call) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000
-
-
-_LARGEST_KEPT = 31 << 20
-_ANY_BITS = 3  # for operators that ignore them
 
 
 def device_named(name: DeviceName) -> torch.device:
