@@ -32,6 +32,18 @@ _AXES: Final = (DATA, TENSOR)
 _WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
 _STRIDE: Final = 1_000_003
 _LOST: Final = ("gloo", "Connection closed by peer", "Connection reset by peer")
+_COLLECTIVES: Final = (
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "broadcast",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
+_THREAD: Final = "pt_gloo_runloop"
+_TASKS: Final = Path("/proc/self/task")
+_MOST_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 1e-4
 
 
 def mesh(scheme: Scheme, meter: Meter) -> DeviceMesh | None:
@@ -150,20 +162,6 @@ def starts(mesh: DeviceMesh | None) -> Callable[[], object]:
 def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
     """Return the seed of this rank's batch: ranks along ``dp`` have one each, those along ``tp`` share one."""
     return seed + _STRIDE * rank_along(mesh, DATA)
-
-
-_COLLECTIVES: Final = (
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "broadcast",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-)
-_THREAD: Final = "pt_gloo_runloop"
-_TASKS: Final = Path("/proc/self/task")
-_MOST_SECONDS: Final = 1.0
-_PAUSE_SECONDS: Final = 1e-4
 
 
 @contextmanager
