@@ -30,8 +30,8 @@ class Workload(Protocol):
     """
 
     spec: str
-    weights_origin: str
-    warnings: tuple[str, ...]
+    weights_origin: str = "random"
+    warnings: tuple[str, ...] = ()
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.

@@ -136,7 +136,7 @@ class _Parts(NamedTuple):
     optimizer: optim.Optimizer | Callable[[nn.Module], Any] | None
 
 
-class FunctionWorkload:
+class FunctionWorkload(base.Workload):
     """The model that a function in the user's own Python file builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
@@ -164,7 +164,6 @@ class FunctionWorkload:
         path, _, function = name.rpartition(":")
         self.case = case
         self.spec = case.model
-        self.warnings: tuple[str, ...] = ()
         self._file = UserFile(from_home(path), self.spec)
         self._build = self._file.function(function)
         self._make_batch: Callable[[int], Batch] | None = None

@@ -27,7 +27,7 @@ from actbench.workloads.sources import Source
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class HuggingFaceWorkload:
+class HuggingFaceWorkload(base.Workload):
     """A Hugging Face model on random, full-length inputs, with the loss that the model itself computes.
 
     Depth models other than GLPN compute no loss, and get the mean absolute error. Vision models ignore the sequence
@@ -41,8 +41,6 @@ class HuggingFaceWorkload:
     def __init__(self, name: ModelName, case: Case) -> None:
         self.case = case
         self.spec = case.model
-        self.weights_origin = "random"
-        self.warnings: tuple[str, ...] = ()
         self._source = sources.find(name, case)
         with quiet():
             config = _config(self._source, case.trust_remote_code)

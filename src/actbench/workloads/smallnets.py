@@ -90,16 +90,13 @@ class SmallResNet(nn.Module):
         return self.classifier(self.pool(self.blocks(x)).flatten(1))  # type: ignore[no-any-return]
 
 
-class SmallNetWorkload:
+class SmallNetWorkload(base.Workload):
     """A network for small pictures on random pictures, by default of 32 px, with cross-entropy.
 
     Raises:
         ModelError: A key or value is wrong, pictures are too small, or the case asks for another task or published
             weights.
     """
-
-    weights_origin = "random"
-    warnings: tuple[str, ...] = ()
 
     def __init__(self, name: str, changes: Mapping[str, Any], case: Case) -> None:
         if case.task not in ("auto", "image-classification"):

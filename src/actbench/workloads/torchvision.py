@@ -79,7 +79,7 @@ def smallest_size(name: str) -> int:
     return max((max(weights.meta["min_size"]) for weights in models.get_model_weights(name)), default=1)
 
 
-class TorchvisionWorkload:
+class TorchvisionWorkload(base.Workload):
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
     Sequence length and attention implementation have no effect.
@@ -95,8 +95,6 @@ class TorchvisionWorkload:
         self.name = name
         self.case = case
         self.spec = case.model
-        self.weights_origin = "random"
-        self.warnings: tuple[str, ...] = ()
         self.image_size = case.image_size or image_size(name)
         if self.image_size < smallest_size(name):
             raise ModelError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from actbench.measuring.meters import footprint, tracedstep
 from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, moved
@@ -17,8 +17,6 @@ from actbench.ops import hostmemory
 from actbench.results.machine import available_memory_bytes
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
-
-_DEVICE = "the CPU"
 
 
 class CpuMeter(Meter):
@@ -33,11 +31,9 @@ class CpuMeter(Meter):
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
         self.memory_bytes: int = memory_limit_bytes or available_memory_bytes()
 
-    @contextmanager
-    def active(self, step: TrainStep | None = None) -> Iterator[None]:
+    def active(self, step: TrainStep | None = None) -> AbstractContextManager[None]:
         """Report failed allocations as :class:`actbench.errors.OutOfMemoryError`, with the phase of a step."""
-        with allocation_failures(_DEVICE, self.memory_bytes, step):
-            yield
+        return allocation_failures("the CPU", self.memory_bytes, step)
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this device."""

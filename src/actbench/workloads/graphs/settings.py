@@ -131,7 +131,7 @@ NETWORKS = {
 TASK = "node-classification"
 
 
-class GraphWorkload:
+class GraphWorkload(base.Workload):
     """A graph network on a whole generated graph, with cross-entropy at its training nodes.
 
     The batch size is the number of graphs: n copies of one graph with no edge between them, each with its own
@@ -151,8 +151,6 @@ class GraphWorkload:
         self.settings = self.network.changed(changes, case.model)
         self.case = case
         self.spec = case.model
-        self.weights_origin = "random"
-        self.warnings: tuple[str, ...] = ()
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
