@@ -122,11 +122,7 @@ class Changes:
 
     @property
     def converted(self) -> nn.Module:
-        """The converted model.
-
-        Raises:
-            ConversionError: The model is gone.
-        """
+        """The converted model; a ConversionError if it is gone."""
         model = self._model()
         if model is None:
             raise ConversionError("the converted model is gone, so nothing can be undone; keep the model")

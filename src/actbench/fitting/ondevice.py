@@ -27,11 +27,7 @@ _VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mi
 
 
 def meter_of(profile: DeviceProfile) -> MeterName:
-    """Return the meter for the device of a profile.
-
-    Raises:
-        MeasurementError: This machine has no such device, or another card.
-    """
+    """Return the meter for a profile's device; a MeasurementError if this machine has none, or another card."""
     name: MeterName = "cuda" if profile.is_cuda else "cpu"
     try:
         meters.check(name)

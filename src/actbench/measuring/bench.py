@@ -108,11 +108,7 @@ class Session:
 
     @waiting()
     def snapshot(self) -> bytes:
-        """Run the step, and return its snapshot for torch's memory visualiser.
-
-        Raises:
-            OutOfMemoryError: The step cannot run: an allocation failed.
-        """
+        """Run the step, and return its snapshot for torch's memory visualiser; an OutOfMemoryError if it cannot run."""
         return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
 
     def time(self, steps: int) -> tuple[float, ...] | None:

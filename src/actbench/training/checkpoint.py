@@ -124,11 +124,7 @@ def _optimizer_of(step: LearningStep, tensors: dict[str, Tensor], own: dict[str,
 
 
 def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> None:
-    """Bring a new model, its optimizer and torch's generators to where a checkpoint was written.
-
-    Raises:
-        StoreError: The checkpoint does not fit the model.
-    """
+    """Bring a new model, its optimizer and torch's generators to a checkpoint; a StoreError if it does not fit."""
     tensors, progress, module = checkpoint.tensors, checkpoint.progress, step.setup.module
     prefix = f"rank{group.rank}."
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -230,11 +226,7 @@ class CheckpointFolder:
             raise StoreError(f"{self.path}: the run cannot begin anew: {error}; make room there") from error
 
     def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Replace the checkpoint.
-
-        Raises:
-            StoreError: It cannot be written; the one before is still there.
-        """
+        """Replace the checkpoint; after a StoreError, when it cannot be written, the one before is still there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = self.path / progress.tensors

@@ -134,11 +134,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json``.
-
-    Raises:
-        ModelError: It is missing, unreadable, or holds no JSON object with a ``model_type``.
-    """
+    """Read ``config.json``; a ModelError if it is missing, unreadable, or no object with a ``model_type``."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} holds no config.json, so it is no model folder as save_pretrained writes it")

@@ -113,11 +113,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Recall the result of an operator, or run it.
-
-        Raises:
-            ModelError: A product of tensors of two dtypes.
-        """
+        """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
         if asks_device(func, args):
             return args[0].device
         if func is _NUMBER and _is_constant(args[0]):

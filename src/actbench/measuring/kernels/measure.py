@@ -69,11 +69,7 @@ def _timed_cuda(call: Call) -> float:
 
 
 def device_named(name: DeviceName) -> torch.device:
-    """Return the device of this name.
-
-    Raises:
-        MeasurementError: The device is missing.
-    """
+    """Return the device of this name; a MeasurementError if it is missing."""
     if name == "cuda" and not torch.cuda.is_available():
         raise MeasurementError(
             "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
@@ -129,11 +125,7 @@ def settle_heap() -> None:
 
 
 def measured(case: KernelCase, seconds: float) -> KernelTimes:
-    """Measure one case.
-
-    Raises:
-        KernelError: A kernel cannot be compiled or launched.
-    """
+    """Measure one case; a KernelError if a kernel cannot be compiled or launched."""
     bits = _ANY_BITS if case.bits is None else case.bits
     place = Place(case.rows, case.columns, getattr(torch, case.dtype), torch.device(case.device), bits)
     subject = SUBJECTS[case.operator](place)

@@ -52,9 +52,6 @@ class CpuMeter(Meter):
         """Run the step twice and read the allocator's events of the second run.
 
         The first run is traced too, so that the bytes that it leaves, such as optimizer state, are known exactly.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
         """
         held = tracedstep.held_before(step)
         trace = AllocationTrace(made_node=watch.made_node if watch else None)

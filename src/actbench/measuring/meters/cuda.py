@@ -104,11 +104,7 @@ class CudaMeter(Meter):
             return _read(step).against(self.memory_bytes)
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:
-        """Run the step twice and return torch's own snapshot of the second run; its bytes are the requested ones.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
-        """
+        """Run the step twice and return torch's own snapshot of the second run; its bytes are the requested ones."""
         _set_allocator(step.setup)
         with self.active(step):
             _settle(step)

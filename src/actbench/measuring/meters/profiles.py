@@ -109,11 +109,7 @@ def shipped() -> dict[str, DeviceTable]:
 
 
 def read(path: Path) -> DeviceTable:
-    """Return the device of a user's file.
-
-    Raises:
-        UsageError: The file cannot be read, or describes no possible device.
-    """
+    """Return the device of a user's file; a UsageError if it cannot be read, or describes no possible device."""
     flag = f"--device-profile {str(path)!r}"
     try:
         found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -220,11 +216,7 @@ def names() -> list[str]:
 
 
 def get(name: str) -> DeviceProfile:
-    """Return the profile of a name, or of a ``.toml`` file.
-
-    Raises:
-        UsageError: There is no such profile (the message has close names), or the file cannot be used.
-    """
+    """Return the profile of a name, or of a ``.toml`` file; a UsageError if there is none, or it cannot be used."""
     if name in _PROFILES:
         return _PROFILES[name]
     if name.endswith(".toml"):

@@ -25,11 +25,7 @@ _PADDING = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 
 
 class Tokenizer:
-    """Makes tokens of sentences, cut or padded to one length, by a ``tokenizer.json``.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
+    """Makes tokens of sentences, cut or padded to one length, by a ``tokenizer.json``; a UsageError if it is none."""
 
     def __init__(self, file: Path) -> None:
         import tokenizers
@@ -69,11 +65,7 @@ class Tokenizer:
 
 
 def tokenizer_file(case: TrainingCase) -> Path:
-    """Return the tokenizer file of a run: what the recipe names, or the model's own.
-
-    Raises:
-        UsageError: There is none, or it cannot be had.
-    """
+    """Return the tokenizer file of a run: what the recipe names, or the model's own; a UsageError if there is none."""
     if case.tokenizer is not None:
         folder = Path(case.tokenizer).expanduser()
         return _in_folder(folder, case) if folder.is_dir() else _on_hub((case.tokenizer,), case)
