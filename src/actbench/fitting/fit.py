@@ -140,12 +140,7 @@ def fit(
     libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.libraries}
     with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
         with simulator(
-            cluster,
-            jobs=jobs,
-            timeout_seconds=timeout_seconds,
-            command=command,
-            progress=progress,
-            libraries=libraries,
+            cluster, jobs=jobs, timeout_seconds=timeout_seconds, command=command, progress=progress, libraries=libraries
         ) as simulates:
             run = Simulations(simulates, store, make_record, progress, jobs=jobs, budget_seconds=budget_seconds)
             search.run(run, (EXACT,) if asked.exact else LEVELS)

@@ -11,14 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
-from actbench.errors import (
-    IdleError,
-    MeasurementError,
-    UntraceableError,
-    UsageError,
-    boundary,
-    is_out_of_memory,
-)
+from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
 from actbench.measuring import inspection, meters, ranks, search
 from actbench.measuring.failures import failure_of as failure_of
 from actbench.measuring.gradients import Gradients, gradients_of, mean, relative_error_and_cosine, whole

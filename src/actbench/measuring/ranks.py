@@ -113,11 +113,7 @@ def join(meeting: Meeting, case: Case) -> None:
     os.environ.update(RANK=str(meeting.rank), WORLD_SIZE=str(meeting.size), LOCAL_RANK=str(meeting.local_rank))
     store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=_WAITING, wait_for_workers=False)
     distributed.init_process_group(
-        backend,
-        store=PrefixStore(meeting.name, store),
-        rank=meeting.rank,
-        world_size=meeting.size,
-        timeout=_WAITING,
+        backend, store=PrefixStore(meeting.name, store), rank=meeting.rank, world_size=meeting.size, timeout=_WAITING
     )
 
 
