@@ -119,13 +119,8 @@ def fit(
         of_copy = tried.model != case.model
         if of_copy and isinstance(outcome, Measurement):
             outcome = outcome.model_copy(update={"sites": ()})  # nobody looks at those of a copy, and they are many
-        said = {
-            "recipe": name,
-            "asked": asked,
-            "training": training_of(stack, getattr(outcome, "warnings", ())),
-            "of_copy": of_copy,
-            "recorded_at": now(),
-        }
+        training = training_of(stack, getattr(outcome, "warnings", ()))
+        said = {"recipe": name, "asked": asked, "training": training, "of_copy": of_copy, "recorded_at": now()}
         return FitRecord(case=tried, outcome=outcome, **said, **origin)
 
     jobs = jobs or machine().cores

@@ -161,15 +161,11 @@ def _kinds(report: CalibrationReport) -> dict[str, dict[str, float]]:
     """Return the shares of kinds, which serve for operators that were not measured."""
     tables: dict[str, dict[str, float]] = {}
     for kind in report.kinds:
-        table = tables.setdefault(kind.kind, {"memory": 1.0, "ramp": _ramp(kind, report)})
-        table["memory" if kind.flops_per_second is None else kind.precision] = _rounded(
-            min(max(kind.share, _LEAST), _HIGHEST)
-        )
+        ramp = _rounded(max(kind.least_seconds - report.launch_seconds, 0.0) / _MICRO)
+        table = tables.setdefault(kind.kind, {"memory": 1.0, "ramp": ramp})
+        what = "memory" if kind.flops_per_second is None else kind.precision
+        table[what] = _rounded(min(max(kind.share, _LEAST), _HIGHEST))
     return tables
-
-
-def _ramp(kind: KindFound, report: CalibrationReport) -> float:
-    return _rounded(max(kind.least_seconds - report.launch_seconds, 0.0) / _MICRO)
 
 
 def _rounded(value: float, digits: int = 4) -> float:

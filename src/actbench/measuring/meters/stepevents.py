@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from actbench.measuring.meters.peak import Event, alive
 from actbench.results.ledger import of_blocks
@@ -56,7 +56,7 @@ class StepEvents:
     spans: Sequence[tuple[Phase, int]]
     kinds: Mapping[int, Kind]
     origins: Mapping[int, Origin]
-    host: Sequence[HostEvent] = field(default=())
+    host: Sequence[HostEvent] = ()
 
     @property
     def peak_bytes(self) -> int:
