@@ -204,14 +204,10 @@ def _waited(wait: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _wait_for_threads() -> None:
+    """Wait until all threads of gloo's have gone back to waiting for work; Linux says it of each thread."""
     deadline = time.monotonic() + _MOST_SECONDS
-    while _any_works() and time.monotonic() < deadline:
+    while any(_state(task) == "R" for task in _TASKS.glob("*")) and time.monotonic() < deadline:
         time.sleep(_PAUSE_SECONDS)
-
-
-def _any_works() -> bool:
-    """Return whether a thread of gloo's has not gone back to waiting for work; Linux says it of each thread."""
-    return any(_state(task) == "R" for task in _TASKS.glob("*"))
 
 
 def _state(task: Path) -> str:

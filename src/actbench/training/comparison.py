@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from actbench import schemes
 from actbench.errors import StoreError, boundary
@@ -52,7 +51,10 @@ def plan(
     written = recipe.runs(elsewhere or group.device)
     if elsewhere is None and any(run.case.device == "cuda" for run in written):
         cuda.check("--device", "cpu")
-    planned = tuple(replace(run, case=_canonical(run.case, together)) for run in written)
+    planned = tuple(
+        replace(run, case=run.case.model_copy(update={"scheme": schemes.build(run.case.scheme).spec, **together}))
+        for run in written
+    )
     check_distinct(recipe.name, written, planned)
     checked = {"scheme": "exact", "seed": 0, **({} if elsewhere is None else {"device": "cpu"})}
     for case in dict.fromkeys(run.case.model_copy(update=checked) for run in planned):
@@ -170,10 +172,6 @@ class Training:
 def _made(case: TrainingCase, group: ProcessGroup) -> TrainingLoop:
     with boundary(f"model {case.model!r} cannot be built with {case.scheme}"):
         return TrainingLoop(case, group)
-
-
-def _canonical(case: TrainingCase, together: dict[str, Any]) -> TrainingCase:
-    return case.model_copy(update={"scheme": schemes.build(case.scheme).spec, **together})
 
 
 def train_here(text: str) -> str:

@@ -252,9 +252,11 @@ def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
             f"profiler add up to {found.peak_bytes:,}: its holders are unknown here; measure without --timeline"
         )
     shift = len(found.events) - trace.events_until("end")
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tensor.is_cuda]
+    on_host = [HostEvent(at + shift, ON_HOST, amount) for at, amount in traced.host]
     watch.events = replace(
         found,
-        host=list(_on_host(step, traced, shift)),
+        host=[HostEvent(0, STATE_ON_HOST, footprint.stored_bytes(state)), *on_host],  # state is there all the time
         origins={
             **found.origins,
             ON_HOST: Origin(OUTSIDE, "moved by a scheme"),
@@ -262,11 +264,3 @@ def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
         },
     )
     return reading
-
-
-def _on_host(step: TrainStep, traced: TracedStep, shift: int) -> Iterator[HostEvent]:
-    """Yield the bytes in host memory at the marked moments; optimizer state is there all the time."""
-    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tensor.is_cuda]
-    yield HostEvent(0, STATE_ON_HOST, footprint.stored_bytes(state))
-    for at, amount in traced.host:
-        yield HostEvent(at + shift, ON_HOST, amount)
