@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from actbench.errors import ModelError
 from actbench.microbatches import IGNORED_LABEL
@@ -99,6 +99,12 @@ MASKED_SHARE = 0.15  # share of tokens that BERT's masked language modelling pre
 def generator(seed: int) -> torch.Generator:
     """Return a new CPU generator, so that batches do not use torch's global one."""
     return torch.Generator().manual_seed(seed)
+
+
+def moved(batch: Batch, device: str | torch.device) -> Batch:
+    """Return a batch with its tensors, in any nesting, on a device."""
+    found: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
+    return found
 
 
 def tokens(batch_size: int, length: int, vocabulary: int, excluded: Iterable[int], random: torch.Generator) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench import schemes, workloads
-from actbench.measuring.meters.base import moved
 from actbench.ops import hostmemory
 from actbench.results.records import Case
 from actbench.schemes.base import Change
 from actbench.setup import TrainingSetup, TrainStep
+from actbench.workloads.base import moved
 
 Call = Callable[[], object]
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
 from actbench.nn import savedtensors
@@ -24,6 +23,7 @@ from actbench.ops.hostmemory import is_host
 from actbench.results.ledger import OUTSIDE
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import fake
+from actbench.workloads.base import moved
 from actbench.workloads.recalled import asks_device, layout_of, tensors_of
 
 Around = Callable[[str], Callable[[], object]]
@@ -218,7 +218,8 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
             mode = fake.fake_mode()
             stack.enter_context(fake.faked(module, mode))
         stack.enter_context(mode)
-        batch = setup.cast(_on_device_of(module, make_batch()))
+        batch, device = make_batch(), next((p.device for p in module.parameters()), None)
+        batch = setup.cast(batch if device is None else moved(batch, device))
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
         recorder = Recorder(module, known)
         yield recorder, _run(setup, setup.cut(batch)[0].batch, recorder)
@@ -241,11 +242,3 @@ def mode_set(module: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for child, flag in flags.items():
             child.training = flag
-
-
-def _on_device_of(module: nn.Module, batch: Batch) -> Batch:
-    device = next((p.device for p in module.parameters()), None)
-    if device is None:
-        return batch
-    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
-    return moved

@@ -7,10 +7,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
-
 from actbench import schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_of_memory
 from actbench.measuring.meters import footprint
@@ -123,9 +119,3 @@ def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None =
             message += f"{format_bytes(held)}; "
         message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing)
         raise OutOfMemoryError(message, phase) from error
-
-
-def moved(batch: Batch, device: str | torch.device) -> Batch:
-    """Return a batch with its tensors, in any nesting, on a device."""
-    found: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
-    return found

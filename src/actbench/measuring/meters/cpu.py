@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from actbench.measuring.meters import footprint, tracedstep
-from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, moved
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once
 from actbench.measuring.meters.peak import Moments
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
@@ -17,6 +17,7 @@ from actbench.ops import hostmemory
 from actbench.results.machine import available_memory_bytes
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.base import moved
 
 
 class CpuMeter(Meter):

@@ -16,7 +16,7 @@ import torch
 
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import footprint, profiles, tracedstep
-from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once, moved
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.stepevents import HostEvent, Origin
 from actbench.measuring.meters.trace import ON_HOST, STATE_ON_HOST, AllocationTrace
@@ -27,6 +27,7 @@ from actbench.results.measured import PeakParts
 from actbench.results.records import MeterName, Phase
 from actbench.results.timeline import OPTIMIZER
 from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.base import moved
 
 
 def check(flag: str = "--meter", instead: str = "simulated") -> None:
