@@ -25,7 +25,7 @@ from scipy.optimize import least_squares
 from actbench.measuring.bench import Session
 from actbench.measuring.cost.clock import computing
 from actbench.measuring.cost.rates import Efficiencies, published
-from actbench.measuring.meters import profilefile, profiles
+from actbench.measuring.meters import profiles
 from actbench.results.records import Case
 
 PAIRS = Path(__file__).with_name("published_times.toml")
@@ -79,7 +79,7 @@ def main(chosen: Sequence[str] = ()) -> None:
     wanted = Wanted([each for each in FITTED if ":".join(each) in chosen], ()) if chosen else Wanted()
     pairs = [pair for pair in tomllib.loads(PAIRS.read_text())["pair"] if pair["use"] == "fit"]
     steps = [done_in(pair["case"]) for pair in pairs]
-    clocks = [profilefile.shipped()[device].sustained for device in wanted.devices]
+    clocks = [profiles.shipped()[device].sustained for device in wanted.devices]
     start = [share(published(), *name) for name in wanted.shares] + clocks
     begun = [math.log(value) for value in start]
 
@@ -117,7 +117,7 @@ def speed(pair: Mapping[str, Any], step: Done, values: Sequence[float], wanted: 
     rates = profiles.get(device).rates
     assert rates is not None
     if device in wanted.devices:  # the rates are those of the clock that stands in the file
-        factor = values[len(wanted.shares) + wanted.devices.index(device)] / profilefile.shipped()[device].sustained
+        factor = values[len(wanted.shares) + wanted.devices.index(device)] / profiles.shipped()[device].sustained
         rates = replace(rates, flops={name: rate * factor for name, rate in rates.flops.items()})
     shares = with_shares(published(), values, wanted)
     return float(pair["case"]["batch_size"] / sum(computing(work, rates, shares) * n for work, n in step.items()))

@@ -12,7 +12,7 @@ from madeup import GIB, measured, simulate
 
 from actbench.errors import UsageError
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, training_of
-from actbench.fitting.levels import EXACT, LEVELS, Level
+from actbench.fitting.leftout import EXACT, LEVELS, Level
 from actbench.fitting.search import Search
 from actbench.results.fits import step_seconds_of
 from actbench.results.measured import Measurement, Outcome

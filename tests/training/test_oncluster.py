@@ -20,7 +20,7 @@ from actbench.results.records import Failure
 from actbench.results.runs import Evaluation, Trained, TrainingCase
 from actbench.results.sources import sources
 from actbench.results.store.linefile import locked
-from actbench.training import noderun, trainhere
+from actbench.training import comparison, noderun
 from actbench.training.checkpoint import FILE_NAME, CheckpointFolder
 from actbench.training.loop import TrainingLoop
 from actbench.training.noderun import RunReply, RunRequest
@@ -217,7 +217,7 @@ def here(folder: Path, *, anew: str | None = None) -> Trained | Failure:
         case=CASE, experiment="test", checkpoints=None, anew=anew, checkpoint_seconds=60.0, timeout_seconds=None
     )
     text = noderun.PlacedRun(**dict(request), folder=str(folder)).model_dump_json()
-    return noderun._OUTCOMES.validate_json(trainhere.train_here(text))
+    return noderun._OUTCOMES.validate_json(comparison.train_here(text))
 
 
 def stopped(folder: Path, after: int) -> None:

@@ -46,16 +46,13 @@ class _Change:
         forward = self.key == "forward" and self.key in self.entries
         return forward or (isinstance(self.after, nn.Module) and self.after in inside)
 
-    def put(self, value: Any) -> None:
-        if value is _Absent:
-            self.entries.pop(self.key, None)
-        else:
-            self.entries[self.key] = value
-
     def put_back(self) -> None:
         if isinstance(self.before, nn.Module) and isinstance(self.after, nn.Module):
             self.before.train(self.after.training)
-        self.put(self.before)
+        if self.before is _Absent:
+            self.entries.pop(self.key, None)
+        else:
+            self.entries[self.key] = self.before
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "module": self.module()}
@@ -71,9 +68,9 @@ class Changes:
         lost: Names of the parameters that the model has lost: the conversion cannot be undone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.lost: tuple[str, ...] = ()
-        self._model = _weakly(None)
+        self._model = _weakly(model)
         self._replaced: nn.Module | None = None
         self._changes: list[_Change] = []
         self._frozen: list[tuple[nn.Parameter, bool]] = []
@@ -125,11 +122,7 @@ class Changes:
 
     @property
     def converted(self) -> nn.Module:
-        """The converted model.
-
-        Raises:
-            ConversionError: The model is gone.
-        """
+        """The converted model; a ConversionError if it is gone."""
         model = self._model()
         if model is None:
             raise ConversionError("the converted model is gone, so nothing can be undone; keep the model")
@@ -151,8 +144,7 @@ class Changes:
 def noting(model: nn.Module) -> Iterator[Changes]:
     """Note what a with-block changes in the modules of a model, and undo it if the block raises."""
     before = _Snapshot(model)
-    changes = Changes()
-    changes._model = _weakly(model)
+    changes = Changes(model)
     try:
         yield changes
     except BaseException:

@@ -123,11 +123,7 @@ def load_converted(folder: str | Path, *, model: nn.Module | None = None, trust_
 
 
 def refuse_other_parameters(scheme: Scheme) -> None:
-    """Refuse a scheme whose models have other parameters than the plain model.
-
-    Raises:
-        ConversionError: The scheme changes parameters.
-    """
+    """Raise a ConversionError for a scheme whose models have other parameters than the plain model."""
     if "parameters" in scheme.changes:
         raise ConversionError(
             f"a folder of a converted model holds the plain model's parameters, and {scheme.spec!r} changes these; "

@@ -20,7 +20,7 @@ from actbench.measuring.inspection.sites import Trace
 from actbench.results.records import Site, Unreached
 from actbench.schemes import Scheme
 from actbench.schemes.base import refuse_spread
-from actbench.setup import Batch, TrainingSetup
+from actbench.setup import TrainingSetup
 
 _MARK = "actbench_conversion"
 _EXAMPLE = "example"
@@ -114,17 +114,6 @@ def convert(
     if not isinstance(scheme, str | Scheme):
         raise TypeError(f"the scheme must be a specification such as 'fewbit:3', or a Scheme, found {scheme!r:.60}")
     scheme = schemes.build(scheme) if isinstance(scheme, str) else scheme
-    converted = _converted(model, scheme, example_batch, loss)
-    found = conversion_of(converted)
-    for left in () if found is None else found.unreached:
-        if not left.path:
-            warnings.warn(f"{scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=2)
-    return converted
-
-
-def _converted(
-    model: nn.Module, scheme: Scheme, example_batch: Any, loss: Callable[[nn.Module, Any], Tensor] | None
-) -> nn.Module:
     refuse_converted(model, scheme)
     refuse_spread(
         scheme,
@@ -132,7 +121,7 @@ def _converted(
         "leave it out and spread the converted model, by torch's fully_shard or DistributedDataParallel or by "
         "accelerate; or apply all of it to the step of a program that torchrun starts, by actbench.apply",
     )
-    setup = TrainingSetup(model, loss=_example_loss(loss))
+    setup = TrainingSetup(model, loss=lambda module, batch: (loss or _own_loss)(module, batch[_EXAMPLE]))
 
     def traced(setup: TrainingSetup) -> Trace:
         return trace(setup, lambda: {_EXAMPLE: shaped_like(example_batch)})
@@ -145,7 +134,11 @@ def _converted(
             converted = replace(converted, sites=sites, unreached=unreached)
         refuse_unchanged(converted, scheme)
         changes.became(converted.module)
-    return mark(converted, scheme, changes)
+    marked = mark(converted, scheme, changes)
+    for left in converted.unreached:
+        if not left.path:
+            warnings.warn(f"{scheme.spec}: {left.kind} stays as it is: {left.reason}", stacklevel=2)
+    return marked
 
 
 def conversion_of(model: nn.Module) -> Conversion | None:
@@ -237,10 +230,6 @@ def apply_to_model(scheme: Scheme, setup: TrainingSetup) -> TrainingSetup:
             "can carry, such as smaq,on=activations, and make the optimizer with actbench.optim.packed"
         )
     return applied
-
-
-def _example_loss(loss: Callable[[nn.Module, Any], Tensor] | None) -> Callable[[nn.Module, Batch], Tensor]:
-    return lambda model, batch: (loss or _own_loss)(model, batch[_EXAMPLE])
 
 
 def _own_loss(model: nn.Module, example: Any) -> Tensor:

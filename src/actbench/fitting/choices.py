@@ -85,7 +85,7 @@ class Choice:
     def training_of(self, warnings: Sequence[str]) -> Training:
         """Return how training with this choice alone differs, given the warnings of a simulation."""
         precision = "precision" in self.changes
-        exact_but_for_types = self.scheme is None or (precision and len(self.changes) == 1)
+        exact_but_for_types = precision and len(self.changes) == 1
         return Training(
             trained="adapters" if ADAPTS in self.changes else "all",
             gradient="exact" if self.scheme is None or exact_but_for_types else self.scheme.gradient_of(warnings),
@@ -184,26 +184,22 @@ def choices_for(
     names: Sequence[str] | None = None,
     has_bfloat16: bool = True,
 ) -> Choices:
-    """Return the choices for a case.
+    """Return the choices for the case of an exact step.
 
-    Args:
-        exact: The case of the exact step.
-        optimizers: Optimizers that may replace the case's, and whether their updates are the same.
-        only_exact: Whether training must equal the exact step's, to rounding.
-        names: Specifications to choose from; None for those that the schemes themselves propose.
-        has_bfloat16: Whether the device computes in bfloat16.
+    ``optimizers`` may replace the case's, and say whether their updates are the same. With ``only_exact`` training must
+    equal the exact step's, to rounding. ``names`` are specifications to choose from, None for what schemes propose.
 
     Raises:
         UsageError: A name is of no scheme, or of one that spreads the model over processes.
     """
-    if names is None:
-        names = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
-        found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
-        if has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
-            found = [choice for choice in found if not choice.scales_loss]
-    else:
-        found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, names)]
+    specs = names
+    if specs is None:
+        specs = [spec for scheme in schemes.find().values() for spec in scheme.worth_trying(exact.batch_size)]
+    found = [Choice(scheme.spec, scheme) for scheme in map(schemes.build, specs)]
+    if names is not None:
         _refuse_spread(found)
+    elif has_bfloat16:  # it costs what float16 costs, and needs no scaled loss
+        found = [choice for choice in found if not choice.scales_loss]
     if exact.dtype != "float32" or exact.autocast is not None:  # the user chose a precision; another cast does nothing
         found = [choice for choice in found if choice.changes != ("precision",)]
     if exact.autocast == "float16":
@@ -215,16 +211,16 @@ def choices_for(
 
 
 def _refuse_spread(choices: Sequence[Choice]) -> None:
-    for choice in choices:
-        try:
+    try:
+        for choice in choices:
             if choice.scheme is not None:
                 refuse_spread(
                     choice.scheme,
                     f"--scheme {choice.name}: a fit is of one process",
                     "'actbench measure MODEL --scheme …' or 'actbench sweep' simulates stacks of it",
                 )
-        except ConversionError as error:
-            raise UsageError(str(error)) from None
+    except ConversionError as error:
+        raise UsageError(str(error)) from None
 
 
 def rung_of(choice: Choice) -> Rung:

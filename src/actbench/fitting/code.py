@@ -37,12 +37,7 @@ class Code(NamedTuple):
 
 
 def code_for(case: Case, built: Built | None = None) -> Code:
-    """Return the code of the case of a stack.
-
-    Args:
-        case: A case with the stack's scheme and optimizer.
-        built: The class of the model, and its task; None if unknown.
-    """
+    """Return the code of a case with a stack's scheme and optimizer; ``built`` has the model's class and task."""
     scheme = schemes.build(case.scheme)
     parts = scheme.parts if isinstance(scheme, Composed) else () if case.scheme == "exact" else (scheme,)
     trainer, why_not = _trainer(case, parts, built)

@@ -12,8 +12,8 @@ from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.runner.progress import Progress
 from actbench.fitting import ondevice
 from actbench.fitting.choices import Choices, Stack, case_of, choices_for, name_of, training_of
-from actbench.fitting.copies import Copies
-from actbench.fitting.levels import EXACT, LEVELS
+from actbench.fitting.leftout import EXACT, LEVELS
+from actbench.fitting.needs import Copies
 from actbench.fitting.search import Search
 from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles
@@ -119,13 +119,8 @@ def fit(
         of_copy = tried.model != case.model
         if of_copy and isinstance(outcome, Measurement):
             outcome = outcome.model_copy(update={"sites": ()})  # nobody looks at those of a copy, and they are many
-        said = {
-            "recipe": name,
-            "asked": asked,
-            "training": training_of(stack, getattr(outcome, "warnings", ())),
-            "of_copy": of_copy,
-            "recorded_at": now(),
-        }
+        training = training_of(stack, getattr(outcome, "warnings", ()))
+        said = {"recipe": name, "asked": asked, "training": training, "of_copy": of_copy, "recorded_at": now()}
         return FitRecord(case=tried, outcome=outcome, **said, **origin)
 
     jobs = jobs or machine().cores
@@ -140,12 +135,7 @@ def fit(
     libraries = {name for choice in search.choices.all if choice.scheme for name in choice.scheme.libraries}
     with FITTED.opened(name, output, of_any_machine=cluster is not None) as store:
         with simulator(
-            cluster,
-            jobs=jobs,
-            timeout_seconds=timeout_seconds,
-            command=command,
-            progress=progress,
-            libraries=libraries,
+            cluster, jobs=jobs, timeout_seconds=timeout_seconds, command=command, progress=progress, libraries=libraries
         ) as simulates:
             run = Simulations(simulates, store, make_record, progress, jobs=jobs, budget_seconds=budget_seconds)
             search.run(run, (EXACT,) if asked.exact else LEVELS)

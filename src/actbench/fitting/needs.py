@@ -1,16 +1,23 @@
-"""What a training step needs, in parts that schemes change one by one."""
+"""What a training step needs, in parts that schemes change one by one; shorter copies of a deep model tell it too."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from actbench.fitting.choices import OF_MODEL, OF_SAMPLES
+from actbench import schemes
+from actbench.fitting.choices import OF_MODEL, OF_SAMPLES, Stack, case_of
 from actbench.results.fits import step_seconds_of
-from actbench.results.measured import Measurement
+from actbench.results.measured import Measurement, Outcome
+from actbench.results.records import Case
 from actbench.schemes.base import Change
+from actbench.workloads.names import with_blocks
 
 _LEAST_SHARE = 0.03  # share of a peak; a smaller part is not worth lowering
+_DEEP = 16  # blocks; of fewer, the model itself takes hardly longer than its copies
+_WORTH = 4  # copies are simulated if the model has so many times the blocks of the longer one
+_TRUSTED = 0.02  # share of the exact step's peak and time by which its copies may be wrong
 
 
 class _Totals(NamedTuple):
@@ -44,8 +51,8 @@ def _totals(measured: Measurement) -> _Totals | None:
     )
 
 
-def _reserved(measured: Measurement) -> int:
-    return measured.reserved_bytes or 0
+def _lost(measured: Measurement) -> int:
+    return max(0, (measured.reserved_bytes or 0) - measured.peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Needs:
     def of(cls, measured: Measurement) -> Needs | None:
         """Return the needs of a simulated step; None if it has no estimated time."""
         totals = _totals(measured)
-        return None if totals is None else cls._from_totals(totals, max(0, _reserved(measured) - measured.peak_bytes))
+        return None if totals is None else cls._from_totals(totals, _lost(measured))
 
     @classmethod
     def extended(cls, short: tuple[int, Measurement], long: tuple[int, Measurement], blocks: int) -> Needs | None:
@@ -91,7 +98,7 @@ class Needs:
             return None
         share = (blocks - more) / (more - few)
         totals = _Totals(*(max(0.0, b + share * (b - a)) for a, b in zip(low, high, strict=True)))
-        return cls._from_totals(totals, max(0, _reserved(larger) - larger.peak_bytes))
+        return cls._from_totals(totals, _lost(larger))
 
     @classmethod
     def _from_totals(cls, found: _Totals, lost: float) -> Needs:
@@ -144,3 +151,34 @@ class Needs:
         if (forward or backward) and self.activations + max(self.forward, self.backward) > least:
             found |= OF_SAMPLES
         return found
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Two copies of a model of ``blocks`` equal blocks, with fewer; they say which stacks to simulate on the model."""
+
+    exact: Case
+    blocks: int
+
+    def cases(self, stack: Stack) -> tuple[Case, ...]:
+        """Return the cases of a stack on both copies; none if it names modules, or if the model itself is as short."""
+        case = case_of(stack, self.exact)
+        return tuple(case.model_copy(update={"model": with_blocks(case.model, count)}) for count in self._counts(case))
+
+    def needs(self, stack: Stack, outcomes: Sequence[Outcome]) -> Needs | None:
+        """Return what a stack needs on the whole model, from the outcomes of its cases; None if one of them failed."""
+        short, long = outcomes
+        if not (isinstance(short, Measurement) and isinstance(long, Measurement)):
+            return None
+        few, more = self._counts(case_of(stack, self.exact))
+        return Needs.extended((few, short), (more, long), self.blocks)
+
+    def _counts(self, case: Case) -> tuple[int, ...]:
+        few = schemes.build(case.scheme).period or self.blocks
+        return (few, 2 * few) if max(_DEEP, _WORTH * 2 * few) <= self.blocks else ()
+
+
+def agree(told: Needs, found: Needs) -> bool:
+    """Whether what the copies told of the exact step is what its simulation found."""
+    pairs = ((told.peak, found.peak), (told.seconds, found.seconds))
+    return all(abs(one - other) <= _TRUSTED * other for one, other in pairs)

@@ -27,11 +27,7 @@ _VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mi
 
 
 def meter_of(profile: DeviceProfile) -> MeterName:
-    """Return the meter for the device of a profile.
-
-    Raises:
-        MeasurementError: This machine has no such device, or another card.
-    """
+    """Return the meter for a profile's device; a MeasurementError if this machine has none, or another card."""
     name: MeterName = "cuda" if profile.is_cuda else "cpu"
     try:
         meters.check(name)
@@ -106,14 +102,6 @@ def measure(
     progress: Progress,
 ) -> tuple[Case, ...]:
     """Measure simulated stacks that the store has no measurement of, and return the measured cases.
-
-    Args:
-        chosen: Simulated stacks.
-        meter: The meter of the device that they were simulated for.
-        store: Where the records go, beside those of the simulations.
-        command: The command that repeats this.
-        timeout_seconds: Longest time of one case.
-        progress: Receives progress.
 
     Raises:
         MeasurementError: The processes cannot be started.

@@ -21,8 +21,6 @@ Choices that work on samples do very different things beside each other: offload
 _BYTES, _PASSES, _UPDATE = slice(0, 4), slice(4, 5), slice(5, 6)
 """The kinds of factors of an effect."""
 
-_LIKENESS = itemgetter(0, 1)
-
 
 class Effect(NamedTuple):
     """What a choice does: factors for weights, gradients, state, activations and seconds; differences for the rest."""
@@ -155,7 +153,7 @@ class Predictions:
             if more & (more - 1) == 0:
                 count = shared.bit_count()
                 found.append((count - (more > 0), count, other))
-        found.sort(key=_LIKENESS, reverse=True)
+        found.sort(key=itemgetter(0, 1), reverse=True)
         return [other for *_, other in found]
 
     def _first(self, near: Sequence[Stack], stack: Stack, kind: slice) -> Stack:

@@ -7,18 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from actbench.fitting.choices import (
-    ADAPTS,
-    OF_MODEL,
-    OF_SAMPLES,
-    Choice,
-    Rung,
-    Stack,
-    group_of,
-    rung_of,
-)
-from actbench.fitting.fronts import front
-from actbench.fitting.levels import LEVELS, Level
+from actbench.fitting.choices import ADAPTS, OF_MODEL, OF_SAMPLES, Choice, Rung, Stack, group_of, rung_of
+from actbench.fitting.leftout import LEVELS, Level, front
 from actbench.fitting.needs import Needs
 from actbench.fitting.trials import Simulate, Trials
 from actbench.results.fits import Trained, Training

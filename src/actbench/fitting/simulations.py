@@ -7,7 +7,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from actbench.experiments.cluster.cases import CaseWork, ClusterCases, connected
 from actbench.experiments.cluster.cluster import Cluster
@@ -28,11 +29,8 @@ Told = tuple[Case, Outcome, Origin]
 """A case, what came of it, and machine, versions and command for its record."""
 
 
-class Simulator(Protocol):
-    """What simulates cases, several at a time."""
-
-    def outcomes(self, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
-        """Yield each case as it ends; those that would begin once ``may_begin()`` is false are left out."""
+Simulator = Callable[[Sequence[Case], Callable[[], bool]], Generator[Told, None, None]]
+"""Simulates cases, several at a time, and yields each as it ends; leaves out those that may not begin any more."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +65,10 @@ class ProcessesHere:
             return session.memory()
 
 
-@dataclass(frozen=True)
-class NodesOfCluster:
-    """Simulates on the nodes of a cluster, as many at a time as they have cores."""
-
-    nodes: ClusterCases
-
-    def outcomes(self, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
-        """Yield each case as it ends."""
-        with closing(self.nodes.outcomes(cases, may_begin)) as found:
-            for case, outcome in found:
-                yield case, outcome, self.nodes.origins.pop(case)
+def _on_nodes(nodes: ClusterCases, cases: Sequence[Case], may_begin: Callable[[], bool]) -> Generator[Told, None, None]:
+    with closing(nodes.outcomes(cases, may_begin)) as found:
+        for case, outcome in found:
+            yield case, outcome, nodes.origins.pop(case)
 
 
 class Simulations:
@@ -122,7 +113,7 @@ class Simulations:
         if todo:
             self._progress.planned([*self._planned, *todo], self._jobs, more=True)
             self._planned += todo
-            with closing(self._simulator.outcomes(todo, self._in_time)) as told:
+            with closing(self._simulator(todo, self._in_time)) as told:
                 for case, outcome, origin in told:
                     record = self._make_record(case, stacks[case], outcome, origin)
                     self._store.append(record)
@@ -145,7 +136,7 @@ def simulator(
     progress: Progress,
     libraries: Iterable[str] = (),
 ) -> Iterator[Simulator]:
-    """Hold what simulates cases for as long as a search runs: the nodes of a cluster, or processes of this machine.
+    """Hold what simulates cases for as long as a search runs: nodes of a cluster, or processes of this machine.
 
     ``libraries`` are imported once, if they can be, and not in the process of each case.
 
@@ -155,8 +146,8 @@ def simulator(
     preload = (*PRELOAD, *sorted(libraries))
     if cluster is None:
         with ForkServer(BENCH, preload) as server:
-            yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress)
+            yield ProcessesHere(server, provenance(command), jobs, timeout_seconds, progress).outcomes
     else:
         work = CaseWork(progress, timeout_seconds, bench=BENCH, preload=preload, is_ahead=False)
         with connected(cluster, command, work) as nodes:
-            yield NodesOfCluster(nodes)
+            yield partial(_on_nodes, nodes)

@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from actbench.fitting.choices import Choice, Choices, Stack, case_of, group_of, training_of
-from actbench.fitting.copies import Copies, agree
-from actbench.fitting.needs import Needs
+from actbench.fitting.choices import Choices, Stack, case_of, group_of, training_of
+from actbench.fitting.leftout import Refusals
+from actbench.fitting.needs import Copies, Needs, agree
 from actbench.fitting.prediction import Predictions
-from actbench.fitting.refusals import Refusals
 from actbench.results.fits import Training
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, FailureReason
@@ -97,7 +96,8 @@ class Trials:
     def training(self, stack: Stack) -> Training:
         """Return how training with a stack differs, by the simulations of its choices."""
         if stack not in self._trainings:
-            outcomes = [self.outcomes.get(alone, self.explored.get(alone)) for alone in map(_alone, stack)]
+            alone = [frozenset({choice}) for choice in stack]
+            outcomes = [self.outcomes.get(each, self.explored.get(each)) for each in alone]
             warnings = [text for outcome in outcomes for text in getattr(outcome, "warnings", ())]
             self._trainings[stack] = training_of(stack, warnings)
         return self._trainings[stack]
@@ -174,7 +174,3 @@ def _refused_part(stack: Stack, failure: Failure) -> Stack:
     if failure.reason == "nothing-converted" and any(group_of(choice) == "samples" for choice in blamed):
         return frozenset(choice for choice in stack if group_of(choice) != "model")
     return stack
-
-
-def _alone(choice: Choice) -> Stack:
-    return frozenset({choice})

@@ -11,17 +11,10 @@ import torch
 from pydantic import TypeAdapter
 
 from actbench import schemes, workloads
-from actbench.errors import (
-    IdleError,
-    MeasurementError,
-    UntraceableError,
-    UsageError,
-    boundary,
-    is_out_of_memory,
-)
-from actbench.measuring import inspection, meters, processes, ranks, search
+from actbench.errors import IdleError, MeasurementError, UntraceableError, UsageError, boundary, is_out_of_memory
+from actbench.measuring import inspection, meters, ranks, search
 from actbench.measuring.failures import failure_of as failure_of
-from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
+from actbench.measuring.gradients import Gradients, gradients_of, mean, relative_error_and_cosine, whole
 from actbench.measuring.ranks import is_of_others as is_of_others
 from actbench.measuring.ranks import join as join
 from actbench.nn.parallel.mesh import TENSOR
@@ -52,7 +45,7 @@ class Session:
         if self.scheme.untraceable and not self.meter.materialize:
             why = f"{self.scheme.untraceable}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
-        self._mesh = processes.mesh(self.scheme, self.meter)
+        self._mesh = ranks.mesh(self.scheme, self.meter)
         self._batch_seed = ranks.batch_seed(case.seed, self._mesh)
         self.workload = workloads.load(case)
         self._warm = False
@@ -66,7 +59,7 @@ class Session:
         changing, self._others = self.scheme.parted()
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self._exact_gradient = ranks.mean(self._exact_gradient, start.module, self._mesh)
+        self._exact_gradient = mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else self._others.placed()
         self.setup = start if local is None else local.apply(start)
         after = self._trace(self.setup) if before is not None else None
@@ -75,16 +68,13 @@ class Session:
         if before is not None and after is not None:
             self._inspect(before, after)
 
+    @waiting()
     def memory(self) -> Measurement:
         """Read everything but time: bytes, sites, gradient quality and, if requested, the largest batch.
 
         Raises:
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
-        with waiting():
-            return self._memory()
-
-    def _memory(self) -> Measurement:
         quality, warnings = self._gradient_quality()
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
@@ -109,14 +99,10 @@ class Session:
             timeline=watch and watch.timeline(),
         )
 
+    @waiting()
     def snapshot(self) -> bytes:
-        """Run the step, and return its snapshot for torch's memory visualiser.
-
-        Raises:
-            OutOfMemoryError: The step cannot run: an allocation failed.
-        """
-        with waiting():
-            return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
+        """Run the step, and return its snapshot for torch's memory visualiser; an OutOfMemoryError if it cannot run."""
+        return meters.pickled(self.meter.snapshot(self._new_step(self.case.batch_size)))
 
     def time(self, steps: int) -> tuple[float, ...] | None:
         """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
@@ -185,8 +171,10 @@ class Session:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
         alone = not ranks.are_real(self._mesh)  # else the others wait for the step to go on
-        fit = _if_it_fits if alone else _computed
-        found = None if exact is None else ranks.whole(fit(self._judged_gradient), self.setup.module, self._mesh)
+        found = None
+        if exact is not None:
+            found = _if_it_fits(self._judged_gradient) if alone else self._judged_gradient()
+            found = whole(found, self.setup.module, self._mesh)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory beside it",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
@@ -224,11 +212,7 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         return None
 
 
-def _computed(compute: Callable[[], Found]) -> Found | None:
-    return compute()
-
-
-@processes.left_after()
+@ranks.left_after()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: first bytes, then time in a separate pass.
 
@@ -252,7 +236,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
-@processes.left_after()
+@ranks.left_after()
 def snapshot(case: Case) -> bytes:
     """Return a snapshot of a step of a case for torch's memory visualiser (pytorch.org/memory_viz), as a pickle.
 
@@ -264,7 +248,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
-@processes.left_after()
+@ranks.left_after()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -279,7 +263,7 @@ def itemize(case: Case) -> Ledger:
     if not meter.materialize:
         setup = meter.adopt(setup)
     local, _ = scheme.placed()  # a tensor that is saved is saved by each process
-    setup = replace(setup, mesh=processes.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
+    setup = replace(setup, mesh=ranks.mesh(scheme, meter) if local is not None and local.mesh_axes else None)
     with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
         setup = setup if local is None else local.apply(setup)
     with meter.operators(), boundary(f"a training step of {case.model!r} fails"):

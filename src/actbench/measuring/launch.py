@@ -115,11 +115,7 @@ def is_first(environment: Mapping[str, str]) -> bool:
 
 
 def address(environment: Mapping[str, str]) -> Address:
-    """Return where the launched processes meet; mpirun does not say, and then it is this machine.
-
-    Raises:
-        UsageError: The port is no number.
-    """
+    """Return where the launched processes meet, here if mpirun does not say; a UsageError if the port is no number."""
     port = _count(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else 29500
     return Address(
         environment.get("MASTER_ADDR") or "127.0.0.1",

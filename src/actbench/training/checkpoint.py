@@ -71,24 +71,14 @@ def put_together(written: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: put_together(value, tensors) for key, value in content}
 
 
-@dataclass(frozen=True)
-class State:
-    """All that the next step depends on: trees as JSON has them, and their tensors by name.
-
-    ``optimizer`` and ``adapted`` hold the tree of the optimizer and of the scheme of each process, by rank.
-    """
-
-    optimizer: tuple[Any, ...]
-    scaler: Any
-    adapted: tuple[Any, ...]
-    tensors: dict[str, Tensor]
-
-
-def state_of(step: LearningStep, group: ProcessGroup) -> State:
+def state_of(step: LearningStep, group: ProcessGroup) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the whole state of a run, however it is spread over processes; all of them must call this.
 
     It holds parameters and buffers, those that ``state_dict`` leaves out too, what the scheme has adapted, and the
     state of torch's generators, from which seeds of sketches come too.
+
+    Returns:
+        The trees of optimizer, scaler and scheme as JSON has them, as fields of :class:`Progress`, and all tensors.
 
     Raises:
         StoreError: The state of the optimizer or of the scheme holds more than tensors and plain values.
@@ -107,7 +97,8 @@ def state_of(step: LearningStep, group: ProcessGroup) -> State:
         optimizers.append(of_optimizer)
         trees.append(tree)
         kept.update(part)
-    return State(tuple(optimizers), step.scaler.state_dict(), tuple(trees), kept)
+    fields = {"optimizer": tuple(optimizers), "scaler": step.scaler.state_dict(), "adapted": tuple(trees)}
+    return fields, kept
 
 
 @runtime_checkable
@@ -133,11 +124,7 @@ def _optimizer_of(step: LearningStep, tensors: dict[str, Tensor], own: dict[str,
 
 
 def restore(checkpoint: Checkpoint, step: LearningStep, group: ProcessGroup) -> None:
-    """Bring a new model, its optimizer and torch's generators to where a checkpoint was written.
-
-    Raises:
-        StoreError: The checkpoint does not fit the model.
-    """
+    """Bring a new model, its optimizer and torch's generators to a checkpoint; a StoreError if it does not fit."""
     tensors, progress, module = checkpoint.tensors, checkpoint.progress, step.setup.module
     prefix = f"rank{group.rank}."
     own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -239,11 +226,7 @@ class CheckpointFolder:
             raise StoreError(f"{self.path}: the run cannot begin anew: {error}; make room there") from error
 
     def write(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Replace the checkpoint.
-
-        Raises:
-            StoreError: It cannot be written; the one before is still there.
-        """
+        """Replace the checkpoint; after a StoreError, when it cannot be written, the one before is still there."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             file = self.path / progress.tensors

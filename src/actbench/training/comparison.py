@@ -1,4 +1,7 @@
-"""A whole comparison of training runs as one call: check the recipe, train what is not done yet, write the tables."""
+"""A whole comparison of training runs as one call: check the recipe, train what is not done yet, write the tables.
+
+On a node of a cluster, the process of a run calls :func:`train_here` alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from actbench import schemes
 from actbench.errors import StoreError, boundary
@@ -23,8 +25,10 @@ from actbench.results.kinds import TRAINED
 from actbench.results.machine import provenance
 from actbench.results.records import Failure
 from actbench.results.runs import DeviceName, Trained, TrainingCase, TrainingRun
+from actbench.results.store.linefile import locked
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.loop import TrainingLoop
+from actbench.training.noderun import PlacedRun
 from actbench.training.processgroup import SINGLE_PROCESS, LostError, ProcessGroup, StoppedError
 
 CHECKPOINT_SECONDS = 30.0
@@ -47,7 +51,10 @@ def plan(
     written = recipe.runs(elsewhere or group.device)
     if elsewhere is None and any(run.case.device == "cuda" for run in written):
         cuda.check("--device", "cpu")
-    planned = tuple(replace(run, case=_canonical(run.case, together)) for run in written)
+    planned = tuple(
+        replace(run, case=run.case.model_copy(update={"scheme": schemes.build(run.case.scheme).spec, **together}))
+        for run in written
+    )
     check_distinct(recipe.name, written, planned)
     checked = {"scheme": "exact", "seed": 0, **({} if elsewhere is None else {"device": "cpu"})}
     for case in dict.fromkeys(run.case.model_copy(update=checked) for run in planned):
@@ -88,9 +95,7 @@ def run(
     """
     progress = progress or Progress()
     with ExitStack() as stack:
-        planned = group.all_succeed(
-            lambda: plan(recipe, group)
-        )  # first: a recipe that is refused leaves no file behind
+        planned = group.all_succeed(lambda: plan(recipe, group))  # first: a refused recipe leaves no file behind
         opened = TRAINED.opened(recipe.name, output)
         store = group.all_succeed(lambda: stack.enter_context(opened) if group.is_first else None)
         todo = group.broadcast([] if store is None else pending(planned, store, progress, force=force))
@@ -169,5 +174,22 @@ def _made(case: TrainingCase, group: ProcessGroup) -> TrainingLoop:
         return TrainingLoop(case, group)
 
 
-def _canonical(case: TrainingCase, together: dict[str, Any]) -> TrainingCase:
-    return case.model_copy(update={"scheme": schemes.build(case.scheme).spec, **together})
+def train_here(text: str) -> str:
+    """Train a :class:`~actbench.training.noderun.PlacedRun` in this process and return what came of it, both in JSON.
+
+    The run goes on from its last checkpoint, if there is one, and it is not to begin anew.
+
+    Raises:
+        StoreError: The checkpoint is broken, or cannot be written.
+    """
+    asked = PlacedRun.model_validate_json(text)
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(Path(f"{asked.folder}-{asked.case.key()}")))
+        except StoreError as error:  # a task that was taken for lost goes on with it, or the folder cannot be written
+            return Failure(reason="unavailable", message=f"its checkpoints: {error}").model_dump_json()
+        if asked.anew is not None:
+            CheckpointFolder(Path(asked.folder) / asked.case.key()).begin(asked.anew)
+        training = Training(Path(asked.folder), False, asked.checkpoint_seconds, Progress())
+        ((_, outcome),) = training.outcomes([asked.case])
+    return outcome.model_dump_json()

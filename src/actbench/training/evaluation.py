@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from actbench.measuring.inspection.recorder import mode_set
 from actbench.results.runs import Evaluation, Metric
 from actbench.setup import Batch
 from actbench.training.processgroup import ProcessGroup
@@ -116,12 +117,6 @@ def _judged(tallies: list[Tally], step: int, metric: Metric) -> Evaluation:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Put every module into evaluation mode, without gradients; random numbers drawn inside do not count."""
-    modes = {child: child.training for child in module.modules()}
     devices = {parameter.device for parameter in module.parameters() if parameter.is_cuda}
-    module.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(list(devices)):
-            yield
-    finally:
-        for child, training in modes.items():
-            child.training = training
+    with mode_set(module, training=False), torch.no_grad(), torch.random.fork_rng(list(devices)):
+        yield

@@ -97,7 +97,7 @@ class TrainingLoop:
 
     def save(self, folder: CheckpointFolder) -> None:
         """Write a checkpoint between two steps; a StoreError if it cannot be written."""
-        state = state_of(self._step, self.group)
+        state, tensors = state_of(self._step, self.group)
         progress = Progress(
             tensors=f"step-{self.done:08d}.safetensors",
             case=self.case,
@@ -108,11 +108,9 @@ class TrainingLoop:
             evaluations=tuple(self._evaluations),
             diverged_at=self._diverged_at,
             resumed_at=tuple(self._resumed_at),
-            optimizer=state.optimizer,
-            scaler=state.scaler,
-            adapted=state.adapted,
+            **state,
         )
-        self.group.all_succeed(lambda: folder.write(progress, state.tensors) if self.group.is_first else None)
+        self.group.all_succeed(lambda: folder.write(progress, tensors) if self.group.is_first else None)
 
     def resume(self, folder: CheckpointFolder) -> None:
         """Go on from a checkpoint, if there is one; a StoreError if it is broken or of another run."""

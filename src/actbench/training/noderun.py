@@ -17,7 +17,7 @@ from actbench.experiments.runner.worker import Answer, TaskRequest
 from actbench.results.records import Data, Failure
 from actbench.results.runs import Trained, TrainingCase
 
-_MODULE = "actbench.training.trainhere"  # which imports torch: a worker of Ray's does without
+_MODULE = "actbench.training.comparison"  # which imports torch: a worker of Ray's does without
 _OUTCOMES: TypeAdapter[Trained | Failure] = TypeAdapter(Annotated[Trained | Failure, Field(discriminator="kind")])
 
 
@@ -79,11 +79,7 @@ def _root(shared: str | None) -> Path:
 
 
 def _read(answer: bytes) -> Trained | Failure:
-    """Return the outcome that the process of a run answered.
-
-    Raises:
-        ActbenchError: The one that it raised, or a MeasurementError for another error.
-    """
+    """Return the outcome that the process of a run answered, or raise its error."""
     told = Answer.model_validate_json(answer)
     if told.raised is not None:
         raise getattr(errors, told.raised.kind or "", MeasurementError)(told.raised.message)

@@ -73,14 +73,12 @@ def run(
         planned = plan(recipe, elsewhere=_device(ray))
         with TRAINED.opened(recipe.name, output, of_any_machine=True) as store:
             todo = pending(planned, store, progress, force=settings.force)
-            experiment = (
-                f"{file_name(recipe.name)}-{hashlib.sha256(str(store.path.resolve()).encode()).hexdigest()[:16]}"
-            )
+            digest = hashlib.sha256(str(store.path.resolve()).encode()).hexdigest()
+            experiment = f"{file_name(recipe.name)}-{digest[:16]}"
             work = RunWork(experiment, settings, progress, anew=secrets.token_hex(8) if settings.force else None)
-            runs = ClusterRuns(ray, cluster, settings, work, Origins(command))
-            with closing(runs.outcomes(todo)) as outcomes:
-                origin = runs.origins.pop
-                summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origin)
+            origins: Origins[TrainingCase] = Origins(command)
+            with closing(_outcomes(ray, cluster, work, origins, todo)) as outcomes:
+                summary = keep(outcomes, TrainingRun, planned, store, progress, recipe=recipe.name, origin=origins.pop)
             return finished(TRAINED, store, planned, summary, recipe.title, output)
 
 
@@ -124,43 +122,30 @@ class RunWork:
         self.progress.started(item)
 
 
-@dataclass
-class ClusterRuns:
-    """Trains runs on the nodes of the cluster that ``ray`` is connected to.
+def _outcomes(
+    ray: Any, cluster: Cluster, work: RunWork, origins: Origins[TrainingCase], cases: Sequence[TrainingCase]
+) -> Generator[tuple[TrainingCase, Trained | Failure], None, None]:
+    """Yield each run with what came of it as soon as its task ends, those on a GPU before the others."""
+    tasks = RayTasks(ray, work, shared_of(cases))
+    for device in ("cuda", "cpu"):
+        chosen = [case for case in cases if case.device == device]
+        if chosen:
+            with closing(tasks.replies(chosen, _needs(device, cluster, work.settings.cores))) as replies:
+                for case, reply in replies:
+                    if isinstance(reply, LostTask):
+                        origins.note([case], None)
+                        why = f"the worker or node of the run was lost, twice: {reply.why}"
+                        yield case, Failure(reason="unavailable", message=why)
+                    else:
+                        origins.note([case], reply)
+                        yield case, reply.outcome
 
-    Attributes:
-        origins: Machine, versions and command of the records of runs that ended.
-    """
 
-    ray: Any
-    cluster: Cluster
-    settings: RunSettings
-    work: RunWork
-    origins: Origins[TrainingCase]
-
-    def outcomes(self, cases: Sequence[TrainingCase]) -> Generator[tuple[TrainingCase, Trained | Failure], None, None]:
-        """Yield each run with what came of it as soon as its task ends, those on a GPU before the others."""
-        tasks = RayTasks(self.ray, self.work, shared_of(cases))
-        for device in ("cuda", "cpu"):
-            chosen = [case for case in cases if case.device == device]
-            if chosen:
-                with closing(tasks.replies(chosen, self._needs(device))) as replies:
-                    for case, reply in replies:
-                        yield case, self._outcome(case, reply)
-
-    def _needs(self, device: str) -> Needs:
-        cores = self.settings.cores if device == "cpu" else None
-        gpus = {"GPU": self.cluster.gpus} if device == "cuda" else {}
-        return Needs(
-            f"a run on device {device}",
-            {"CPU": float(cores or 1), **gpus, **self.cluster.resources},
-            whole_node=device == "cpu" and cores is None,
-        )
-
-    def _outcome(self, case: TrainingCase, reply: noderun.RunReply | LostTask) -> Trained | Failure:
-        if isinstance(reply, LostTask):
-            self.origins.note([case], None)
-            why = f"the worker or node of the run was lost, twice: {reply.why}"
-            return Failure(reason="unavailable", message=why)
-        self.origins.note([case], reply)
-        return reply.outcome
+def _needs(device: str, cluster: Cluster, cores: int | None) -> Needs:
+    cores = cores if device == "cpu" else None
+    gpus = {"GPU": cluster.gpus} if device == "cuda" else {}
+    return Needs(
+        f"a run on device {device}",
+        {"CPU": float(cores or 1), **gpus, **cluster.resources},
+        whole_node=device == "cpu" and cores is None,
+    )

@@ -27,28 +27,24 @@ class Available(NamedTuple):
 def load(case: Case) -> Workload:
     """Find the model of a case; a ModelError if it is unknown, broken, or unfit for the task."""
     with boundary(f"model {case.model!r} cannot be read", ModelError):
-        return _load(case)
+        name = names.parse(case.model)
+        if name.kind == "torchvision":
+            from actbench.workloads.torchvision import TorchvisionWorkload
 
+            return TorchvisionWorkload(name.name, case)
+        if name.kind == "graph":
+            return GraphWorkload(name.name, name.changes, case)
+        if name.kind == "function":
+            from actbench.workloads.function import FunctionWorkload
 
-def _load(case: Case) -> Workload:
-    name = names.parse(case.model)
-    if name.kind == "torchvision":
-        from actbench.workloads.torchvision import TorchvisionWorkload
+            return FunctionWorkload(name.name, case)
+        if name.kind == "smallnet":
+            from actbench.workloads.smallnets import SmallNetWorkload
 
-        return TorchvisionWorkload(name.name, case)
-    if name.kind == "graph":
-        return GraphWorkload(name.name, name.changes, case)
-    if name.kind == "function":
-        from actbench.workloads.function import FunctionWorkload
+            return SmallNetWorkload(name.name, name.changes, case)
+        from actbench.workloads.huggingface import HuggingFaceWorkload
 
-        return FunctionWorkload(name.name, case)
-    if name.kind == "smallnet":
-        from actbench.workloads.smallnets import SmallNetWorkload
-
-        return SmallNetWorkload(name.name, name.changes, case)
-    from actbench.workloads.huggingface import HuggingFaceWorkload
-
-    return HuggingFaceWorkload(name, case)
+        return HuggingFaceWorkload(name, case)
 
 
 def from_folder(folder: Path, case: Case) -> Workload:

@@ -1,18 +1,22 @@
-"""What all workloads share: the protocol, random inputs, and optimizers."""
+"""What all workloads share: the protocol, building a model, random inputs, and optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from actbench.errors import ModelError
 from actbench.microbatches import IGNORED_LABEL
-from actbench.setup import Batch, MakeOptimizer, TrainingSetup
+from actbench.results.records import DTYPE, Case
+from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
+from actbench.workloads.optimizers import make_optimizer
 
 
 class Workload(Protocol):
@@ -26,8 +30,8 @@ class Workload(Protocol):
     """
 
     spec: str
-    weights_origin: str
-    warnings: tuple[str, ...]
+    weights_origin: str = "random"
+    warnings: tuple[str, ...] = ()
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the model in training mode with its loss and optimizer.
@@ -42,12 +46,65 @@ class Workload(Protocol):
         """Make a batch on the CPU, or of fake tensors when a fake tensor mode is active."""
 
 
+class EmptyOnMeta(TorchFunctionMode):
+    """Put the results of ``torch.empty`` on the meta device, and nothing else.
+
+    Layers make their weights by ``torch.empty`` and then initialise them, so a model built under this mode costs
+    neither memory nor time. Constructors that compute with small tensors work (RegNet reads its widths from a
+    ``linspace``), and computed buffers have values; under ``torch.device("meta")`` neither does.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.empty:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return func(*args, **(kwargs or {}))
+
+
+def float_type(case: Case) -> torch.dtype:
+    """Return the dtype of a case, or the default."""
+    dtype: torch.dtype = getattr(torch, case.dtype or DTYPE)
+    return dtype
+
+
+def setup_of(case: Case, module: nn.Module, loss: Loss, **fields: Any) -> TrainingSetup:
+    """Return the setup of a case's model, with the optimizer and the autocast that the case names."""
+    autocast = getattr(torch, case.autocast) if case.autocast else None
+    make = make_optimizer(case.optimizer)
+    return TrainingSetup(module=module, loss=loss, make_optimizer=make, autocast_dtype=autocast, **fields)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator inside the block and restore it afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def construct(make: Callable[[], nn.Module], *, materialize: bool, seed: int) -> nn.Module:
+    """Build a module, seeded, in training mode.
+
+    Without ``materialize`` the large parameters are on the meta device, uninitialised; tied parameters stay tied.
+    """
+    if not materialize:
+        with EmptyOnMeta():
+            return make().train()
+    with seeded(seed):
+        return make().train()
+
+
 MASKED_SHARE = 0.15  # share of tokens that BERT's masked language modelling predicts
 
 
 def generator(seed: int) -> torch.Generator:
     """Return a new CPU generator, so that batches do not use torch's global one."""
     return torch.Generator().manual_seed(seed)
+
+
+def moved(batch: Batch, device: str | torch.device) -> Batch:
+    """Return a batch with its tensors, in any nesting, on a device."""
+    found: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
+    return found
 
 
 def tokens(batch_size: int, length: int, vocabulary: int, excluded: Iterable[int], random: torch.Generator) -> Tensor:
@@ -92,11 +149,7 @@ def optimizer_as_given(
 ) -> MakeOptimizer:
     """Return a function that returns the given optimizer, each time reset to its first state.
 
-    Args:
-        optimizer: An optimizer of the model's parameters; they are replaced by their twins, in place.
-        module: The model, with the twins as its parameters.
-        twins: The parameter that replaces each original parameter: itself, or its fake form.
-        spec: The model specification, for messages.
+    In place, its parameters are replaced by their twins: themselves, or their fake forms, which ``module`` has too.
 
     Raises:
         ModelError: The optimizer holds parameters that are not the model's.

@@ -80,12 +80,8 @@ def cached(repositories: tuple[str, ...], *, weights: bool) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     wanted = ("model.safetensors", "model.safetensors.index.json") if weights else CONFIG
-    for repository in repositories:
-        for file in wanted:
-            path = try_to_load_from_cache(repository, file)
-            if isinstance(path, str):
-                return Path(path).parent
-    return None
+    found = (try_to_load_from_cache(repository, file) for repository in repositories for file in wanted)
+    return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
 
 def download(repository: str, *, weights: bool, code: bool = False) -> Path:
@@ -138,11 +134,7 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.pickle", "*.ckpt")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read ``config.json``.
-
-    Raises:
-        ModelError: It is missing, unreadable, or holds no JSON object with a ``model_type``.
-    """
+    """Read ``config.json``; a ModelError if it is missing, unreadable, or no object with a ``model_type``."""
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder} holds no config.json, so it is no model folder as save_pretrained writes it")

@@ -26,8 +26,8 @@ from actbench.paths import from_home
 from actbench.results.records import Case
 from actbench.setup import Batch, Loss, MakeOptimizer, TrainingSetup
 from actbench.workloads import base, losses
-from actbench.workloads.building import seeded, without_memory
-from actbench.workloads.fake import fake_mode, to_fake
+from actbench.workloads.base import seeded
+from actbench.workloads.fake import fake_mode, to_fake, without_memory
 from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import full_rows
 
@@ -63,36 +63,28 @@ class UserFile:
             raise ModelError(f"model {self.spec!r}: {self.path} has no function {name!r}")
         return found  # type: ignore[no-any-return]
 
-    def run(self, call: Callable[[], T]) -> T:
-        """Run the user's code; its errors become a ModelError or OutOfMemoryError with file and line."""
-        try:
-            return call()
-        except (ActbenchError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # SystemExit too
-            raise self._failed(error) from error
-
-    def run_without_memory(self, call: Callable[[], T]) -> T:
-        """Run the user's code while large tensors are fake; see :meth:`run`.
+    def run(self, call: Callable[[], T], *, fakes: bool = False) -> T:
+        """Run the user's code, where ``fakes`` says that large tensors are fake; its errors get file and line.
 
         Raises:
             ModelError: The code failed.
-            UntraceableError: The code needs the values or the memory of large tensors.
+            OutOfMemoryError: The model does not fit in memory.
+            UntraceableError: The code needs the values or the memory of fake tensors.
         """
         try:
             return call()
         except (ActbenchError, KeyboardInterrupt):
             raise
-        except BaseException as error:
-            if not _is_of_fakes(error):
-                raise self._failed(error) from error
-            raise UntraceableError(
+        except BaseException as error:  # SystemExit too
+            raise self._failed(error, fakes) from error
+
+    def _failed(self, error: BaseException, fakes: bool) -> ActbenchError:
+        if fakes and _is_of_fakes(error):
+            return UntraceableError(
                 f"{self.line(error)}: this runs without memory here, so large tensors have no values to read, to save "
                 f"or to hand to numpy ({_first_line(error)}); no simulated byte depends on values: leave this line "
                 "out, or measure with --meter cpu or --meter cuda, which run it in full"
-            ) from error
-
-    def _failed(self, error: BaseException) -> ActbenchError:
+            )
         if is_out_of_memory(error):
             return OutOfMemoryError(
                 f"{self.line(error)}: the model does not fit in memory while it is built ({_first_line(error)}); "
@@ -144,13 +136,13 @@ class _Parts(NamedTuple):
     optimizer: optim.Optimizer | Callable[[nn.Module], Any] | None
 
 
-class FunctionWorkload:
+class FunctionWorkload(base.Workload):
     """The model that a function in the user's own Python file builds: ``file.py:function``.
 
     The function takes no argument and returns ``(module, make_batch, loss)``: an ``nn.Module``,
     ``make_batch(n) -> dict`` with n samples, ``loss(module, batch) -> scalar tensor``; and, optionally, an optimizer
     of the module's parameters, or a function from the module to one. All are called under torch seeds. If only
-    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.building`) and have no values::
+    shapes are wanted, large tensors are fake (see :mod:`actbench.workloads.fake`) and have no values::
 
         def build():
             model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 10))
@@ -172,7 +164,6 @@ class FunctionWorkload:
         path, _, function = name.rpartition(":")
         self.case = case
         self.spec = case.model
-        self.warnings: tuple[str, ...] = ()
         self._file = UserFile(from_home(path), self.spec)
         self._build = self._file.function(function)
         self._make_batch: Callable[[int], Batch] | None = None
@@ -202,9 +193,8 @@ class FunctionWorkload:
             UntraceableError: ``make_batch`` reads values of fake tensors.
         """
         make_batch = self._make_batch or self._batches(seed)
-        run = self._file.run if active_fake_mode() is None else self._file.run_without_memory
         with seeded(seed):
-            batch = run(lambda: make_batch(batch_size))
+            batch = self._file.run(lambda: make_batch(batch_size), fakes=active_fake_mode() is not None)
         if not hasattr(batch, "items"):
             found = type(batch).__name__.removeprefix("Fake")
             raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors")
@@ -235,11 +225,10 @@ class FunctionWorkload:
 
     def _built(self, *, materialize: bool, seed: int) -> tuple[_Parts, MakeOptimizer]:
         mode = fake_mode()
-        run = self._file.run if materialize else self._file.run_without_memory
         with seeded(seed), nullcontext() if materialize else without_memory(mode):
-            parts = self._parts(run(self._build))
+            parts = self._parts(self._file.run(self._build, fakes=not materialize))
             before = list(parts.module.parameters())
-            run(lambda: self._in_training(parts.module))
+            self._file.run(lambda: self._in_training(parts.module), fakes=not materialize)
         if not materialize:
             to_fake(parts.module, mode)
         twins: dict[Tensor, Tensor] = dict(zip(before, parts.module.parameters(), strict=True))

@@ -17,18 +17,17 @@ from transformers.utils import logging
 from actbench.errors import ModelError, boundary
 from actbench.results.records import Attention, Built, Case, Task, brings_dtype
 from actbench.setup import Batch, TrainingSetup
-from actbench.workloads import architectures, batches, folder, losses, sources, text
+from actbench.workloads import architectures, base, batches, folder, losses, sources, text
+from actbench.workloads.base import construct, float_type
 from actbench.workloads.batches import image_part
-from actbench.workloads.building import construct, float_type
 from actbench.workloads.names import BLOCKS, ModelName
-from actbench.workloads.optimizers import make_optimizer
 from actbench.workloads.overrides import missing_kernels
 from actbench.workloads.sources import Source
 
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class HuggingFaceWorkload:
+class HuggingFaceWorkload(base.Workload):
     """A Hugging Face model on random, full-length inputs, with the loss that the model itself computes.
 
     Depth models other than GLPN compute no loss, and get the mean absolute error. Vision models ignore the sequence
@@ -42,8 +41,6 @@ class HuggingFaceWorkload:
     def __init__(self, name: ModelName, case: Case) -> None:
         self.case = case
         self.spec = case.model
-        self.weights_origin = "random"
-        self.warnings: tuple[str, ...] = ()
         self._source = sources.find(name, case)
         with quiet():
             config = _config(self._source, case.trust_remote_code)
@@ -79,20 +76,14 @@ class HuggingFaceWorkload:
         self.warnings += own + self._slow(module)
         if self.task == "causal-lm" and getattr(module, "loss_type", "") is None:
             vars(module)["loss_type"] = "ForCausalLM"  # transformers chooses it too, with a warning
-        return TrainingSetup(
-            module=module,
-            loss=loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            **losses.in_parts(module, self.task),
-            built=Built(
-                model_class=type(module).__name__,
-                task=self.task,
-                sequence_length=self._sizes.length,
-                image_size=self._sizes.image,
-                audio_shape=self._sizes.audio,
-            ),
+        built = Built(
+            model_class=type(module).__name__,
+            task=self.task,
+            sequence_length=self._sizes.length,
+            image_size=self._sizes.image,
+            audio_shape=self._sizes.audio,
         )
+        return base.setup_of(self.case, module, loss, **losses.in_parts(module, self.task), built=built)
 
     @property
     def equal_blocks(self) -> int | None:

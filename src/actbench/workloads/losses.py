@@ -90,13 +90,8 @@ _WITH_DEPTH_LOSS = ("glpn",)
 def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> tuple[Loss, tuple[str, ...]]:
     """Return the loss of a model, without the key-value cache of generation, and warnings about it.
 
-    LayerDrop and SpecAugment are switched off: they skip something else in each step.
-
-    Args:
-        module: The model.
-        task: The task of the training.
-        spec: The model specification, for messages.
-        tasks: The tasks that the model can be trained for.
+    LayerDrop and SpecAugment are switched off: they skip something else in each step. ``tasks`` are all that the model
+    can be trained for.
     """
     options = _options(module)
     config: Any = module.config

@@ -61,10 +61,7 @@ def presets() -> dict[str, Preset]:
 
 def find_preset(name: str) -> Preset | None:
     """Return the preset with this name, this other name or this repository."""
-    for preset in presets().values():
-        if name in (preset.name, *preset.also, *preset.hub):
-            return preset
-    return None
+    return next((each for each in presets().values() if name in (each.name, *each.also, *each.hub)), None)
 
 
 def _preset(name: str, tables: dict[str, Any]) -> Preset:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -97,21 +97,17 @@ def chances(module: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(set(told)))
 
 
-@contextmanager
-def steady(module: nn.Module) -> Iterator[None]:
+def steady(module: nn.Module) -> AbstractContextManager[None]:
     """Inside the block, switch off LayerDrop and SpecAugment.
 
     LayerDrop draws the layers to skip anew in each step, so no two steps would need the same memory.
     """
-    with _zeroed(module, _switches):
-        yield
+    return _zeroed(module, _switches)
 
 
-@contextmanager
-def without_dropout(module: nn.Module) -> Iterator[None]:
+def without_dropout(module: nn.Module) -> AbstractContextManager[None]:
     """Inside the block, set the dropout rates of modules and configs to zero; a loss may still drop by itself."""
-    with _zeroed(module, _rates):
-        yield
+    return _zeroed(module, _rates)
 
 
 @contextmanager

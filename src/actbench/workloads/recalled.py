@@ -113,14 +113,10 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Recall the result of an operator, or run it.
-
-        Raises:
-            ModelError: A product of tensors of two dtypes.
-        """
+        """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
         if asks_device(func, args):
             return args[0].device
-        if func is _NUMBER and _is_constant(args[0]):
+        if func is _NUMBER and type(args[0]) is FakeTensor and args[0].constant is not None:
             with _internals._DisableTorchDispatch():
                 return func(args[0].constant)
         kwargs = kwargs or {}
@@ -179,10 +175,6 @@ def _check_one_type(func: Any, args: Sequence[Any]) -> None:
             f"the model gives {func} tensors of {' and '.join(found)}, which torch refuses in a real step; cast one of "
             "them, make batches of the dtype of the weights, or set --dtype or --autocast"
         )
-
-
-def _is_constant(value: Any) -> bool:
-    return type(value) is FakeTensor and value.constant is not None
 
 
 def _is_eligible(func: Any) -> bool:

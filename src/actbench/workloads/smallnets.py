@@ -14,7 +14,6 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,9 +21,8 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base
-from actbench.workloads.building import construct, float_type
+from actbench.workloads.base import construct, float_type
 from actbench.workloads.names import SMALL_NETS
-from actbench.workloads.optimizers import make_optimizer
 
 USUAL_SIZE = 32
 _STAGES: dict[str, tuple[int, ...]] = {"resnet18-cifar": (2, 2, 2, 2), "resnet34-cifar": (3, 4, 6, 3)}
@@ -92,16 +90,13 @@ class SmallResNet(nn.Module):
         return self.classifier(self.pool(self.blocks(x)).flatten(1))  # type: ignore[no-any-return]
 
 
-class SmallNetWorkload:
+class SmallNetWorkload(base.Workload):
     """A network for small pictures on random pictures, by default of 32 px, with cross-entropy.
 
     Raises:
         ModelError: A key or value is wrong, pictures are too small, or the case asks for another task or published
             weights.
     """
-
-    weights_origin = "random"
-    warnings: tuple[str, ...] = ()
 
     def __init__(self, name: str, changes: Mapping[str, Any], case: Case) -> None:
         if case.task not in ("auto", "image-classification"):
@@ -119,15 +114,9 @@ class SmallNetWorkload:
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
         module = construct(self._make, materialize=materialize, seed=seed)
-        return TrainingSetup(
-            module=module.to(float_type(self.case)),
-            loss=_loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            built=Built(
-                model_class=type(module).__name__, task="image-classification", image_size=(self._size, self._size)
-            ),
-        )
+        size = (self._size, self._size)
+        built = Built(model_class=type(module).__name__, task="image-classification", image_size=size)
+        return base.setup_of(self.case, module.to(float_type(self.case)), _loss, built=built)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, channels, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""
@@ -166,11 +155,9 @@ def _stages(name: str, options: Mapping[str, int], spec: str) -> tuple[int, ...]
     """Return the number of blocks in each stage of a residual network; None for another network."""
     if name == "inception-cifar":
         return None
-    return _STAGES.get(name) or _three_stages(options["depth"], spec)
-
-
-def _three_stages(depth: int, spec: str) -> tuple[int, int, int]:
-    blocks, rest = divmod(depth - 2, 6)
+    if name in _STAGES:
+        return _STAGES[name]
+    blocks, rest = divmod(options["depth"] - 2, 6)
     if rest or blocks < 1:
-        raise ModelError(f"model {spec!r}: depth={depth} must be 8, 14, 20 or another 6n + 2")
+        raise ModelError(f"model {spec!r}: depth={options['depth']} must be 8, 14, 20 or another 6n + 2")
     return blocks, blocks, blocks

@@ -66,14 +66,11 @@ class Source:
 
     def weights(self, policy: WeightsChoice) -> Weights:
         """Find weights by the policy of ``--weights``; a ModelError if required weights are missing, or are pickles."""
-        if self.local:
-            assert self.folder is not None
-            files = folder.weight_files(self.folder)  # refuses pickles under every policy
-            if policy == "random":
-                return Weights()
-            return self._found(files, f"folder:{self.folder}", policy)
+        files = folder.weight_files(self.folder) if self.local and self.folder else ()  # refuses pickles at any policy
         if policy == "random":
             return Weights()
+        if self.local:
+            return self._found(files, f"folder:{self.folder}", policy)
         if not self.hub:
             return self._missing("it is a made-up model without published weights", policy, warn=False)
         if self.changes and policy == "auto":

@@ -22,8 +22,7 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
-from actbench.workloads.building import construct, float_type
-from actbench.workloads.optimizers import make_optimizer
+from actbench.workloads.base import construct, float_type
 
 models: Any = torchvision.models  # type checkers do not see the names that it re-exports
 
@@ -80,7 +79,7 @@ def smallest_size(name: str) -> int:
     return max((max(weights.meta["min_size"]) for weights in models.get_model_weights(name)), default=1)
 
 
-class TorchvisionWorkload:
+class TorchvisionWorkload(base.Workload):
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
     Sequence length and attention implementation have no effect.
@@ -96,8 +95,6 @@ class TorchvisionWorkload:
         self.name = name
         self.case = case
         self.spec = case.model
-        self.weights_origin = "random"
-        self.warnings: tuple[str, ...] = ()
         self.image_size = case.image_size or image_size(name)
         if self.image_size < smallest_size(name):
             raise ModelError(
@@ -118,17 +115,9 @@ class TorchvisionWorkload:
                 f"{self.spec} cannot be built for images of {self.image_size} px: {error} (see --image-size)"
             ) from error
         self.weights_origin = self._load(module) if materialize else folder.without_values(self.case.weights)
-        return TrainingSetup(
-            module=module.to(float_type(self.case)),
-            loss=_loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            built=Built(
-                model_class=type(module).__name__,
-                task="image-classification",
-                image_size=(self.image_size, self.image_size),
-            ),
-        )
+        size = (self.image_size, self.image_size)
+        built = Built(model_class=type(module).__name__, task="image-classification", image_size=size)
+        return base.setup_of(self.case, module.to(float_type(self.case)), _loss, built=built)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make ``images (batch_size, 3, size, size)`` of the case's type and ``labels (batch_size,)`` int64."""

@@ -14,7 +14,7 @@ from actbench.measuring.calibration import calibrate
 from actbench.measuring.calibration.calibrate import Calibrated, _Bench, _notes
 from actbench.measuring.calibration.profile import toml
 from actbench.measuring.calibration.subjects import Call, Subject
-from actbench.measuring.meters import profilefile
+from actbench.measuring.meters import profiles
 from actbench.results.records import Case
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def path(found: Calibrated, tmp_path: Path) -> Path:
 
 
 def test_the_file_says_what_was_found(found: Calibrated, path: Path) -> None:
-    assert profilefile.read(path) == found.profile
+    assert profiles.read(path) == found.profile
 
 
 def test_operators_of_schemes_are_measured_too(found: Calibrated) -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measuring.calibration.findings import Found, Key, found_in
 from actbench.measuring.calibration.host import host_of
+from actbench.measuring.calibration.profile import Found, Key, found_in
 from actbench.measuring.calibration.stopwatch import Stopwatch
 from actbench.measuring.calibration.subjects import STEPS, stepping
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from actbench.errors import MeasurementError, OutOfMemoryError
-from actbench.measuring.meters import cuda, cudatrace, profiles, tracedstep
+from actbench.measuring.meters import cuda, profiles, tracedstep
 from actbench.measuring.meters.base import MemoryReading
 from actbench.measuring.meters.cpu import CpuMeter
 from actbench.measuring.meters.cuda import CudaMeter, _set_allocator
@@ -187,12 +187,13 @@ class OfTheCpu(AllocationTrace):
 def watched(monkeypatch: pytest.MonkeyPatch, before_bytes: int, peak_bytes: int) -> tuple[MemoryReading, Timeline]:
     """Read a step whose allocator is the CPU's, by counters that say this."""
     Counters(monkeypatch, [before_bytes, before_bytes, before_bytes], [0, 0, peak_bytes], [1, 1, 1])
-    monkeypatch.setattr(cudatrace, "AllocationTrace", OfTheCpu)
+    monkeypatch.setattr(cuda, "AllocationTrace", OfTheCpu)
+    monkeypatch.setattr(cuda, "_settle", TrainStep.__call__)
     step = on_the_cpu()
     held = [replace(each, device="cuda") for each in tracedstep.held_before(step)]
     monkeypatch.setattr(tracedstep, "held_before", lambda step: held)
     watch = Watch(step)
-    return cudatrace.watched(step, watch, TrainStep.__call__, cuda._read), watch.timeline()
+    return cuda._watched(step, watch), watch.timeline()
 
 
 OTHERS = 1000  # bytes of something that was allocated before

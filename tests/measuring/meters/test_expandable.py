@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from actbench.measuring.meters.caching import CachingAllocator, OutOfSegments
-from actbench.measuring.meters.expandable import ExpandableAllocator
+from actbench.measuring.meters.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
 from actbench.measuring.meters.reserved import reserved_bytes
 from actbench.units import GIB, KIB, MIB
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn, optim
 from actbench.measuring import bench
 from actbench.measuring.meters import profiles, simulated
 from actbench.measuring.meters.base import MemoryReading
-from actbench.measuring.meters.micropasses import MicroPasses
 from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.simulatedstep import MicroPasses
 from actbench.results.measured import Measurement
 from actbench.results.records import Case
 from actbench.setup import TrainingSetup, TrainStep

@@ -91,7 +91,8 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         """Check that the converted modules run."""
-        self._check_ran()
+        if self.session is not None:
+            self.session.check_ran()
 
     on_step_end = on_substep_end
 
@@ -105,10 +106,6 @@ class ActbenchCallback(SchemeCallback, TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Take the scheme off."""
         self.close()
-
-    def _check_ran(self) -> None:
-        if self.session is not None:
-            self.session.check_ran()
 
     def _name_samples(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         key = self._sample_ids

@@ -75,11 +75,7 @@ class ConvertedRun:
         self._waiting = self._wait_for_sites()
 
     def check_ran(self) -> None:
-        """Note the end of a training step; after the first, check that converted modules ran in it.
-
-        Raises:
-            ConversionError: None of them ran.
-        """
+        """Note the end of a training step; after the first, a ConversionError if no converted module ran in it."""
         waited_for, self._waiting = self._waiting, []
         for _, hook in waited_for:
             hook.remove()

@@ -11,13 +11,12 @@ from statistics import median
 import torch
 
 from actbench.errors import ActbenchError, MeasurementError, is_out_of_memory, told
-from actbench.measuring.calibration.findings import Found, Key, by_kind, found_in, peaks
 from actbench.measuring.calibration.host import host_of
-from actbench.measuring.calibration.profile import profile_of
+from actbench.measuring.calibration.profile import Found, Key, by_kind, found_in, peaks, profile_of
 from actbench.measuring.calibration.stopwatch import Clock, Sample, Stopwatch
 from actbench.measuring.calibration.subjects import Subject, single, specs_of_schemes, steps
 from actbench.measuring.kernels.measure import device_named, settle_heap
-from actbench.measuring.meters.profilefile import DeviceTable
+from actbench.measuring.meters.profiles import DeviceTable
 from actbench.results.calibration import CalibrationReport
 from actbench.results.kernels import DeviceName
 from actbench.results.machine import machine, now, provenance

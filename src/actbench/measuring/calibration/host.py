@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar, cast
 import torch
 
 from actbench.errors import ActbenchError, MeasurementError, told
-from actbench.measuring.calibration.findings import Found, Key
+from actbench.measuring.calibration.profile import Found, Key
 from actbench.measuring.calibration.stopwatch import Clock, Stopwatch
 from actbench.measuring.calibration.subjects import STEPS, stepping
 from actbench.results.calibration import HostFound

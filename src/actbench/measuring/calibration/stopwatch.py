@@ -22,11 +22,6 @@ class Sample(NamedTuple):
     work: Work
     seconds: float
 
-    @property
-    def size(self) -> int:
-        """Operations, or bytes without operations; at least 1."""
-        return self.work.flops or max(self.work.moved, 1)
-
 
 class Stopwatch(TorchDispatchMode):
     """Times each operator that runs inside.

@@ -13,24 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench import schemes, workloads
-from actbench.measuring.meters.base import moved
 from actbench.ops import hostmemory
 from actbench.results.records import Case
 from actbench.schemes.base import Change
 from actbench.setup import TrainingSetup, TrainStep
+from actbench.workloads.base import moved
 
 Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Something to run at several sizes.
-
-    Attributes:
-        name: Name for progress.
-        make: From one of the sizes to a function that runs it.
-        sizes: The sizes, from small to large.
-    """
+    """Something to run at several sizes, from small to large; ``make`` returns a function that runs it at one."""
 
     name: str
     make: Callable[[Any], Call]

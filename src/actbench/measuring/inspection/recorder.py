@@ -1,10 +1,14 @@
-"""One training forward on fake tensors, watched by a recorder."""
+"""One training forward on fake tensors, watched by a recorder, and which module of a model runs."""
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,15 +16,69 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from actbench.errors import UntraceableError
-from actbench.measuring.modules import RunningModules
 from actbench.nn import savedtensors
 from actbench.ops.hostmemory import is_host
+from actbench.results.ledger import OUTSIDE
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import fake
+from actbench.workloads.base import moved
 from actbench.workloads.recalled import asks_device, layout_of, tensors_of
+
+Around = Callable[[str], Callable[[], object]]
+"""Called with the path of a module that begins to run; returns a function to call when the module ends."""
+
+
+class RunningModules:
+    """Follows which module runs, by hooks on all modules.
+
+    Attributes:
+        calls: How often each module ran so far, by path.
+    """
+
+    def __init__(self, module: nn.Module, around: Around | None = None) -> None:
+        self.calls = {path: 0 for path, _ in module.named_modules()}
+        self._module = module
+        self._around = around or (lambda path: lambda: None)
+        self._active: list[tuple[str, Callable[[], object]]] = []
+        # autograd counts nodes per thread; recomputation in the backward pass on a GPU runs in another thread
+        self._turns: defaultdict[int, list[tuple[int, str]]] = defaultdict(lambda: [(0, OUTSIDE)])
+        self._thread = threading.get_ident()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow modules inside the block, whose thread runs forward passes; remove the hooks at the end."""
+        self._thread = threading.get_ident()
+        with ExitStack() as handles:
+            for path, child in self._module.named_modules():
+                enter = child.register_forward_pre_hook(partial(self._enter, path), prepend=True)
+                handles.callback(enter.remove)
+                leave = child.register_forward_hook(self._leave, always_call=True)
+                handles.callback(leave.remove)
+            yield
+
+    @property
+    def running(self) -> str:
+        """The path of the module whose forward pass runs; :data:`~actbench.results.ledger.OUTSIDE` if none runs."""
+        return self._active[-1][0] if self._active else OUTSIDE
+
+    def made_node(self, sequence_number: int) -> str:
+        """Return the path of the module whose forward pass made a node of autograd's graph, in its thread."""
+        turns = self._turns[self._thread]
+        return turns[bisect_right(turns, sequence_number, key=lambda turn: turn[0]) - 1][1]
+
+    def _enter(self, path: str, *_: Any) -> None:
+        self._active.append((path, self._around(path)))
+        self._note_turn()
+        self.calls[path] += 1
+
+    def _leave(self, *_: Any) -> None:
+        self._active.pop()[1]()
+        self._note_turn()
+
+    def _note_turn(self) -> None:
+        self._turns[threading.get_ident()].append((torch._C._autograd._get_sequence_nr(), self.running))
 
 
 @dataclass(frozen=True)
@@ -50,14 +108,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes storages as operators make them, the modules that save them, and the running module; keeps nothing alive.
 
     Attributes:
+        modules: Follow which module runs.
         calls: How often each module ran so far, by path.
         acted: Pairs of a module's path and the ``by`` of :func:`actbench.nn.savedtensors.acted`.
     """
 
     def __init__(self, module: nn.Module, known: Mapping[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._modules = RunningModules(module)
-        self.calls = self._modules.calls
+        self.modules = RunningModules(module)
+        self.calls = self.modules.calls
         self.acted: set[tuple[str, Hashable]] = set()
         self._old: WeakKeyDictionary[UntypedStorage, str] = WeakKeyDictionary()
         for kind, tensors in known.items():
@@ -94,10 +153,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Note that ``by`` acts in the running module."""
         self.acted.add((self._running, by))
 
-    def watching(self) -> AbstractContextManager[None]:
-        """Inside the block, follow which module runs."""
-        return self._modules.watching()
-
     def kept(self) -> tuple[SavedStorage, ...]:
         """Return the storages that are alive now, except those in host memory."""
         return tuple(
@@ -122,11 +177,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def maker_of(self, node: Node) -> str:
         """Return the path of the module that made a node of autograd's graph, in this thread."""
-        return self._modules.made_node(node._sequence_nr())
+        return self.modules.made_node(node._sequence_nr())
 
     @property
     def _running(self) -> str:
-        return self._modules.running
+        return self.modules.running
 
 
 def _storages(tree: Any) -> list[UntypedStorage]:
@@ -157,13 +212,14 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
     module = setup.module
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_training(module))
+        stack.enter_context(mode_set(module, training=True))
         mode = fake.mode_of(module)
         if mode is None:
             mode = fake.fake_mode()
             stack.enter_context(fake.faked(module, mode))
         stack.enter_context(mode)
-        batch = setup.cast(_on_device_of(module, make_batch()))
+        batch, device = make_batch(), next((p.device for p in module.parameters()), None)
+        batch = setup.cast(batch if device is None else moved(batch, device))
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
         recorder = Recorder(module, known)
         yield recorder, _run(setup, setup.cut(batch)[0].batch, recorder)
@@ -172,25 +228,17 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
 def _run(setup: TrainingSetup, batch: Batch, recorder: Recorder) -> Tensor:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
     listening = savedtensors.listening(recorder.heard)
-    with fake.shapes_only(), recorder.watching(), torch.enable_grad(), recorder, hooks, listening:
+    with fake.shapes_only(), recorder.modules.watching(), torch.enable_grad(), recorder, hooks, listening:
         return setup.forward(batch)
 
 
 @contextmanager
-def _training(module: nn.Module) -> Iterator[None]:
-    """Put a model into training mode and restore every module's flag."""
+def mode_set(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put a model into training or evaluation mode inside the block, and restore every module's flag."""
     flags = {child: child.training for child in module.modules()}
-    module.train()
+    module.train(training)
     try:
         yield
     finally:
         for child, flag in flags.items():
             child.training = flag
-
-
-def _on_device_of(module: nn.Module, batch: Batch) -> Batch:
-    device = next((p.device for p in module.parameters()), None)
-    if device is None:
-        return batch
-    moved: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
-    return moved

@@ -22,6 +22,8 @@ from actbench.results.records import Failure
 LEAST_ROUNDS = 5
 _WARM_UP = 3
 _WARM_UP_SHARE = 4
+_LARGEST_KEPT = 31 << 20
+_ANY_BITS = 3  # for operators that ignore them
 
 
 def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: torch.device) -> list[tuple[float, ...]]:
@@ -34,10 +36,11 @@ def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: to
         device: The device that computes; on CUDA, the time is that between two events.
     """
     warm = time.perf_counter() + seconds / _WARM_UP_SHARE
-    for _ in range(_WARM_UP):
-        _each_once(calls)
-    while time.perf_counter() < warm:
-        _each_once(calls)
+    warmed = 0
+    while warmed < _WARM_UP or time.perf_counter() < warm:
+        for call in calls:
+            call()
+        warmed += 1
     timed = _timed_cuda if device.type == "cuda" else _timed
     found: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
@@ -47,11 +50,6 @@ def interleaved(calls: Sequence[Call], between: Call, seconds: float, device: to
             between()
             found[place].append(timed(calls[place]))
     return [tuple(runs) for runs in found]
-
-
-def _each_once(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _timed(call: Call) -> float:
@@ -70,16 +68,8 @@ def _timed_cuda(call: Call) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-_LARGEST_KEPT = 31 << 20
-_ANY_BITS = 3  # for operators that ignore them
-
-
 def device_named(name: DeviceName) -> torch.device:
-    """Return the device of this name.
-
-    Raises:
-        MeasurementError: The device is missing.
-    """
+    """Return the device of this name; a MeasurementError if it is missing."""
     if name == "cuda" and not torch.cuda.is_available():
         raise MeasurementError(
             "--device cuda: torch finds no CUDA device here; 'actbench doctor' says what is missing, and --device cpu "
@@ -135,11 +125,7 @@ def settle_heap() -> None:
 
 
 def measured(case: KernelCase, seconds: float) -> KernelTimes:
-    """Measure one case.
-
-    Raises:
-        KernelError: A kernel cannot be compiled or launched.
-    """
+    """Measure one case; a KernelError if a kernel cannot be compiled or launched."""
     bits = _ANY_BITS if case.bits is None else case.bits
     place = Place(case.rows, case.columns, getattr(torch, case.dtype), torch.device(case.device), bits)
     subject = SUBJECTS[case.operator](place)

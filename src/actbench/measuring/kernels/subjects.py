@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from actbench.codecs.tables import Table, table
+from actbench.codecs.tables import table
 from actbench.nn import piecewise
 from actbench.nn.activations import function_of
-from actbench.nn.stepwise import Steps, StepwiseActivation
+from actbench.nn.stepwise import StepwiseActivation
 from actbench.ops import bitpack, groupquant, mask, sketch, smaq, stepwise
 from actbench.ops.activate import activate, one_pass
 from actbench.ops.bitpack import packed_bytes
@@ -182,31 +182,29 @@ def _sketch(kind: sketch.Kind) -> Callable[[Place], Subject]:
     return subject
 
 
-def _layer(function: str, exact: nn.Module, steps: Callable[[int], Table | Steps], name: str) -> Callable[..., Subject]:
+def _layer(exact: nn.Module) -> Callable[[Place], Subject]:
+    name = type(exact).__name__
+
     def subject(place: Place) -> Subject:
         x, grad = place.normal(1).requires_grad_(), place.normal(2)
-        layer = StepwiseActivation(exact, steps(place.bits), name, x.detach())
+        steps = piecewise.relu() if name == "ReLU" else table(function_of(exact), place.bits)
+        layer = StepwiseActivation(exact, steps, name, x.detach())
         bits = layer.steps.bits
 
         def step(module: LayerLike) -> Call:
             return lambda: torch.autograd.grad(module(x), x, grad)
 
         least = 4 * place.bytes + 2 * place.codes(bits)
-        moved = least + (0 if _one_pass(function, place) else place.bytes)
-        called = f"nn.{type(exact).__name__}"
-        return Subject(step(layer), moved, least, bits, called, step(exact), (exact, step))
+        moved = least + (0 if _one_pass(name.lower(), place) else place.bytes)
+        return Subject(step(layer), moved, least, bits, f"nn.{name}", step(exact), (exact, step))
 
     return subject
 
 
-def _table_of(exact: nn.Module) -> Callable[[int], Table]:
-    return lambda bits: table(function_of(exact), bits)
-
-
 SUBJECTS: dict[str, Callable[[Place], Subject]] = {
-    "layer:gelu": _layer("gelu", nn.GELU(), _table_of(nn.GELU()), "GELU"),
-    "layer:silu": _layer("silu", nn.SiLU(), _table_of(nn.SiLU()), "SiLU"),
-    "layer:relu": _layer("relu", nn.ReLU(), lambda bits: piecewise.relu(), "ReLU"),
+    "layer:gelu": _layer(nn.GELU()),
+    "layer:silu": _layer(nn.SiLU()),
+    "layer:relu": _layer(nn.ReLU()),
     "stepwise_activate": _activate,
     "stepwise_encode": _encode,
     "stepwise_decode": _decode,

@@ -7,13 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map
-
 from actbench import schemes
 from actbench.errors import ActbenchError, OutOfMemoryError, first_line, is_out_of_memory
 from actbench.measuring.meters import footprint
+from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.watch import Watch
 from actbench.results.advice import PHASES, advice
 from actbench.results.measured import Communication, EstimatedTime, PeakParts, PhasePeaks
@@ -94,8 +91,11 @@ class Meter(Protocol):
         Raises:
             OutOfMemoryError: The step cannot run: an allocation failed.
         """
+        watch = Watch(step)
+        self.memory(step, watch)
+        return snapshot_of(watch.read())
 
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...] | None:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...] | None:
         """Run ``steps`` steps and return the seconds of each, or None when this meter has no clock.
 
         ``before`` is called before each step, and not timed.
@@ -119,9 +119,3 @@ def allocation_failures(device: str, memory_bytes: int, step: TrainStep | None =
             message += f"{format_bytes(held)}; "
         message += advice(phase, mostly_model=2 * held > memory_bytes, find=schemes.changing)
         raise OutOfMemoryError(message, phase) from error
-
-
-def moved(batch: Batch, device: str | torch.device) -> Batch:
-    """Return a batch with its tensors, in any nesting, on a device."""
-    found: Batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, dict(batch))
-    return found

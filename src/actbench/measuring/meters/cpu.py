@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from actbench.measuring.meters import footprint, tracedstep
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, at_once, moved
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once
 from actbench.measuring.meters.peak import Moments
-from actbench.measuring.meters.snapshot import snapshot_of
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
 from actbench.measuring.meters.watch import Watch
@@ -19,11 +17,10 @@ from actbench.ops import hostmemory
 from actbench.results.machine import available_memory_bytes
 from actbench.results.records import MeterName
 from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.base import moved
 
-_DEVICE = "the CPU"
 
-
-class CpuMeter:
+class CpuMeter(Meter):
     """Reads the allocations of torch's CPU allocator, and the wall clock, in separate passes.
 
     Without a memory limit a step may use the memory that is available on this machine now.
@@ -35,11 +32,9 @@ class CpuMeter:
     def __init__(self, memory_limit_bytes: int | None = None) -> None:
         self.memory_bytes: int = memory_limit_bytes or available_memory_bytes()
 
-    @contextmanager
-    def active(self, step: TrainStep | None = None) -> Iterator[None]:
+    def active(self, step: TrainStep | None = None) -> AbstractContextManager[None]:
         """Report failed allocations as :class:`actbench.errors.OutOfMemoryError`, with the phase of a step."""
-        with allocation_failures(_DEVICE, self.memory_bytes, step):
-            yield
+        return allocation_failures("the CPU", self.memory_bytes, step)
 
     def operators(self) -> AbstractContextManager[None]:
         """Let steps on fake tensors run the operators of this device."""
@@ -58,9 +53,6 @@ class CpuMeter:
         """Run the step twice and read the allocator's events of the second run.
 
         The first run is traced too, so that the bytes that it leaves, such as optimizer state, are known exactly.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
         """
         held = tracedstep.held_before(step)
         trace = AllocationTrace(made_node=watch.made_node if watch else None)
@@ -96,13 +88,7 @@ class CpuMeter:
             loss=loss.item(),
         ).against(self.memory_bytes)
 
-    def snapshot(self, step: TrainStep) -> dict[str, Any]:
-        """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""
-        watch = Watch(step)
-        self.memory(step, watch)
-        return snapshot_of(watch.read())
-
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...]:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...]:
         """Run steps and return the wall time of each; an OutOfMemoryError if an allocation failed."""
         taken = []
         with self.active(step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -14,14 +15,19 @@ import pynvml
 import torch
 
 from actbench.errors import MeasurementError
-from actbench.measuring.meters import cudatrace, footprint, profiles
-from actbench.measuring.meters.base import MemoryReading, allocation_failures, at_once, moved
+from actbench.measuring.meters import footprint, profiles, tracedstep
+from actbench.measuring.meters.base import MemoryReading, Meter, allocation_failures, at_once
 from actbench.measuring.meters.operators import device_operators
+from actbench.measuring.meters.stepevents import HostEvent, Origin
+from actbench.measuring.meters.trace import ON_HOST, STATE_ON_HOST, AllocationTrace
 from actbench.measuring.meters.tracedstep import TracedStep
 from actbench.measuring.meters.watch import Watch
+from actbench.results.ledger import OUTSIDE
 from actbench.results.measured import PeakParts
 from actbench.results.records import MeterName, Phase
+from actbench.results.timeline import OPTIMIZER
 from actbench.setup import Batch, TrainingSetup, TrainStep
+from actbench.workloads.base import moved
 
 
 def check(flag: str = "--meter", instead: str = "simulated") -> None:
@@ -39,7 +45,7 @@ def check(flag: str = "--meter", instead: str = "simulated") -> None:
         )
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """Reads the peak of torch's CUDA allocator on the current device, and the device's clock, in separate passes.
 
     The memory limit is the memory that the allocator may take from the device.
@@ -94,16 +100,12 @@ class CudaMeter:
         _set_allocator(step.setup)
         with self.active(step):
             if watch is not None:
-                return cudatrace.watched(step, watch, _settle, _read).against(self.memory_bytes)
+                return _watched(step, watch).against(self.memory_bytes)
             _settle(step)
             return _read(step).against(self.memory_bytes)
 
     def snapshot(self, step: TrainStep) -> dict[str, Any]:
-        """Run the step twice and return torch's own snapshot of the second run; its bytes are the requested ones.
-
-        Raises:
-            OutOfMemoryError: An allocation failed.
-        """
+        """Run the step twice and return torch's own snapshot of the second run; its bytes are the requested ones."""
         _set_allocator(step.setup)
         with self.active(step):
             _settle(step)
@@ -116,27 +118,20 @@ class CudaMeter:
                 torch.cuda.memory._record_memory_history(None)
         return found
 
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> tuple[float, ...]:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> tuple[float, ...]:
         """Run steps and return the time of each on the device's clock; an OutOfMemoryError if an allocation failed."""
-        clock = [_Span() for _ in range(steps)]
+        event = functools.partial(torch.cuda.Event, enable_timing=True)
+        spans = [(event(), event()) for _ in range(steps)]
         _set_allocator(step.setup)
         with self.active(step):
             torch.cuda.synchronize()
-            for span in clock:
+            for begin, end in spans:
                 before()
-                span.begin.record()
+                begin.record()
                 step()
-                span.end.record()
+                end.record()
             torch.cuda.synchronize()
-        return tuple(span.begin.elapsed_time(span.end) / 1000 for span in clock)
-
-
-class _Span:
-    """The two moments between which a step runs, on the device's clock."""
-
-    def __init__(self) -> None:
-        self.begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self.end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        return tuple(begin.elapsed_time(end) / 1000 for begin, end in spans)
 
 
 def _set_allocator(setup: TrainingSetup) -> None:
@@ -235,3 +230,38 @@ def _process_bytes() -> int | None:
     except pynvml.NVMLError:
         return None
     return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
+
+
+def _watched(step: TrainStep, watch: Watch) -> MemoryReading:
+    """Read a step, and give ``watch`` all allocations and frees; of host memory, the bytes between parts of the step.
+
+    Torch has two histories of its allocator. ``torch.cuda.memory._record_memory_history`` has requested bytes, but the
+    counters, and so the reported peak, count the bytes of blocks. Torch's profiler has the blocks, so that sums are
+    equal to the byte, and the operators around them.
+    """
+    held = [each for each in tracedstep.held_before(step) if each.device == "cuda"]
+    unseen_bytes = torch.cuda.memory_allocated() - sum(each.amount for each in held)
+    trace = AllocationTrace("cuda", watch.made_node)
+    traced = TracedStep(trace, step)
+    with trace, watch.watching(trace.around_module):
+        _settle(step)
+        reading = _read(step, traced)
+    found = traced.events(held, unseen_bytes=unseen_bytes)
+    if found.peak_bytes != reading.peak_bytes or any(amount < 0 for _, amount in found.events):
+        raise MeasurementError(
+            f"--timeline: torch's allocator counts a peak of {reading.peak_bytes:,} bytes, and its events in the "
+            f"profiler add up to {found.peak_bytes:,}: its holders are unknown here; measure without --timeline"
+        )
+    shift = len(found.events) - trace.events_until("end")
+    state = [tensor for tensor in footprint.optimizer_state(step.optimizer) if not tensor.is_cuda]
+    on_host = [HostEvent(at + shift, ON_HOST, amount) for at, amount in traced.host]
+    watch.events = replace(
+        found,
+        host=[HostEvent(0, STATE_ON_HOST, footprint.stored_bytes(state)), *on_host],  # state is there all the time
+        origins={
+            **found.origins,
+            ON_HOST: Origin(OUTSIDE, "moved by a scheme"),
+            STATE_ON_HOST: Origin(OPTIMIZER, "state"),
+        },
+    )
+    return reading

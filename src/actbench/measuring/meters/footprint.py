@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, UntypedStorage, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
@@ -66,11 +66,9 @@ def model_bytes(step: TrainStep) -> int:
 
 
 def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
-    """Return the weights that a model shared out over processes has of the others just now.
+    """Return the weights that a model shared out over processes has of the others just now, after its forward pass.
 
-    Args:
-        module: The model, which has run forward.
-        before: The storages' tensors of its weights before that, from :func:`own_weights`.
+    ``before`` are its :func:`own_weights` from before that.
     """
     known = {id(storage) for storage in map(Tensor.untyped_storage, before)}
     held = own_weights(module)
@@ -96,12 +94,16 @@ def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
+    """Yield the storages behind tensors; for a DTensor, of this process's share."""
+    return (plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+
+
 def stored_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the distinct storages of tensors; for a DTensor, of this process's share."""
-    found = [plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor)]
-    return sum(storage.nbytes() for storage in {id(storage): storage for storage in found}.values())
+    """Return the bytes of the distinct storages of tensors."""
+    return sum(storage.nbytes() for storage in {id(storage): storage for storage in storages(tensors)}.values())
 
 
 def addresses(tensors: Iterable[Tensor]) -> set[int]:
     """Return the addresses of the storages of real tensors."""
-    return {plain.untyped_storage().data_ptr() for tensor in tensors for plain in plain_tensors(tensor)}
+    return {storage.data_ptr() for storage in storages(tensors)}

@@ -112,13 +112,7 @@ class Moments:
     ) -> dict[int, Kind]:
         """Return the kind of each storage; storages that are not named are temporaries.
 
-        Args:
-            events: Events of the whole step and before it.
-            weights: Names of the storages of weights.
-            state: Names of those of optimizer state.
-            gradients: Names of those of gradients.
-            packed: Names of those that hold what a scheme packed.
-            communicated: What other processes send, and are sent.
+        ``weights``, ``state``, ``gradients`` and ``packed``, which a scheme packed, are names of storages.
         """
         held = set(alive(events[: self.begun]))
         live, saved, played = dict(events[: self.begun]), set[int](), self.begun

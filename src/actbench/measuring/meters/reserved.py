@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from actbench.measuring.meters.caching import CachingAllocator, OutOfSegments
-from actbench.measuring.meters.expandable import ExpandableAllocator
+from actbench.measuring.meters.caching import CachingAllocator, ExpandableAllocator, OutOfSegments
 from actbench.measuring.meters.peak import Event
 
 
@@ -21,11 +20,8 @@ def reserved_bytes(
     More than ``limit_bytes`` where an allocation would fail, be it that as many bytes are free in pieces that are too
     small: the device then becomes as much larger as each such allocation takes.
 
-    Args:
-        parts: What is allocated and freed.
-        limit_bytes: Of the device.
-        expandable: Whether segments may grow.
-        streams: Which of the storages are allocated on which stream; all others are on the one that computes.
+    Segments may grow if ``expandable``. ``streams`` says which storages are allocated on which stream; all others are
+    on the one that computes.
     """
     pools = _Pools(ExpandableAllocator if expandable else CachingAllocator, limit_bytes)
     of = streams or {}
@@ -59,23 +55,21 @@ class _Pools:
     def allocate(self, stream: str, name: int, amount: int) -> None:
         """Serve a request; where the device is full, all streams give back what is wholly free."""
         pool = self.of(stream)
-        others = [other for other in self._of.values() if other is not pool]
-        pool.limit_bytes = self._limit_bytes - sum(other.reserved_bytes for other in others)
+        pool.limit_bytes = self._limit_bytes - self._reserved_bytes + pool.reserved_bytes
         try:
             pool.allocate(name, amount)
         except OutOfSegments:
-            for other in others:
-                other.give_back()
-            self._allocate_beyond(pool, others, name, amount)
-        self.peak_bytes = max(self.peak_bytes, sum(each.reserved_bytes for each in self._of.values()))
+            for other in self._of.values():
+                if other is not pool:
+                    other.give_back()
+            pool.limit_bytes = self._limit_bytes - self._reserved_bytes + pool.reserved_bytes
+            try:
+                pool.allocate(name, amount)
+            except OutOfSegments:
+                pool.allocate_beyond(name, amount)
+                self._limit_bytes = max(self._limit_bytes, self._reserved_bytes)
+        self.peak_bytes = max(self.peak_bytes, self._reserved_bytes)
 
-    def _allocate_beyond(
-        self, pool: CachingAllocator, others: Sequence[CachingAllocator], name: int, amount: int
-    ) -> None:
-        taken = sum(other.reserved_bytes for other in others)
-        pool.limit_bytes = self._limit_bytes - taken
-        try:
-            pool.allocate(name, amount)
-        except OutOfSegments:
-            pool.allocate_beyond(name, amount)
-            self._limit_bytes = max(self._limit_bytes, taken + pool.reserved_bytes)
+    @property
+    def _reserved_bytes(self) -> int:
+        return sum(each.reserved_bytes for each in self._of.values())

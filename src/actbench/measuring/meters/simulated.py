@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,15 @@ from actbench.measuring.cost.clock import communication, estimate
 from actbench.measuring.cost.recorder import Done, Recorder
 from actbench.measuring.meters import footprint, simulatedstep, temporaries
 from actbench.measuring.meters import watch as watching
-from actbench.measuring.meters.base import MemoryReading, at_once
-from actbench.measuring.meters.micropasses import MicroPasses
+from actbench.measuring.meters.base import MemoryReading, Meter, at_once
 from actbench.measuring.meters.operators import device_operators
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.profiles import DeviceProfile
 from actbench.measuring.meters.reserved import reserved_bytes
-from actbench.measuring.meters.snapshot import snapshot_of
+from actbench.measuring.meters.simulatedstep import MicroPasses
 from actbench.measuring.meters.tracker import StorageTracker
 from actbench.measuring.meters.watch import Watch
+from actbench.nn import savedtensors
 from actbench.ops import hostmemory
 from actbench.ops.simulation import repeated_by
 from actbench.results.measured import EstimatedTime, PeakParts
@@ -39,7 +39,7 @@ _UNTIMED = (
 )
 
 
-class SimulatedMeter:
+class SimulatedMeter(Meter):
     """Counts the bytes of a step without computing it, in the same time for any batch.
 
     Without a memory limit a step may use all memory of the device.
@@ -129,13 +129,7 @@ class SimulatedMeter:
         timed = replace(reading, estimated=self._time(), communication=sent, untimed=untimed, simulated=kind)
         return timed.against(self.memory_bytes)
 
-    def snapshot(self, step: TrainStep) -> dict[str, Any]:
-        """Run the step, and return its events as a snapshot; see :mod:`actbench.measuring.meters.snapshot`."""
-        watch = Watch(step)
-        self.memory(step, watch)
-        return snapshot_of(watch.read())
-
-    def seconds(self, step: TrainStep, steps: int, before: Callable[[], None] = at_once) -> None:
+    def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
         return
 
@@ -169,7 +163,7 @@ def _read(
     def turn() -> None:
         passes.turn()
         if watch:
-            packed.update(simulatedstep.packed_names(tracker))
+            packed.update(tracker.names_of(savedtensors.packed_storages()))
 
     if watch:
         simulatedstep.own_before(watch, tracker)

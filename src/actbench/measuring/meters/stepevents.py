@@ -6,7 +6,7 @@ import bisect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from actbench.measuring.meters.peak import Event, alive
 from actbench.results.ledger import of_blocks
@@ -48,8 +48,6 @@ class StepEvents:
         peak_at: Number of events before the most bytes are alive.
         spans: The parts of the step, each with the number of events before it.
         kinds: The kinds of storages, by name; temporaries are left out.
-        origins: The origins of storages, by name.
-        host: The events in host memory.
     """
 
     events: Sequence[Event]
@@ -58,7 +56,7 @@ class StepEvents:
     spans: Sequence[tuple[Phase, int]]
     kinds: Mapping[int, Kind]
     origins: Mapping[int, Origin]
-    host: Sequence[HostEvent] = field(default=())
+    host: Sequence[HostEvent] = ()
 
     @property
     def peak_bytes(self) -> int:

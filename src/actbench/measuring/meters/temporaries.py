@@ -8,6 +8,7 @@ result: for the output, for the gradient of the input, and for the gradient of t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.measuring.meters.tracker import round_up
+from actbench.measuring.meters.caching import round_up
 
 _ONEDNN_BLOCK = 16 if "AVX512" in torch.backends.cpu.get_cpu_capability() else 8
 """Channels in one block of oneDNN's layouts, a register of floats; inputs with fewer channels are not copied."""
@@ -143,21 +144,6 @@ Formula = Callable[[Any, Any], int]
 """From an operator's arguments and its result to the bytes of its temporaries."""
 
 
-def cpu(func: Any, args: tuple[Any, ...], result: Any) -> int:
-    """Return the bytes of an operator's temporaries on the CPU."""
-    return _look_up(_CPU, func, args, result)
-
-
-def cuda(func: Any, args: tuple[Any, ...], result: Any) -> int:
-    """Return the bytes of an operator's temporaries on a CUDA device."""
-    return _look_up(_CUDA, func, args, result)
-
-
-def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], result: Any) -> int:
-    formula = table.get(func)
-    return 0 if formula is None else formula(args, result)
-
-
 def _batch_norm_backward(args: Any, result: Any) -> int:
     """The vectorised kernel makes a second gradient of the input; it needs both tensors in one layout."""
     grad, x = args[:2]
@@ -214,3 +200,12 @@ _CUDA: Mapping[Any, Formula] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
 }
+
+
+def _look_up(table: Mapping[Any, Formula], func: Any, args: tuple[Any, ...], result: Any) -> int:
+    formula = table.get(func)
+    return 0 if formula is None else formula(args, result)
+
+
+cpu, cuda = functools.partial(_look_up, _CPU), functools.partial(_look_up, _CUDA)
+"""Return the bytes of an operator's temporaries on a device, from the operator, its arguments and its result."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +49,6 @@ class AllocationTrace:
         self._marks: dict[str, int] = {}
         self._names: dict[str, dict[int, int]] = {}
         self._curve: list[int] = []
-        self._composite: dict[str, bool] = {}
         self.events: list[Event] = []
         self.origins: dict[int, Origin] = {}
 
@@ -90,10 +90,6 @@ class AllocationTrace:
     def peak_bytes(self, first: str, last: str) -> int:
         """Return the peak between two marks; only after leaving."""
         return self._curve[self.peak_at(first, last)]
-
-    def named(self, mark: str, address: int) -> int | None:
-        """Return the name in ``events`` of the storage at an address at a mark; only after leaving."""
-        return self._names[mark].get(address)
 
     def names(self, mark: str, addresses: Iterable[int]) -> set[int]:
         """Return the names in ``events`` of the storages at these addresses at a mark; only after leaving."""
@@ -157,23 +153,19 @@ class AllocationTrace:
                 return Origin(module, operator or inner or node)
             if _is_operator(name):
                 inner = inner or name
-                operator = operator if self._is_composite(name) else name
+                operator = operator if _is_composite(name) else name
             around = around.parent
         return Origin(OUTSIDE, operator or inner or _PYTHON)
 
-    def _is_composite(self, name: str) -> bool:
-        """Return whether an operator consists only of others, so that simulated steps do not see it."""
-        if name not in self._composite:
-            namespace, _, base = name.partition("::")
-            packet = getattr(getattr(torch.ops, namespace), base, None)
-            overloads = [] if packet is None else packet.overloads()
-            self._composite[name] = any(_is_composite(f"{name}.{each}".removesuffix(".default")) for each in overloads)
-        return self._composite[name]
 
-
-def _is_composite(overload: str) -> bool:
+@functools.cache
+def _is_composite(name: str) -> bool:
+    """Return whether an operator consists only of others, so that simulated steps do not see it."""
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    overloads = [f"{name}.{each}".removesuffix(".default") for each in ([] if packet is None else packet.overloads())]
     has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return torch._C._dispatch_has_kernel(overload) and has(overload, "CompositeImplicitAutograd")
+    return any(torch._C._dispatch_has_kernel(each) and has(each, "CompositeImplicitAutograd") for each in overloads)
 
 
 _PYTHON = "a number of Python's"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -13,12 +12,12 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench.measuring.meters import footprint
+from actbench.measuring.meters.caching import round_up
 from actbench.measuring.meters.peak import Communicated, Event
-from actbench.measuring.meters.resizing import resizes_told
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops import hostmemory
 from actbench.ops.hostmemory import is_host
-from actbench.ops.simulation import plain_tensors
 from actbench.workloads.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
@@ -29,7 +28,6 @@ Observe = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
 Made = Callable[[int, Any], None]
 """Receives the name of a new storage and the operator that made it; None for an older storage."""
 
-
 _COLLECTIVES = ("c10d", "_c10d_functional", "fsdp")
 
 
@@ -39,11 +37,6 @@ class Mark(NamedTuple):
     events: int
     names: int
     live_bytes: int
-
-
-def round_up(amount: int, block: int) -> int:
-    """Return the smallest multiple of ``block`` that is at least ``amount``."""
-    return -(-amount // block) * block
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -94,15 +87,22 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
         self._names = 0
         self.communicated = Communicated()
-        self._resizing = ExitStack()
+        self._resize: Any = None
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._resizing.enter_context(resizes_told(self._resized))
+        resize: Any = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:  # as FSDP2 does, of which no operator tells
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        self._resize, torch.UntypedStorage.resize_ = resize, resized  # type: ignore[assignment,method-assign]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._resizing.close()
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,10 +131,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _mark_new(self, tensors: Iterable[Tensor]) -> None:
         """Mark unknown storages as being in host memory."""
-        for tensor in tensors:
-            for plain in plain_tensors(tensor):
-                if id(plain.untyped_storage()) not in self._known:
-                    hostmemory.mark(plain.untyped_storage())
+        for storage in footprint.storages(tensors):
+            if id(storage) not in self._known:
+                hostmemory.mark(storage)
 
     def _communicate(self, func: Any, args: Any, kwargs: Any, found: Sequence[Tensor]) -> None:
         """Note what a collective reads and writes; of the operators of FSDP2 what they write, and what is gathered."""
@@ -165,14 +164,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, tensors: Iterable[Tensor], func: Any = None) -> None:
         """Count the storages of tensors that ``func`` made (None: older ones), or that have moved."""
-        for tensor in tensors:
-            for plain in plain_tensors(tensor):
-                self._enter(plain.untyped_storage(), func)
+        for storage in footprint.storages(tensors):
+            self._enter(storage, func)
         self._raise_peak()
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the names in ``events`` of the known storages of tensors."""
-        return self.names_of(plain.untyped_storage() for tensor in tensors for plain in plain_tensors(tensor))
+        return self.names_of(footprint.storages(tensors))
 
     def names_of(self, storages: Iterable[torch.UntypedStorage]) -> set[int]:
         """Return the names in ``events`` of known storages."""
@@ -292,7 +290,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _can_be_added_to(gradient: Any) -> bool:
     """Return whether autograd would add to a gradient in place, if nobody else referred to it.
 
-    A view, such as the gradient of a linear layer's weight or of a broadcast tensor, has a base, which is a second
-    reference to its memory.
+    A view, such as the gradient of a linear layer's weight, has a base, which is a second reference to its memory.
     """
     return isinstance(gradient, Tensor) and not gradient._is_view() and is_non_overlapping_and_dense_or_false(gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +12,10 @@ from torch import Tensor, UntypedStorage
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_flatten_with_path
 
+from actbench.measuring.inspection.recorder import Around, RunningModules
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.stepevents import Origin, StepEvents
-from actbench.measuring.modules import Around, RunningModules
 from actbench.nn import savedtensors
-from actbench.ops.simulation import plain_tensors
 from actbench.optim.wrapped import HoldsShares
 from actbench.results.ledger import OUTSIDE
 from actbench.results.timeline import BATCH, OPTIMIZER, Kind, Timeline
@@ -38,7 +37,6 @@ class Watch:
     No module is known for a model whose modules do not run one by one, such as a compiled one.
 
     Attributes:
-        step: The step.
         origins: The origin of each storage, by its name in the meter's events.
         events: The allocations and frees; None until the step was read.
     """
@@ -67,7 +65,7 @@ class Watch:
                 yield
                 return
             module = self.step.setup.module
-            self._modules = RunningModules(module) if around is None else RunningModules(module, around)
+            self._modules = RunningModules(module, around)
             with self._modules.watching():
                 yield
 
@@ -102,7 +100,7 @@ def before(step: TrainStep) -> list[HeldStorage]:
     groups = (("weights", weights(step)), ("optimizer", state(step)), ("batch", inputs), ("gradients", buckets))
     for kind, held in groups:
         for origin, tensors in held:
-            for storage in storages(tensors):
+            for storage in footprint.storages(tensors):
                 found.setdefault(id(storage), HeldStorage(kind, origin, storage))  # type: ignore[arg-type]
     return list(found.values())
 
@@ -136,13 +134,6 @@ def gradients(step: TrainStep) -> Owned:
         if parameter.grad is not None
     ]
     return [*owned, (Origin(OPTIMIZER, "gradient"), footprint.gradients(step))]
-
-
-def storages(tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-    """Yield the storages behind tensors."""
-    for tensor in tensors:
-        for plain in plain_tensors(tensor):
-            yield plain.untyped_storage()
 
 
 def _paths(step: TrainStep) -> Mapping[int, str]:

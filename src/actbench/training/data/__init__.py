@@ -59,62 +59,32 @@ class DataSet:
 
 __all__ = ["DataSet", "Kind", "Samples", "kind_of", "load", "names"]
 
-
-Load = Callable[[TrainingCase, int], DataSet]
-
-
-def _digits(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data.pictures import load_digits
-
-    return load_digits()
-
-
-def _cifar(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data.pictures import load_cifar
-
-    return load_cifar(int(case.data.removeprefix("cifar")))
-
-
-def _text(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data.generated import load_text
-
-    return load_text(length)
-
-
-def _reviews(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data.generated import load_reviews
-
-    return load_reviews(length)
-
-
-def _sentences(case: TrainingCase, length: int) -> DataSet:
-    from actbench.training.data import sentences
-
-    return sentences.load(case, length)
-
-
-_LOADERS: dict[str, tuple[Kind, Load]] = {
-    "digits": ("pictures", _digits),
-    "text": ("language", _text),
-    "reviews": ("sentences", _reviews),
-    "cifar10": ("pictures", _cifar),
-    "cifar100": ("pictures", _cifar),
-    "sst2": ("sentences", _sentences),
-    "mrpc": ("sentences", _sentences),
-    "rte": ("sentences", _sentences),
-    "stsb": ("ratings", _sentences),
-    "imdb": ("sentences", _sentences),
+_KINDS: dict[str, Kind] = {
+    "digits": "pictures",
+    "text": "language",
+    "reviews": "sentences",
+    "cifar10": "pictures",
+    "cifar100": "pictures",
+    "sst2": "sentences",
+    "mrpc": "sentences",
+    "rte": "sentences",
+    "stsb": "ratings",
+    "imdb": "sentences",
 }
 
 
 def names() -> list[str]:
     """Return the names of the data sets."""
-    return list(_LOADERS)
+    return list(_KINDS)
 
 
 def kind_of(name: str) -> Kind:
     """Return the kind of a data set without loading it; a UsageError if there is none of this name."""
-    return _known(name)[0]
+    if name not in _KINDS:
+        close = difflib.get_close_matches(name, _KINDS, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"there is no data set {name!r}; {hint}known: {', '.join(_KINDS)}")
+    return _KINDS[name]
 
 
 def load(case: TrainingCase, length: int) -> DataSet:
@@ -123,12 +93,18 @@ def load(case: TrainingCase, length: int) -> DataSet:
     Raises:
         UsageError: There is no such data set, a library that reads it is missing, or its files are.
     """
-    return _known(case.data)[1](case, length)
+    kind_of(case.data)
+    from actbench.training.data import generated, pictures
 
+    match case.data:
+        case "digits":
+            return pictures.load_digits()
+        case "cifar10" | "cifar100":
+            return pictures.load_cifar(int(case.data.removeprefix("cifar")))
+        case "text":
+            return generated.load_text(length)
+        case "reviews":
+            return generated.load_reviews(length)
+    from actbench.training.data import sentences
 
-def _known(name: str) -> tuple[Kind, Load]:
-    if name not in _LOADERS:
-        close = difflib.get_close_matches(name, _LOADERS, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise UsageError(f"there is no data set {name!r}; {hint}known: {', '.join(_LOADERS)}")
-    return _LOADERS[name]
+    return sentences.load(case, length)

@@ -24,27 +24,8 @@ FILE_NAME = "tokenizer.json"
 _PADDING = ("[PAD]", "<pad>", "<|endoftext|>", "</s>")
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Sentences as a model is shown them, with the size of the vocabulary.
-
-    Attributes:
-        ids: ``(n, length)`` int64.
-        beside: ``attention_mask (n, length)`` int64, 0 at padding, and ``token_type_ids`` where samples have two
-            sentences.
-    """
-
-    ids: Tensor
-    beside: dict[str, Tensor]
-    vocabulary: int
-
-
 class Tokenizer:
-    """Makes tokens of sentences, cut or padded to one length, by a ``tokenizer.json``.
-
-    Raises:
-        UsageError: The file cannot be read.
-    """
+    """Makes tokens of sentences, cut or padded to one length, by a ``tokenizer.json``; a UsageError if it is none."""
 
     def __init__(self, file: Path) -> None:
         import tokenizers
@@ -60,8 +41,18 @@ class Tokenizer:
             raise UsageError(f"{file} has no padding token: none of {', '.join(_PADDING)} is in it")
         self._pad = {"pad_token": token, "pad_id": self._tokenizer.token_to_id(token)}
 
-    def __call__(self, sentences: Sequence[Sequence[str]], length: int) -> Tokens:
-        """Return samples of one or two sentences each as ``length`` tokens."""
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def __call__(self, sentences: Sequence[Sequence[str]], length: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return samples of one or two sentences each as ``length`` tokens.
+
+        Returns:
+            Ids ``(n, length)`` int64; and ``attention_mask (n, length)`` int64, 0 at padding, with ``token_type_ids``
+            where samples have two sentences.
+        """
         self._tokenizer.enable_truncation(length)
         self._tokenizer.enable_padding(length=length, **self._pad)
         rows = [parts[0] if len(parts) == 1 else tuple(parts) for parts in sentences]
@@ -70,16 +61,11 @@ class Tokenizer:
         beside = {"attention_mask": torch.tensor([one.attention_mask for one in encoded])}
         if bool(types.any()):
             beside["token_type_ids"] = types
-        ids = torch.tensor([one.ids for one in encoded])
-        return Tokens(ids, beside, self._tokenizer.get_vocab_size())
+        return torch.tensor([one.ids for one in encoded]), beside
 
 
 def tokenizer_file(case: TrainingCase) -> Path:
-    """Return the tokenizer file of a run: what the recipe names, or the model's own.
-
-    Raises:
-        UsageError: There is none, or it cannot be had.
-    """
+    """Return the tokenizer file of a run: what the recipe names, or the model's own; a UsageError if there is none."""
     if case.tokenizer is not None:
         folder = Path(case.tokenizer).expanduser()
         return _in_folder(folder, case) if folder.is_dir() else _on_hub((case.tokenizer,), case)
@@ -170,36 +156,35 @@ def load(case: TrainingCase, length: int) -> DataSet:
 def _loaded(name: str, length: int, file: Path, folder: Path) -> DataSet:
     task, place, tokenizer = TASKS[name], folder / name, Tokenizer(file)
     found = _read(name, place)
-    vocabulary = 0
     samples = {}
     for split in ("train", task.held_back):
         if split not in found:
             raise UsageError(f"{place}: the data set has no split {split!r}; it has {', '.join(found)}")
-        samples[split], vocabulary = _samples(found[split], task, length, tokenizer, f"{place}: {split}")
+        samples[split] = _samples(found[split], task, length, tokenizer, f"{place}: {split}")
     return DataSet(
         name=name,
         kind="ratings" if task.classes == 1 else "sentences",
         train=samples["train"],
         validation=samples[task.held_back],
         classes=task.classes,
-        vocabulary=vocabulary,
+        vocabulary=tokenizer.vocabulary,
         metric=task.metric,
     )
 
 
-def _samples(split: Any, task: Task, length: int, tokenizer: Tokenizer, place: str) -> tuple[Samples, int]:
+def _samples(split: Any, task: Task, length: int, tokenizer: Tokenizer, place: str) -> Samples:
     missing = [column for column in (*task.columns, "label") if column not in split.column_names]
     if missing:
         raise UsageError(f"{place} has no column {missing[0]!r}; it has {', '.join(split.column_names)}")
     sentences = list(zip(*(split[column] for column in task.columns), strict=True))
-    tokens = tokenizer(sentences, length)
+    ids, beside = tokenizer(sentences, length)
     labels = torch.tensor(list(split["label"]))
     if task.classes > 1 and not (int(labels.min()) >= 0 and int(labels.max()) < task.classes):
         raise UsageError(
             f"{place} has labels from {int(labels.min())} to {int(labels.max())}, not {task.classes} classes"
         )
     labels = labels.float() if task.classes == 1 else labels.long()
-    return Samples(tokens.ids, labels, tokens.beside), tokens.vocabulary
+    return Samples(ids, labels, beside)
 
 
 def _read(name: str, place: Path) -> Any:

@@ -113,22 +113,15 @@ def _row_sums(values: Tensor, rows: Tensor, nodes: int) -> Tensor:
     return values.new_zeros(nodes, values.shape[1]).index_add_(0, rows, values)
 
 
-def _edge_sum_cpu(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
+def _edge_sum(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
     _check(row_pointers, columns, x)
     summed = torch.empty_like(x, memory_format=torch.contiguous_format)
     for head in range(x.shape[1]):
         matrix = _matrix(row_pointers, columns, weights[:, head].to(x.dtype))
-        # Unlike MKL's product, the product with a reduction takes half types and does not copy the indices.
-        summed[:, head] = torch.sparse.mm(matrix, x[:, head], "sum")
-    return summed
-
-
-def _edge_sum_cuda(row_pointers: Tensor, columns: Tensor, weights: Tensor, x: Tensor) -> Tensor:
-    _check(row_pointers, columns, x)
-    summed = torch.empty_like(x, memory_format=torch.contiguous_format)
-    for head in range(x.shape[1]):
-        matrix = _matrix(row_pointers, columns, weights[:, head].to(x.dtype))
-        torch.mm(matrix, x[:, head], out=summed[:, head])
+        if x.is_cuda:
+            torch.mm(matrix, x[:, head], out=summed[:, head])
+        else:  # unlike MKL's product, the product with a reduction takes half types and does not copy the indices
+            summed[:, head] = torch.sparse.mm(matrix, x[:, head], "sum")
     return summed
 
 
@@ -185,10 +178,9 @@ library.define(
     "edge_dot(Tensor row_pointers, Tensor columns, Tensor left, Tensor right) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )  # type: ignore[no-untyped-call]
-library.impl("edge_sum", _edge_sum_cpu, "CPU")  # type: ignore[no-untyped-call]
-library.impl("edge_sum", _edge_sum_cuda, "CUDA")  # type: ignore[no-untyped-call]
-library.impl("edge_dot", _edge_dot, "CPU")  # type: ignore[no-untyped-call]
-library.impl("edge_dot", _edge_dot, "CUDA")  # type: ignore[no-untyped-call]
+for _key in ("CPU", "CUDA"):
+    library.impl("edge_sum", _edge_sum, _key)  # type: ignore[no-untyped-call]
+    library.impl("edge_dot", _edge_dot, _key)  # type: ignore[no-untyped-call]
 torch.library.register_fake("actbench::edge_sum", _edge_sum_fake, lib=library)
 torch.library.register_fake("actbench::edge_dot", _edge_dot_fake, lib=library)
 

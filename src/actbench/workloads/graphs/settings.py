@@ -16,11 +16,10 @@ from actbench.errors import ModelError
 from actbench.results.records import Built, Case, Data
 from actbench.setup import Batch, TrainingSetup
 from actbench.workloads import base, folder
-from actbench.workloads.building import construct, float_type
+from actbench.workloads.base import construct, float_type
 from actbench.workloads.graphs import generated
 from actbench.workloads.graphs.aggregation import Graph
 from actbench.workloads.graphs.networks import GAT, GCN, GraphSAGE
-from actbench.workloads.optimizers import make_optimizer
 
 ARXIV_NODES, ARXIV_TRAINING_NODES = 169_343, 90_941
 ARXIV_PAIRS = 1_157_799  # 1,166,243 citations, of which 8,444 repeat another in the other direction
@@ -132,7 +131,7 @@ NETWORKS = {
 TASK = "node-classification"
 
 
-class GraphWorkload:
+class GraphWorkload(base.Workload):
     """A graph network on a whole generated graph, with cross-entropy at its training nodes.
 
     The batch size is the number of graphs: n copies of one graph with no edge between them, each with its own
@@ -152,20 +151,13 @@ class GraphWorkload:
         self.settings = self.network.changed(changes, case.model)
         self.case = case
         self.spec = case.model
-        self.weights_origin = "random"
-        self.warnings: tuple[str, ...] = ()
 
     def setup(self, *, materialize: bool, seed: int) -> TrainingSetup:
         """Build the network in training mode with its loss and optimizer."""
         module = construct(lambda: self.network.module(self.settings), materialize=materialize, seed=seed)
         self.weights_origin = "random" if materialize else folder.without_values(self.case.weights)
-        return TrainingSetup(
-            module=module.to(self._dtype),
-            loss=_loss,
-            make_optimizer=make_optimizer(self.case.optimizer),
-            autocast_dtype=getattr(torch, self.case.autocast) if self.case.autocast else None,
-            built=Built(model_class=type(module).__name__, task=TASK),
-        )
+        built = Built(model_class=type(module).__name__, task=TASK)
+        return base.setup_of(self.case, module.to(self._dtype), _loss, built=built)
 
     def batch(self, batch_size: int, *, seed: int) -> Batch:
         """Make a batch of ``batch_size`` graphs, with N nodes and E edges in all.

@@ -12,9 +12,8 @@ from transformers import Qwen3Config
 
 from actbench import workloads
 from actbench.fitting.choices import Stack, case_of, choices_for
-from actbench.fitting.copies import Copies
-from actbench.fitting.levels import LEVELS
-from actbench.fitting.needs import Needs
+from actbench.fitting.leftout import LEVELS
+from actbench.fitting.needs import Copies, Needs
 from actbench.fitting.search import Search
 from actbench.measuring.bench import measure
 from actbench.results.measured import Measurement, Outcome

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from actbench.fitting.refusals import Refusals
+from actbench.fitting.leftout import Refusals
 
 
 def stack(*names: str) -> Any:

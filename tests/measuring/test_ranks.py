@@ -7,7 +7,7 @@ from torch import distributed
 
 from actbench import schemes
 from actbench.errors import MeasurementError
-from actbench.measuring import bench, processes
+from actbench.measuring import bench, ranks
 from actbench.measuring.meters.cpu import CpuMeter
 from actbench.results.measured import Mesh
 from actbench.results.records import Case
@@ -34,7 +34,7 @@ def test_a_real_group_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_real_step_needs_as_many_processes() -> None:
     with pytest.raises(MeasurementError, match="spreads the model over 8 processes, and there is 1: start 'torchrun"):
-        processes.mesh(schemes.build("fsdp:8"), CpuMeter())
+        ranks.mesh(schemes.build("fsdp:8"), CpuMeter())
 
 
 def test_what_is_saved_is_listed_for_one_process() -> None:

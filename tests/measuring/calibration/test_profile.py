@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from actbench.measuring.calibration.findings import by_kind, found_in, peaks
+from actbench.measuring.calibration.profile import by_kind, found_in, peaks
 from actbench.measuring.calibration.stopwatch import Sample, Stopwatch
 from actbench.measuring.cost.work import Work
 
