@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 import platformdirs
 
 from actbench.cli import (  # noqa: F401  (each has verbs)
-    calibrate,
     convert,
     doctor,
     encodings,

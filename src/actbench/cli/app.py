@@ -1,4 +1,7 @@
-"""The typer application, and functions that make options; the only file that imports typer."""
+"""The typer application, functions that make options, and the panels that hold them in ``--help``.
+
+No other file imports typer.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,44 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from actbench.cli.panels import panel_of
 from actbench.errors import encodable, shortened
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
+
+PANELS = {
+    "What is trained": (
+        "--batch-size --sequence-length --image-size --dtype --autocast --optimizer --task --attention --weights "
+        "--trust-remote-code --seed"
+    ),
+    "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
+    "How it is measured": (
+        "--meter --device-profile --memory-limit --max-batch --require-fit --measure --device --steps --seconds "
+        "--time-by --timeline --ledger --top --all"
+    ),
+    "How it is run": (
+        "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
+        "--cores-per-run --resources --checkpoints --checkpoint-seconds --trust-recipe --dry-run"
+    ),
+    "What is written": (
+        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "
+        "--export-timeline --export-snapshot"
+    ),
+}
+"""The names of flags by the title of their panel, in the order of the help page."""
+
+_PLACES = {
+    name: (panel, place) for panel, text in enumerate(PANELS.values()) for place, name in enumerate(text.split())
+}
+
+
+def panel_of(name: str) -> str | None:
+    """Return the title of a flag's panel, or None; flags without a panel are in verbs with few flags."""
+    return list(PANELS)[_PLACES[name][0]] if name in _PLACES else None
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """Return the position of a flag in a help page; flags without a panel come last."""
+    return _PLACES.get(name, (len(PANELS), 0))
+
 
 # The usage error of click, or of the copy of click inside newer versions of typer.
 _WrongUsage: Any = typer.BadParameter.__base__
@@ -27,7 +65,7 @@ def _shortened() -> Iterator[None]:
         raise
 
 
-_FIRST = ("sweep", "measure", "fit", "convert", "train", "report", "compare")
+_FIRST = ("sweep", "measure", "fit", "convert", "train", "report", "compare", "kernels", "calibrate")
 
 
 class _Verbs(typer.core.TyperGroup):

@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from actbench.cli.app import argument, count_option, named, one_of, option, path_named, seconds_option
-from actbench.cli.panels import place_of
+from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
