@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import app, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import call_task, export, readers, remark, show
+from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
 from actbench.errors import UsageError
 from actbench.units import format_bytes, format_seconds, parse_bytes
 

@@ -14,7 +14,7 @@ from typing import Literal
 import platformdirs
 
 from actbench.cli.app import Exit, app
-from actbench.cli.consoles import console
+from actbench.cli.printing import console
 from actbench.results.machine import available_memory_bytes, machine
 from actbench.units import format_bytes
 

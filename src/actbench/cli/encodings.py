@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import app, argument, count_option, option
 from actbench.cli.flags import expanded
-from actbench.cli.outputs import ExportFlags, JsonOption
-from actbench.cli.printing import export, remark, show
+from actbench.cli.printing import ExportFlags, JsonOption, export, remark, show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

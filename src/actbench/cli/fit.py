@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
+from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
 from actbench.errors import UsageError
 from actbench.results.records import Optimizer
 from actbench.units import format_bytes, parse_bytes

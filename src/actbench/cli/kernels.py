@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from actbench.cli.app import app, option, path_named, seconds_option
 from actbench.cli.flags import OutputOption, expanded
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import command_line, export, finish, progress_shown, remark, show
+from actbench.cli.printing import ExportFlags, command_line, export, finish, progress_shown, remark, show
 from actbench.errors import StoreError, UsageError
 
 DeviceOption = Annotated[

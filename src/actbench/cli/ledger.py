@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import count_option, option
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import call_task, export, show
+from actbench.cli.printing import ExportFlags, call_task, export, show
 from actbench.results.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:

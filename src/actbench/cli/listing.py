@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import app, argument
-from actbench.cli.consoles import console
+from actbench.cli.printing import console
 from actbench.errors import UsageError
 from actbench.units import format_bytes
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import Exit, app, argument, option, path_named
 from actbench.cli.flags import expanded
-from actbench.cli.outputs import ExportFlags, ResultFlags
-from actbench.cli.printing import export, remark, show
+from actbench.cli.printing import ExportFlags, ResultFlags, export, remark, show
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from actbench.cli.flags import (
     schemes_from,
 )
 from actbench.cli.ledger import LedgerFlags, list_saved
-from actbench.cli.outputs import ResultFlags
-from actbench.cli.printing import command_line, export, finish, progress_shown, show
+from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
 from actbench.errors import ModelError, UsageError
 

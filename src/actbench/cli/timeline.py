@@ -11,9 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import STDOUT, option, path_named
-from actbench.cli.consoles import console
-from actbench.cli.outputs import ResultFlags
-from actbench.cli.printing import call_task, html_page, readers, remark, show, write_files
+from actbench.cli.printing import ResultFlags, call_task, console, html_page, readers, remark, show, write_files
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import Exit, app, argument, count_option, named, option, path_named, seconds_option
 from actbench.cli.clusters import TrainClusterFlags
-from actbench.cli.consoles import console
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import command_line, export, finish, progress_shown, readers
+from actbench.cli.printing import ExportFlags, command_line, console, export, finish, progress_shown, readers
 
 if TYPE_CHECKING:
     from actbench.experiments.experiment import ExperimentResult
