@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from actbench.errors import MeasurementError, first_line
+from actbench.experiments.cluster.cluster import LOOK_SECONDS, Needs, Node, Nodes
 from actbench.experiments.cluster.node import Reply
-from actbench.experiments.cluster.nodes import LOOK_SECONDS, Needs, Node, Nodes
 
 ItemT = TypeVar("ItemT")
 ReplyT = TypeVar("ReplyT", bound=Reply)

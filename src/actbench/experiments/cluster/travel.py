@@ -1,14 +1,17 @@
-"""Which files of the user's own cases and runs name: they travel to the nodes."""
+"""What travels to the nodes, the files that cases and runs name, and where what came back was done."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from actbench.errors import UsageError
-from actbench.experiments.cluster import node
-from actbench.results.records import Case
+from actbench.experiments.cluster.node import Reply, Shared
+from actbench.results.machine import provenance
+from actbench.results.records import Case, Data
 from actbench.results.runs import TrainingCase
 from actbench.results.sources import sources
 
@@ -21,7 +24,7 @@ def shared_of(cases: Iterable[Case | TrainingCase]) -> str:
     Raises:
         UsageError: As of :func:`files_of`.
     """
-    return node.Shared(files=files_of(cases), sources=sources()).model_dump_json()
+    return Shared(files=files_of(cases), sources=sources()).model_dump_json()
 
 
 def files_of(cases: Iterable[Case | TrainingCase]) -> dict[str, str]:
@@ -59,3 +62,30 @@ def _text(name: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"--cluster: {name} is no text ({error.reason}), and does not travel to the nodes") from None
+
+
+CaseT = TypeVar("CaseT", bound=Data)
+
+
+@dataclass
+class Origins(Generic[CaseT]):
+    """Machine, versions and command of the records of cases that ended and were not stored yet.
+
+    All records of a node share one description of it.
+    """
+
+    command: str
+    _of: dict[CaseT, Mapping[str, Any]] = field(default_factory=dict)
+    _shared: dict[tuple[Any, ...], Mapping[str, Any]] = field(default_factory=dict)
+
+    def note(self, cases: Iterable[CaseT], reply: Reply | None) -> None:
+        """Note where cases ended; None where a node was lost with them: this machine says so."""
+        key = () if reply is None else (reply.machine, reply.versions)
+        if key not in self._shared:
+            said = provenance(self.command) if reply is None else {"machine": reply.machine, "versions": reply.versions}
+            self._shared[key] = {**said, "command": self.command}
+        self._of.update(dict.fromkeys(cases, self._shared[key]))
+
+    def pop(self, case: CaseT) -> Mapping[str, Any]:
+        """Return the provenance fields of a case's record, and forget the case."""
+        return self._of.pop(case)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from actbench.errors import MeasurementError, first_line
-from actbench.experiments.ranks.messages import Hello
+from actbench.experiments.ranks.follower import Hello
 from actbench.experiments.ranks.team import Link, Team
 from actbench.experiments.runner.processes import deadline_after, left_until
 from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ from typing import Self, TypeVar
 from pydantic import ValidationError
 
 from actbench.errors import MeasurementError
-from actbench.experiments.runner import merged
 from actbench.experiments.runner.member import (
     LocalMember,
     Member,
@@ -101,8 +101,7 @@ class _Limited:
 class IsolatedProcess(_Limited):
     """A process that answers requests, and whose death or delay is a failure.
 
-    ``timeout_seconds`` limits the time that it may work; waiting for its turn is not work. ``what`` it works on, and
-    ``again``, what has it tried again, are for messages. ``died`` is whether the process ended without an answer.
+    ``what`` it works on, and ``again``, what has it tried again, are for messages.
     """
 
     def __init__(self, server: ForkServer, timeout_seconds: float | None, *, what: str, again: str) -> None:
@@ -143,8 +142,7 @@ class IsolatedProcess(_Limited):
 class CaseSession(_Limited):
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
-    ``timeout_seconds`` limits the time that the processes may work; waiting for its turn is not work. Where one of
-    several fails, so does the case, and the others are killed. ``died`` is whether one ended without an answer.
+    Where one of several fails, so does the case, and the others are killed.
     """
 
     def __init__(
@@ -159,14 +157,14 @@ class CaseSession(_Limited):
         replies = self._ask([Question.memory(request) for request in self._requests])
         if isinstance(replies, Failure):
             return replies
-        return merged.measurement([reply for reply in replies if isinstance(reply, Measurement)])
+        return merged([reply for reply in replies if isinstance(reply, Measurement)])
 
     def time(self, steps: int) -> tuple[float, ...] | Failure | None:
         """Run one round of timed steps; None where the meter has no clock."""
         replies = self._ask([Question.time(steps)] * len(self._members))
         if isinstance(replies, Failure):
             return replies
-        return merged.seconds([reply.steps for reply in replies if isinstance(reply, Seconds)])
+        return slowest([reply.steps for reply in replies if isinstance(reply, Seconds)])
 
     def _ask(self, questions: Sequence[Question]) -> list[AnyReply] | Failure:
         """Ask each process its question, and return their answers by rank, or the failure of one.
@@ -255,3 +253,30 @@ class IsolatedSession(CaseSession):
     ) -> None:
         request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu)
         super().__init__([LocalMember(server)], [request], timeout_seconds)
+
+
+def merged(found: Sequence[Measurement]) -> Measurement:
+    """Return the measurement of the rank with the largest peak, with what all of them say of their own."""
+    largest = max(found, key=lambda one: one.peak_bytes)
+    if len(found) == 1:
+        return largest
+    losses = [one.loss for one in found if one.loss is not None]
+    own = {
+        "rank_peak_bytes": tuple(one.peak_bytes for one in found),
+        "reserved_bytes": _most([one.reserved_bytes for one in found]),
+        "process_bytes": _most([one.process_bytes for one in found]),
+        "over_limit_bytes": _most([one.over_limit_bytes for one in found]),
+        "loss": statistics.fmean(losses) if losses else None,
+        "warnings": tuple(dict.fromkeys(warning for one in found for warning in one.warnings)),
+    }
+    return largest.model_copy(update=own)
+
+
+def slowest(found: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:
+    """Return the time of each step on the slowest rank; None where a meter has no clock."""
+    timed = [steps for steps in found if steps is not None]
+    return tuple(map(max, zip(*timed, strict=True))) if len(timed) == len(found) else None
+
+
+def _most(found: Sequence[int | None]) -> int | None:
+    return max((each for each in found if each is not None), default=None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actbench.experiments.ranks.team import Sessions
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.sessions import Sessions
 from actbench.measuring import search
 from actbench.results.measured import LargestBatch, Measurement, Outcome
 from actbench.results.records import Case, Failure
