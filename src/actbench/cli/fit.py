@@ -16,9 +16,8 @@ from actbench.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from actbench.fitting import Fit
-    from actbench.results.fits import Asked
+    from actbench.results.fits import Asked, Tried
     from actbench.results.records import Case
-    from actbench.results.tables.fitted import Tried
 
 
 def _optimizer(text: str) -> str:

@@ -245,7 +245,7 @@ def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
     Raises:
         UsageError: Nothing was simulated for a device with known rates.
     """
-    from actbench.results.tables.operators import operator_tables
+    from actbench.results.tables.step import operator_tables
 
     tables = operator_tables(records)
     if not tables:

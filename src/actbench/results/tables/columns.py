@@ -13,10 +13,9 @@ from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import FIRST_DIAGNOSTICS
 from actbench.results.records import Failure
 from actbench.results.tables import computed
-from actbench.results.tables.column import Column as Column
-from actbench.results.tables.column import Item
 from actbench.results.tables.entries import Entry
-from actbench.results.tables.values import Spread, Unit, Value, change, quotient
+from actbench.results.tables.values import Column as Column
+from actbench.results.tables.values import Item, Spread, Unit, Value, change, quotient
 
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actbench.results.fits import FitRecord, step_seconds_of
+from actbench.results.fits import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
 from actbench.results.measured import Measurement
 from actbench.results.records import Failure
-from actbench.results.tables.column import Item
 from actbench.results.tables.columns import Column, with_spread
-from actbench.results.tables.fitted import Fitted, Tried, fitted, simulated
 from actbench.results.tables.table import Table, fill
-from actbench.results.tables.values import Spread, Value, change, step_time
+from actbench.results.tables.values import Item, Spread, Value, change, step_time
 from actbench.units import format_bytes, format_seconds
 
 FIT_TITLE = "What fits"

@@ -15,7 +15,7 @@ from actbench.results.render.page.timeline import memory_over_step
 from actbench.results.tables.computed import step_time_of
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.groups import group_of, unbeaten, what_is_measured
-from actbench.results.tables.timeline import with_timelines
+from actbench.results.tables.step import with_timelines
 from actbench.results.tables.values import write
 from actbench.units import format_bytes, format_seconds
 

@@ -7,7 +7,7 @@ from typing import Any
 from actbench.results.plain import plain
 from actbench.results.render.page import marks
 from actbench.results.render.page.pictures import Picture
-from actbench.results.tables.timeline import display_holder
+from actbench.results.tables.step import display_holder
 from actbench.results.timeline import TITLES, Kind, Timeline
 from actbench.units import format_bytes
 
