@@ -193,8 +193,7 @@ def _global_options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show the traceback of an error, and of failed cases."),
+        bool, typer.Option("--debug", help="Show the traceback of an error, and of failed cases.")
     ] = False,
 ) -> None:
     """Options of every verb; the entry point reads ``--debug`` before any verb runs."""

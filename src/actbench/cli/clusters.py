@@ -70,8 +70,7 @@ class GpuClusterFlags(ClusterFlags):
     """Where cases run of which some need a GPU."""
 
     gpus_per_case: Annotated[
-        float | None,
-        option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0),
+        float | None, option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0)
     ] = None
 
     def _on(self, address: str) -> Cluster:

@@ -24,8 +24,7 @@ def convert(
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
     batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
     timeout: Annotated[
-        float,
-        seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1),
+        float, seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1)
     ] = 1800.0,
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that the conversion may use (default: all that is free).")

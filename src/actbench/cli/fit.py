@@ -92,8 +92,7 @@ def fit(
         ),
     ] = None,
     budget: Annotated[
-        float,
-        seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1),
+        float, seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1)
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     nodes: ClusterFlags,

@@ -107,8 +107,7 @@ def calibrate(
     ] = None,
     force: Annotated[bool, option("--force", "Replace a file that is there.")] = False,
     budget: Annotated[
-        float,
-        seconds_option("--budget", "Seconds after which nothing new is measured.", least=1),
+        float, seconds_option("--budget", "Seconds after which nothing new is measured.", least=1)
     ] = 100.0,
     exports: ExportFlags,
 ) -> None:

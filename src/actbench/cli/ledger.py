@@ -23,12 +23,10 @@ class LedgerFlags:
     """Flags: what is listed instead of measured."""
 
     ledger: Annotated[
-        bool,
-        option("--ledger", "Measure nothing; list every tensor that is saved for backward, on fake tensors."),
+        bool, option("--ledger", "Measure nothing; list every tensor that is saved for backward, on fake tensors.")
     ] = False
     top: Annotated[
-        int | None,
-        count_option("--top", "With --ledger: the largest rows of each table (default: 20)."),
+        int | None, count_option("--top", "With --ledger: the largest rows of each table (default: 20).")
     ] = None
     everything: Annotated[
         bool, option("--all", "With --ledger: all rows in the order of the run, also those of 0 B.")

@@ -29,13 +29,7 @@ from actbench.experiments.runner.processes import (
     deadline_after,
     left_until,
 )
-from actbench.experiments.runner.worker import (
-    AnyReply,
-    CaseRequest,
-    GarbledError,
-    Lost,
-    Seconds,
-)
+from actbench.experiments.runner.worker import AnyReply, CaseRequest, GarbledError, Lost, Seconds
 from actbench.results.machine import memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure

@@ -147,13 +147,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
 PROCESSES: Column[Entry] = Column("processes", "Processes", "count", computed.processes, detail=1)
 
 OPTIMIZER_STATE: Column[Entry] = Column(
-    "optimizer_bytes",
-    "Optimizer state",
-    "bytes",
-    _measured("optimizer_bytes"),
-    "lower",
-    detail=1,
-    short="optimizer",
+    "optimizer_bytes", "Optimizer state", "bytes", _measured("optimizer_bytes"), "lower", detail=1, short="optimizer"
 )
 
 VS_PREVIOUS: tuple[Column[Entry], ...] = (

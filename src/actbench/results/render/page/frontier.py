@@ -96,10 +96,7 @@ def error_beside_memory(rows: Values, memory: marks.Scale) -> Picture:
     )
 
 
-_SIDES = {
-    "align": {"expr": "datum.at_right ? 'right' : 'left'"},
-    "dx": {"expr": "datum.at_right ? -8 : 8"},
-}
+_SIDES = {"align": {"expr": "datum.at_right ? 'right' : 'left'"}, "dx": {"expr": "datum.at_right ? -8 : 8"}}
 
 
 def _choose_sides(values: list[dict[str, Any]], field: str) -> None:

@@ -87,18 +87,9 @@ def _spans(timeline: Timeline, x: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a line at the beginning of each part of the step, with its name if there are few parts."""
     data = {"values": [{"at": span.start, "phase": span.phase} for span in timeline.spans]}
     rule = {"type": "rule", "color": marks.colour("dim"), "strokeDash": [2, 3]}
-    text = {
-        "type": "text",
-        "color": marks.colour("dim"),
-        "y": -6,
-        "align": "left",
-        "baseline": "bottom",
-    }
+    text = {"type": "text", "color": marks.colour("dim"), "y": -6, "align": "left", "baseline": "bottom"}
     named = {"data": data, "mark": text, "encoding": {"x": x, "text": {"field": "phase", "type": "nominal"}}}
-    return [
-        {"data": data, "mark": rule, "encoding": {"x": x}},
-        *([named] if len(timeline.spans) <= _FEW_SPANS else []),
-    ]
+    return [{"data": data, "mark": rule, "encoding": {"x": x}}, *([named] if len(timeline.spans) <= _FEW_SPANS else [])]
 
 
 def _peak(timeline: Timeline, x: dict[str, Any], scale: marks.Scale) -> list[dict[str, Any]]:

@@ -55,12 +55,7 @@ def _picture(chart: Chart) -> Picture:
     x, y = marks.axis("step", "steps"), marks.axis("value", plain(chart.y))
     band = {
         "mark": {"type": "area", "opacity": 0.13},
-        "encoding": {
-            "x": x,
-            "y": {**y, "field": "low"},
-            "y2": {"field": "high"},
-            "color": color,
-        },
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
     }
     line = {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": {"x": x, "y": y, "color": color}}
     points = {
