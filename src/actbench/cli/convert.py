@@ -7,6 +7,7 @@ from actbench.cli.app import app, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
 from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
 from actbench.errors import UsageError
+from actbench.results.records import Case
 from actbench.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ def convert(
     from actbench.experiments.runner.runner import PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.converted import ConversionReport, ConversionRequest, sites_table, unreached_table
-    from actbench.results.records import Case
 
     if len(flags.schemes) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")

@@ -11,13 +11,12 @@ from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
 from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
 from actbench.errors import UsageError
-from actbench.results.records import Optimizer
+from actbench.results.records import Case, Optimizer
 from actbench.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from actbench.fitting import Fit
     from actbench.results.fits import Asked, Tried
-    from actbench.results.records import Case
 
 
 def _optimizer(text: str) -> str:
@@ -158,7 +157,6 @@ def fit(
 
 def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tuple[Case, Asked]:
     from actbench.results.fits import Asked
-    from actbench.results.records import Case
 
     if flags.device_profile is None:
         raise UsageError(

@@ -9,6 +9,7 @@ from actbench.cli.app import app, option, path_named, seconds_option
 from actbench.cli.flags import OutputOption, expanded
 from actbench.cli.printing import ExportFlags, command_line, export, finish, progress_shown, remark, show
 from actbench.errors import StoreError, UsageError
+from actbench.results.machine import find_gpu, machine
 
 DeviceOption = Annotated[
     Literal["cpu", "cuda"] | None,
@@ -66,7 +67,6 @@ def kernels(
     actbench kernels --device cuda --dtype bfloat16 --output results
     """
     from actbench.measuring.kernels import choices
-    from actbench.results.machine import find_gpu
 
     where = device or ("cuda" if find_gpu() else "cpu")
     plan = choices.Plan(
@@ -126,7 +126,6 @@ def calibrate(
     actbench measure resnet50 -s checkpoint -b 8 --meter simulated --device-profile here.toml
     """
     from actbench.results.calibration import calibration_table
-    from actbench.results.machine import find_gpu, machine
     from actbench.results.render import exports as files
 
     where = device or ("cuda" if find_gpu() else "cpu")

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import count_option, option
 from actbench.cli.printing import ExportFlags, call_task, export, show
-from actbench.results.records import SCHEMA_VERSION
+from actbench.results.records import SCHEMA_VERSION, Case
+from actbench.results.tables import Table
 
 if TYPE_CHECKING:
     from actbench.experiments.recipes import Recipe
     from actbench.results.ledger import Ledger
-    from actbench.results.records import Case
-    from actbench.results.tables import Table
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
     from actbench.experiments.runner.runner import BENCH, PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.ledger import Ledger
-    from actbench.results.records import Case
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
     with Tasks(BENCH, PRELOAD) as tasks:

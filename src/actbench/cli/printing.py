@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.errors import UsageError, shortened
 from actbench.measuring import launch
+from actbench.results.measured import Measurement
 from actbench.results.plain import plain
+from actbench.results.records import Failure
+from actbench.results.tables import Table
 from actbench.results.tables.selection import CHOICES, names_in
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.render.exports import Text
     from actbench.results.render.page.pictures import Beside
-    from actbench.results.tables import Table
 
 JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or what is compared, as JSON.")]
 
@@ -101,6 +103,13 @@ def console(file: TextIO | None = None) -> Console:
     elif not found.is_terminal:
         found.width = PIPE_WIDTH
     return found
+
+
+def plain_table(*titles: str, **details: Any) -> Any:
+    """Return a table of rich's without lines."""
+    from rich.table import Table
+
+    return Table(*titles, box=None, header_style="bold", **details)
 
 
 def command_line() -> str:
@@ -237,9 +246,6 @@ def finish(
         beside: The exports.
         require_fit: Whether a case that does not fit counts as failed.
     """
-    from actbench.results.measured import Measurement
-    from actbench.results.records import Failure
-
     show(*shown, beside=beside)
     if comparison.notice:
         remark(comparison.notice)

@@ -23,13 +23,14 @@ from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
 from actbench.errors import ModelError, UsageError
+from actbench.results.machine import find_gpu
+from actbench.results.measured import MeasuredRecord
+from actbench.results.tables import Table, report_tables
 
 if TYPE_CHECKING:
     from actbench.experiments.cluster.cluster import Cluster
     from actbench.experiments.ranks.team import Team
     from actbench.experiments.recipes import Recipe
-    from actbench.results.measured import MeasuredRecord
-    from actbench.results.tables import Table
 
 TimeByOption = Annotated[
     Literal["operator"] | None,
@@ -208,7 +209,6 @@ def _compare(
     from actbench.experiments import sweep
     from actbench.results.render.formats import json_lines
     from actbench.results.render.page import rows
-    from actbench.results.tables import report_tables
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
@@ -285,7 +285,6 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
 def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
     from actbench.experiments.recipes import Recipe
-    from actbench.results.machine import find_gpu
 
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
     best = "cuda" if find_gpu() else "simulated"

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actbench.cli.app import STDOUT, option, path_named
 from actbench.cli.printing import ResultFlags, call_task, console, html_page, readers, remark, show, write_files
 from actbench.errors import UsageError
+from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.tables import Table
+from actbench.results.timeline import Timeline
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actbench.results.measured import MeasuredRecord
     from actbench.results.render.exports import Text
     from actbench.results.render.page.pictures import Picture
-    from actbench.results.tables import Table
-    from actbench.results.timeline import Timeline
 
 _TITLE = "Memory over a step"
 PICTURES = (".png", ".svg")
@@ -165,7 +165,6 @@ def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *,
     from actbench.experiments.runner.runner import PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.measuring.timelines import SnapshotRequest
-    from actbench.results.measured import Measurement
 
     if flags.export_snapshot is None:
         return

@@ -10,6 +10,7 @@ from actbench.cli.app import Exit, app, argument, count_option, named, option, p
 from actbench.cli.clusters import TrainClusterFlags
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
 from actbench.cli.printing import ExportFlags, command_line, console, export, finish, progress_shown, readers
+from actbench.errors import UsageError
 
 if TYPE_CHECKING:
     from actbench.experiments.experiment import ExperimentResult
@@ -125,7 +126,6 @@ def _run_together(
 
     With ``alone`` there must be none.
     """
-    from actbench.errors import UsageError
     from actbench.measuring.launch import is_first
     from actbench.training import launch
 
