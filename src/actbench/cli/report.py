@@ -66,7 +66,7 @@ def report(
     """
     from actbench.results import kinds, store, tables
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
+    from actbench.results.render.page import memory
 
     columns = exports.chosen
     kind, files = kinds.kind_in(results)
@@ -80,7 +80,7 @@ def report(
     if exports.export_json is None and exports.export_html is None:
         records = []  # with many rows they take most of the memory
     show(*shown, beside=exports)
-    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: memory.beside_measured(records))
 
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:

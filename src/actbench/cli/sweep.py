@@ -208,7 +208,7 @@ def _compare(
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
+    from actbench.results.render.page import memory
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
@@ -231,7 +231,7 @@ def _compare(
     if by_operator:
         shown = (*shown, *_operator_tables(records))
     written = (*shown[:1], *tables_of(records))
-    export(exports, written, lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+    export(exports, written, lambda: json_lines(records), beside=lambda: memory.beside_measured(records))
     show(*shown, beside=exports)
     show_timelines(records, exports)
     export_timelines(records, timeline)

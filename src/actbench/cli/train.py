@@ -170,12 +170,12 @@ def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFl
     from actbench.results.render import charts, exports
     from actbench.results.render.charts import curves_of
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
+    from actbench.results.render.page import training
     from actbench.results.tables.training import accuracy_table
 
     table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)
     records = comparison.records
-    export(asked, [table], lambda: json_lines(records), beside=lambda: rows.beside_trained(records))
+    export(asked, [table], lambda: json_lines(records), beside=lambda: training.beside_trained(records))
     exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
     screen = console(readers(asked))
     for chart in drawn:

@@ -17,7 +17,7 @@ from actbench.results.kernels import TITLE, KernelRecord, kernel_tables, read_re
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.render import exports
-from actbench.results.render.page import rows
+from actbench.results.render.page import memory, training
 from actbench.results.render.page.pictures import Beside
 from actbench.results.runs import TrainingRun
 from actbench.results.store import (
@@ -94,9 +94,9 @@ class Kind(Generic[RecordT]):
                 yield store
 
 
-MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, beside=rows.beside_measured)
+MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, beside=memory.beside_measured)
 TRAINED: Final = Kind(
-    TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), beside=rows.beside_trained
+    TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), beside=training.beside_trained
 )
 FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables, FIT_TITLE)
 TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, TITLE, older={".json": read_report})

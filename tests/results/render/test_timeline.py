@@ -12,7 +12,7 @@ import pytest
 
 from actbench.errors import UsageError
 from actbench.results.measured import MeasuredRecord
-from actbench.results.render.page import html_page, library, memory, rows
+from actbench.results.render.page import html_page, library, memory
 from actbench.results.render.page.timeline import memory_over_step
 from actbench.results.render.screen import NARROWEST, WIDEST, sparkline
 from actbench.results.tables import report_tables
@@ -145,7 +145,7 @@ def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> Non
     evil = "</script><script>alert(1)</script>\x1b"
     records = [record(made(module=evil))]
 
-    page = html_page(report_tables(records, "Results"), "Results", rows.beside_measured(records))
+    page = html_page(report_tables(records, "Results"), "Results", memory.beside_measured(records))
 
     assert "<script>alert" not in page
     assert "\x1b" not in page

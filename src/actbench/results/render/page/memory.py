@@ -10,10 +10,10 @@ from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.plain import plain
 from actbench.results.render.page import frontier, marks
-from actbench.results.render.page.pictures import Group, Picture, Values
+from actbench.results.render.page.pictures import Beside, Details, Group, Picture, Values, texts_of
 from actbench.results.render.page.timeline import memory_over_step
 from actbench.results.tables.computed import step_time_of
-from actbench.results.tables.entries import Entry
+from actbench.results.tables.entries import Entry, join
 from actbench.results.tables.groups import group_of, unbeaten, what_is_measured
 from actbench.results.tables.step import with_timelines
 from actbench.results.tables.values import write
@@ -32,6 +32,17 @@ KINDS = {
 
 MOST_BARS = 60
 MOST_TIMELINES = 12
+
+
+def beside_measured(records: Sequence[MeasuredRecord]) -> Beside:
+    """Return charts and details of the rows of :func:`actbench.results.tables.results_table`."""
+    entries = join(records)
+    return Beside(tuple(groups_of(entries)), tuple(_details(entry.record) for entry in entries))
+
+
+def _details(record: MeasuredRecord) -> Details:
+    time = step_time_of(record)
+    return Details(texts_of(record), is_estimated=time is not None and time.is_estimated)
 
 
 def groups_of(entries: Sequence[Entry]) -> list[Group]:

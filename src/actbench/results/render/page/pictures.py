@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from actbench.results.plain import plain
+from actbench.results.records import Failure, Record
+
 Values = Sequence[Mapping[str, Any]]
 """The data of a chart: raw values in base units, with the values to draw and the texts to show."""
 
@@ -61,3 +64,27 @@ def shown(groups: Sequence[Group]) -> tuple[Group, ...]:
         return tuple(drawn)
     left_out = f"{len(drawn) - MOST_GROUPS} more groups of rows have no charts here: make a report of fewer records."
     return tuple(Group(group.name, group.pictures, (*group.remarks, left_out)) for group in drawn[:MOST_GROUPS])
+
+
+def texts_of(record: Record[Any, Any]) -> dict[str, str]:
+    """Return the settings, command and machine of a record, by heading."""
+    machine, versions, outcome = record.machine, record.versions, record.outcome
+    device = f"{machine.gpu}, " if machine.gpu else ""
+    commit = f" ({versions.commit[:12]}{', uncommitted changes' if versions.dirty else ''})" if versions.commit else ""
+    numbers = versions.model_dump(exclude_none=True, exclude={"actbench", "commit", "dirty"})
+    found = {
+        "Command": record.command,
+        "Settings": _settings(record.case.model_dump(exclude_none=True)),
+        "Failure": f"{outcome.reason}: {outcome.message}" if isinstance(outcome, Failure) else "",
+        "Warnings": "\n".join(getattr(outcome, "warnings", ())),
+        "Machine": f"{machine.name}: {device}{machine.processor}, {machine.cores} cores, {machine.system}",
+        "Versions": f"actbench {versions.actbench}{commit}, {', '.join(f'{k} {v}' for k, v in numbers.items())}",
+        "Recorded": f"{record.recorded_at}, recipe {record.recipe}",
+    }
+    return {heading: plain(text) for heading, text in found.items() if text}
+
+
+def _settings(case: dict[str, Any]) -> str:
+    """Return the fields of a case that are not None or false, as text."""
+    told = ((name.replace("_", " "), value) for name, value in case.items() if value is not False)
+    return ", ".join(name if value is True else f"{name} {value}" for name, value in told)

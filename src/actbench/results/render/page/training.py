@@ -8,10 +8,22 @@ from collections.abc import Sequence
 from actbench.results.plain import plain
 from actbench.results.render.charts import Chart, curves_of
 from actbench.results.render.page import marks
-from actbench.results.render.page.pictures import Group, Picture
+from actbench.results.render.page.pictures import Beside, Details, Group, Picture, texts_of
 from actbench.results.runs import TrainingRun
+from actbench.results.tables.training import Row, rows_of
 
 _FEW = 4  # the bands of deviation of more schemes could not be told apart
+
+
+def beside_trained(runs: Sequence[TrainingRun]) -> Beside:
+    """Return charts and details of the rows of :func:`actbench.results.tables.training.accuracy_table`."""
+    return Beside(tuple(groups_of(runs)), tuple(map(_details, rows_of(runs))))
+
+
+def _details(row: Row) -> Details:
+    commands, seeds = {run.command for run in row.runs}, ", ".join(str(run.case.seed) for run in row.runs)
+    texts = {**texts_of(row.runs[0]), "Command": plain("\n".join(sorted(commands))), "Seeds": seeds}
+    return Details(texts)
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
