@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Generic
 
 from actbench.errors import StoreError, UsageError
-from actbench.results import render
+from actbench.results import lines, render
 from actbench.results.fits import FitRecord
 from actbench.results.kernels import TITLE, KernelRecord, kernel_tables, read_report
+from actbench.results.lines import RecordT
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.render import exports
@@ -27,11 +28,9 @@ from actbench.results.store import (
     SWEEP_SUFFIX,
     Store,
     files_below,
-    lines,
     read_kind,
     results_path,
 )
-from actbench.results.store.lines import RecordT
 from actbench.results.tables import Table, report_tables
 from actbench.results.tables.fits import FIT_TITLE, fit_tables
 from actbench.results.tables.training import accuracy_table

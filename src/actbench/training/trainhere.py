@@ -7,8 +7,8 @@ from pathlib import Path
 
 from actbench.errors import StoreError
 from actbench.experiments.runner.progress import Progress
+from actbench.results.linefile import locked
 from actbench.results.records import Failure
-from actbench.results.store.linefile import locked
 from actbench.training.checkpoint import CheckpointFolder
 from actbench.training.comparison import Training
 from actbench.training.noderun import PlacedRun

@@ -15,11 +15,11 @@ from typing import Any, Generic, overload
 
 from actbench.errors import StoreError
 from actbench.paths import file_name
+from actbench.results import lines
+from actbench.results.linefile import LineFile, locked
+from actbench.results.lines import RecordT
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Data, Failure, Machine, Record
-from actbench.results.store import lines
-from actbench.results.store.linefile import LineFile, locked
-from actbench.results.store.lines import RecordT
 
 Identity = tuple[Data, str, str | None]
 """The case, and the identity of the machine."""

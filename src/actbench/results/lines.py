@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from actbench.errors import StoreError
+from actbench.results.linefile import torn_path
 from actbench.results.records import SCHEMA_VERSION, Migrations, Record
-from actbench.results.store.linefile import torn_path
 from actbench.validation import dotted
 
 RecordT = TypeVar("RecordT", bound=Record[Any, Any])
