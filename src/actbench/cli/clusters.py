@@ -46,11 +46,7 @@ class ClusterFlags:
 
     @property
     def chosen(self) -> Cluster | None:
-        """The requested cluster, or None.
-
-        Raises:
-            UsageError: A flag for clusters is given without --cluster, or resources are no amounts.
-        """
+        """The requested cluster, or None; a UsageError for other flags without --cluster, or wrong resources."""
         if self.cluster is not None:
             return self._on(self.cluster)
         given = [field.name for field in fields(self) if getattr(self, field.name) is not None]

@@ -78,11 +78,7 @@ class ResultFlags(ExportFlags):
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The names of the selected columns.
-
-        Raises:
-            UsageError: There is no such column.
-        """
+        """The names of the selected columns; a UsageError if there is no such column."""
         try:
             return () if self.columns is None else names_in(self.columns)
         except UsageError as error:

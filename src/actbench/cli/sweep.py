@@ -240,11 +240,7 @@ def _compare(
 
 
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
-    """Return tables of the operators that take most time, for each case.
-
-    Raises:
-        UsageError: Nothing was simulated for a device with known rates.
-    """
+    """Return tables of the operators that take most time, for each case; a UsageError if no time was estimated."""
     from actbench.results.tables.step import operator_tables
 
     tables = operator_tables(records)

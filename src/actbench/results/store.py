@@ -98,11 +98,7 @@ class Store(Generic[RecordT]):
             self._here[record.case] = record
 
     def append(self, record: RecordT) -> None:
-        """Write a record and sync it.
-
-        Raises:
-            StoreError: The line cannot be written; the file is then unchanged.
-        """
+        """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written."""
         self._file.append(record.model_dump_json().encode())
         self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)

@@ -97,11 +97,7 @@ class CaseWork:
 
 @contextmanager
 def connected(cluster: Cluster, command: str, work: CaseWork) -> Iterator[ClusterCases]:
-    """Hold what measures cases on the nodes of a cluster.
-
-    Raises:
-        UsageError: The cluster cannot be reached.
-    """
+    """Hold what measures cases on the nodes of a cluster; a UsageError if the cluster cannot be reached."""
     with cluster.connected() as ray:
         yield ClusterCases(ray, cluster, work, Origins(command))
 

@@ -28,14 +28,7 @@ class Cluster:
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
-        """Hold a connection.
-
-        Yields:
-            The module ``ray``.
-
-        Raises:
-            UsageError: Ray is not installed, or there is no cluster at the address.
-        """
+        """Hold a connection and give the module ``ray``; a UsageError if Ray or the cluster is missing."""
         try:
             import ray
         except ImportError:
@@ -123,11 +116,7 @@ class Nodes:
         return self._alive
 
     def able(self, needs: Needs) -> list[Node]:
-        """Return the nodes that have what a task asks for.
-
-        Raises:
-            UsageError: There is none.
-        """
+        """Return the nodes that have what a task asks for; a UsageError if there is none."""
         able = [node for node in self.alive if node.slots(needs)]
         if not able:
             asked = ", ".join(f"{name}={amount:g}" for name, amount in needs.amounts.items())

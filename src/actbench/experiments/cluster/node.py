@@ -55,11 +55,7 @@ class Request(Data):
 
 
 class Reply(Data):
-    """Where something was done.
-
-    Attributes:
-        node: Ray's name of the node.
-    """
+    """Where something was done; ``node`` is Ray's name of the node."""
 
     machine: Machine
     versions: Versions

@@ -134,11 +134,7 @@ class RayTasks(Generic[ItemT, ReplyT]):
         return self._plain[1]
 
     def _options(self, task: _Task[ItemT], needs: Needs, busy: Mapping[str | None, int]) -> dict[str, Any]:
-        """Return what a task asks for that is sent to a node, all of it or one on which it did not fail.
-
-        Raises:
-            UsageError: No node has it.
-        """
+        """Return what a task asks for that is sent to a node: to all of it, or to one on which it did not fail."""
         task.node = None
         able = self._nodes.able(needs)
         others = [node for node in able if node.id not in task.failed_on]
@@ -154,11 +150,7 @@ class RayTasks(Generic[ItemT, ReplyT]):
         return {**_asking(amounts), "scheduling_strategy": affinity(node.id, soft=soft)}
 
     def _reply(self, ref: Any, task: _Task[ItemT]) -> ReplyT | LostTask | None:
-        """Return what came of a task, or None where it is to be tried again.
-
-        Raises:
-            MeasurementError: A node has another actbench, or none.
-        """
+        """Return what came of a task, or None to try it again; a MeasurementError if a node has another actbench."""
         task.tries += 1
         errors = self._ray.exceptions
         try:

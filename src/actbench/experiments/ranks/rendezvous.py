@@ -53,11 +53,7 @@ def leading(place: Place, address: Address) -> Iterator[Team]:
 
 @contextmanager
 def following(place: Place, address: Address) -> Iterator[Frames]:
-    """Find the first process, and give the connection to it.
-
-    Raises:
-        MeasurementError: It cannot be reached.
-    """
+    """Find the first process, and give the connection to it; a MeasurementError if it cannot be reached."""
     store = _store(address, is_served_here=False)
     try:
         said = json.loads(store.get(_key(address)))

@@ -112,11 +112,7 @@ class RemoteMember:
 
 
 class Team:
-    """All launched processes, as the first one has them.
-
-    Attributes:
-        size: How many there are.
-    """
+    """All launched processes, as the first one has them; ``size`` is how many there are."""
 
     def __init__(self, place: Place, address: Address, links: Sequence[Link]) -> None:
         self.size = place.size
@@ -228,11 +224,7 @@ class Sessions:
     gpu: str | None = None
 
     def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
-        """Start what measures a case.
-
-        Raises:
-            MeasurementError: A fork server, or one of the launched processes, is gone.
-        """
+        """Start what measures a case; a MeasurementError if a fork server or a launched process is gone."""
         team = self.launched.team
         if team is not None and self.launched.spreads(case):
             return team.open(self.server, case, self.launched.needed(case), self.timeout_seconds, is_trial=is_trial)

@@ -17,10 +17,7 @@ class _UndecidedError(Exception):
 
 @dataclass(frozen=True)
 class Trials:
-    """Finds largest batches on a device that nothing else uses meanwhile.
-
-    ``memory_bytes`` limits a step whose case sets no limit.
-    """
+    """Finds largest batches on an idle device; ``memory_bytes`` limits a step whose case sets no limit."""
 
     sessions: Sessions
     memory_bytes: int | None

@@ -58,10 +58,7 @@ class Fitted:
 
 
 def fitted(table: Table, width: int) -> Fitted:
-    """Return as much of a table as fits in ``width`` characters.
-
-    If not even the columns of detail 0 fit, the table is wider than that.
-    """
+    """Return as much of a table as fits in ``width`` characters; columns of detail 0 are there even if they do not."""
     table = readable(table)
     columns, text = [column for column in table.columns if not column.within], cells(table)
     natural, kept = widths(text), list(range(len(columns)))

@@ -77,21 +77,13 @@ _CONFIG = {
 
 
 def check() -> None:
-    """Check that pictures can be drawn here.
-
-    Raises:
-        UsageError: The library that draws them is not installed.
-    """
+    """Raise a UsageError if the library that draws pictures is not installed."""
     if not is_installed():
         raise UsageError(f"pictures are drawn by vl-convert-python, which is not installed: {EXTRA}")
 
 
 def image(pictures: Sequence[Picture], kind: Format) -> bytes:
-    """Return charts below each other in one picture.
-
-    Raises:
-        UsageError: What draws them is not installed.
-    """
+    """Return charts below each other in one picture; a UsageError if what draws them is not installed."""
     check()
     spec = {
         "$schema": marks.SCHEMA,
