@@ -72,17 +72,14 @@ class _Verbs(typer.core.TyperGroup):
     """The verbs, those that most people need first; it shortens messages about their flags."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the verbs in the order of ``--help``."""
         names = super().list_commands(ctx)
         return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the flags before the verb."""
         with _shortened():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the flags of the verb, and run it."""
         with _shortened():
             return super().invoke(ctx)
 

@@ -75,7 +75,6 @@ def encodings(
 
 
 def _distributions(given: Sequence[str] | None) -> dict[str, Distribution]:
-    """Return the requested distributions, in their order."""
     from actbench.codecs.encodings import DISTRIBUTIONS
 
     names = [name.strip() for text in given or () for name in text.split(",")] or list(DISTRIBUTIONS)

@@ -68,7 +68,6 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
 
 def _tables(case: Case, ledger: Ledger, flags: LedgerFlags) -> tuple[Table, ...]:
-    """Return the totals, and then the tensors."""
     from actbench.results.ledger import TOP, ledger_table, total_tables
 
     title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"

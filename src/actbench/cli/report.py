@@ -84,7 +84,6 @@ def report(
 
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
-    """Report training runs, fits or operators."""
     from actbench.results.kinds import read
     from actbench.results.render.formats import json_lines
 

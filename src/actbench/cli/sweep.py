@@ -267,7 +267,6 @@ def _recipe_hint(target: str | None) -> Iterator[None]:
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    """Return the recipe of a target, with the flags applied."""
     from actbench.experiments import recipes
     from actbench.experiments.recipes import runs
 

@@ -133,7 +133,6 @@ def render_again(folder: Path) -> list[Path]:
 
 
 def _title(kind: Kind[Any], recipe: str) -> str:
-    """Return the title of the tables of a recipe."""
     if kind.title is not None:
         return kind.title
     known, read = (runs.names(), runs.load) if kind is TRAINED else (names(), load)

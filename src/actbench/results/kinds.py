@@ -124,7 +124,6 @@ def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
 
 
 def _kinds_at(path: Path) -> dict[Kind[Any], list[Path]]:
-    """Return the files of a path, by kind."""
     if not os.path.isdir(path):
         return {_kind_of(path): [path]}
     if measured := files_below(path):

@@ -151,7 +151,6 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def _visible(nvml: Any) -> Iterator[Any]:
-    """Yield the driver's handles of the visible GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(nvml.nvmlDeviceGetCount())) if named is None else map(str.strip, named.split(","))
     for name in names:

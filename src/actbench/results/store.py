@@ -135,7 +135,6 @@ def read_kind(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) ->
 
 
 def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = True) -> dict[Identity, RecordT]:
-    """Return the last record of each case, machine and GPU."""
     shared = _Interned(sites)
     found: dict[Identity, RecordT] = {}
     for file in files:

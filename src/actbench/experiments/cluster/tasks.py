@@ -176,13 +176,11 @@ class _Waiting(Generic[ItemT]):
         self._again: deque[_Task[ItemT]] = deque()
 
     def next(self) -> _Task[ItemT] | None:
-        """Return the next, or None."""
         if self._again:
             return self._again.popleft()
         return next((_Task(item) for item in self._items), None)
 
     def again(self, task: _Task[ItemT]) -> None:
-        """Put one back."""
         self._again.append(task)
 
 

@@ -60,12 +60,10 @@ class _Row:
 
     @property
     def measured(self) -> Measurement | None:
-        """The measurement; None if the case failed."""
         return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
 
     @property
     def step(self) -> Spread | None:
-        """The median step on a device."""
         return step_time(self.measured.step_seconds) if self.measured else None
 
 

@@ -79,7 +79,6 @@ def rows_of(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
 
 
 def _final(name: str) -> Score:
-    """Return a function that reads a field of the finished model's evaluation."""
     return lambda outcome: getattr(outcome.final, name)
 
 

@@ -160,7 +160,6 @@ def _row(record: MeasuredRecord) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a value if it can be drawn, else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
