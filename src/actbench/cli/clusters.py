@@ -115,13 +115,13 @@ class TrainClusterFlags(GpuClusterFlags):
 def _amounts(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
-        name, _, amount = part.partition("=")
+        name, _, amount = map(str.strip, part.partition("="))
         try:
-            found[name.strip()] = float(amount)
+            found[name] = float(amount)
         except ValueError:
-            found[name.strip()] = math.nan
-        if name.strip() in _OTHERS:
-            raise UsageError(f"--resources {part!r}: {_OTHERS[name.strip()]}")
-        if not name.strip() or not _LEAST <= found[name.strip()] < math.inf:
+            found[name] = math.nan
+        if name in _OTHERS:
+            raise UsageError(f"--resources {part!r}: {_OTHERS[name]}")
+        if not name or not _LEAST <= found[name] < math.inf:
             raise UsageError(f"--resources {part!r}: give a name and an amount of at least {_LEAST}, such as a100=1")
     return found

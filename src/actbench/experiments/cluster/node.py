@@ -109,12 +109,8 @@ def here() -> Reply:
 
 @functools.cache
 def _here(visible: str | None) -> Reply:
-    return Reply(machine=machine(), versions=versions(), node=_node())
-
-
-def _node() -> str:
     ray: Any = importlib.import_module("ray")
-    return str(ray.get_runtime_context().get_node_id())
+    return Reply(machine=machine(), versions=versions(), node=str(ray.get_runtime_context().get_node_id()))
 
 
 class _Serving:

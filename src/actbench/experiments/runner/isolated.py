@@ -13,7 +13,6 @@ from typing import Self, TypeVar
 
 from pydantic import ValidationError
 
-from actbench.errors import MeasurementError
 from actbench.experiments.runner.member import (
     LocalMember,
     Member,
@@ -114,8 +113,6 @@ class IsolatedProcess(_Limited):
             with self._working() as left:
                 return read(self._process.ask(request, left))
         except ProcessDiedError as death:
-            if death.code is None:
-                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
             self.died = True
             return failure_of_death(death, self._kills_before, self._what, self._again)
         except NoAnswerError:

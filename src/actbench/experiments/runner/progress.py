@@ -281,9 +281,7 @@ def _ending(outcome: AnyOutcome) -> str:
         return f"failed, {outcome.reason}"  # the message stands below the table
     if isinstance(outcome, Measurement):
         largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
-        over = (
-            "" if outcome.over_limit_bytes is None else f", over the limit by {format_bytes(outcome.over_limit_bytes)}"
-        )
+        over = f", over the limit by {format_bytes(outcome.over_limit_bytes)}" if outcome.over_limit_bytes else ""
         return f"peak {format_bytes(outcome.peak_bytes)}{over}{largest}"
     if isinstance(outcome, KernelTimes):
         return f"{outcome.bytes_per_second / 1e9:.3g} GB/s, {100 * outcome.copy_share:.0f} % of a copy's"

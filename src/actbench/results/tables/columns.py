@@ -34,10 +34,13 @@ def diagnostic(name: str, title: str) -> Column[Entry]:
     )
 
 
-def _at_peak(part: str, title: str) -> Column[Entry]:
-    def compute(entry: Entry) -> Value:
-        return getattr(getattr(entry.measured, "peak_parts", None), part, None)
+def _of(part: str, name: str) -> Callable[[Entry], Value]:
+    """Return a function that reads a field of a part of the measurement; None without that part."""
+    return lambda entry: getattr(getattr(entry.measured, part, None), name, None)
 
+
+def _at_peak(part: str, title: str) -> Column[Entry]:
+    compute = _of("peak_parts", part)
     return Column(f"peak_{part}", f"{title} at peak", "bytes", compute, "lower", detail=2, quiet=True)
 
 
@@ -50,10 +53,6 @@ def _with_estimate(
         *columns,
         Column(f"estimated_{measured.key}", measured.title, measured.unit, compute, estimate_of=measured.key),
     )
-
-
-def _of_estimate(name: str) -> Callable[[Entry], Value]:
-    return lambda entry: getattr(entry.measured.estimated, name, None) if entry.measured else None
 
 
 def _estimated(name: str) -> Callable[[Entry], Value]:
@@ -129,7 +128,7 @@ STATUS: Column[Entry] = Column("status", "Status", "text", _status)
 
 # Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (
-    Column("task", "Task", "text", computed.task),
+    Column("task", "Task", "text", lambda entry: getattr(entry.built, "task", None) or entry.record.case.task),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
     Column("sequence_length", "Sequence length", "count", computed.sequence_length),
     Column("image_size", "Image size", "count", computed.image_size),
@@ -144,7 +143,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("seed", "Seed", "count"),
 )
 
-PROCESSES: Column[Entry] = Column("processes", "Processes", "count", computed.processes, detail=1)
+PROCESSES: Column[Entry] = Column("processes", "Processes", "count", _of("mesh", "size"), detail=1)
 
 OPTIMIZER_STATE: Column[Entry] = Column(
     "optimizer_bytes", "Optimizer state", "bytes", _measured("optimizer_bytes"), "lower", detail=1, short="optimizer"
@@ -176,7 +175,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     PROCESSES,
-    Column("peak_bytes", "Peak", "bytes", computed.peak, "lower"),
+    Column("peak_bytes", "Peak", "bytes", lambda entry: entry.record.outcome.peak_bytes, "lower"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
     Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
     *VS_PREVIOUS,
@@ -204,7 +203,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
     *_with_estimate(
         with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
-        computed.estimated_throughput,
+        lambda entry: quotient(entry.samples, entry.estimated_step),
     ),
     *_with_estimate(
         with_spread("relative_throughput", "Speed", "ratio", _spread("relative_throughput"), "higher"),
@@ -219,7 +218,7 @@ RESULTS: tuple[Column[Entry], ...] = (
         "estimated_communication_seconds",
         "Comm. time, est.",
         "seconds",
-        _of_estimate("communication_seconds"),
+        _of("estimated", "communication_seconds"),
         detail=1,
         short="comm-time",
     ),
@@ -227,7 +226,7 @@ RESULTS: tuple[Column[Entry], ...] = (
         "estimated_exposed_seconds",
         "Comm. exposed, est.",
         "seconds",
-        _of_estimate("exposed_seconds"),
+        _of("estimated", "exposed_seconds"),
         "lower",
         short="comm-exposed",
     ),

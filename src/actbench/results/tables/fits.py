@@ -9,7 +9,7 @@ from actbench.results.fits import FitRecord, Fitted, Tried, fitted, simulated, s
 from actbench.results.measured import Measurement
 from actbench.results.records import Failure
 from actbench.results.tables.columns import Column, with_spread
-from actbench.results.tables.table import Table, fill
+from actbench.results.tables.table import Table, about_unknown, fill
 from actbench.results.tables.values import Item, Spread, Value, change, step_time
 from actbench.units import format_bytes, format_seconds
 
@@ -70,11 +70,7 @@ class _Row:
 def _warnings(rows: Sequence[Tried]) -> list[str]:
     """Return the warnings of the rows' simulations, each once, and the operators that are counted roughly."""
     said = dict.fromkeys(text for each in rows for text in each.measured.warnings)
-    unknown = dict.fromkeys(
-        name for each in rows if each.measured.estimated for name in each.measured.estimated.unknown
-    )
-    rough = [f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."]
-    return [*(f"Warning: {text}" for text in said), *(rough if unknown else [])]
+    return [*(f"Warning: {text}" for text in said), *about_unknown(each.measured.estimated for each in rows)]
 
 
 def _pairs(found: Fitted) -> list[_Row]:

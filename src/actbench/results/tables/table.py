@@ -9,7 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from actbench.results.advice import about_limits, about_peak, names_of
-from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
 from actbench.results.records import OPTIMIZER, Failure, Published
 from actbench.results.tables.columns import (
     BATCH,
@@ -274,7 +274,11 @@ def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     if timed:
         devices = dict.fromkeys(case.device_profile or "" for case, _ in timed)
         yield f"est.: a time by the cost model for {', '.join(devices)}, not measured; see docs/time.md."
-    unknown = dict.fromkeys(name for _, time in timed for name in time.unknown)
-    if unknown:
-        yield f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."
+    yield from about_unknown(time for _, time in timed)
     yield from dict.fromkeys(measured.untimed for _, measured in found if measured.untimed)
+
+
+def about_unknown(times: Iterable[EstimatedTime | None]) -> Iterator[str]:
+    """Yield a note if the cost model does not know some operators."""
+    if unknown := dict.fromkeys(name for time in times if time for name in time.unknown):
+        yield f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."

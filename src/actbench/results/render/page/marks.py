@@ -71,6 +71,18 @@ def colour(name: str) -> dict[str, str]:
     return {"expr": name}
 
 
+def colours_of(kinds: Mapping[str, str], *, offset: int) -> dict[str, Any]:
+    """Return the encoding of kinds by their colours, with a legend so many pixels above the chart."""
+    names = list(kinds)
+    return {
+        "field": "kind",
+        "type": "nominal",
+        "sort": names,
+        "scale": {"domain": names, "range": list(kinds.values())},
+        "legend": {"orient": "top", "title": None, "offset": offset},
+    }
+
+
 def limit_line(channel: str, limit: int, scale: Scale) -> list[dict[str, Any]]:
     """Return a named line at the memory limit."""
     place = {"datum": limit / scale.factor, "type": "quantitative"}
@@ -116,13 +128,7 @@ def stacked_bars(parts: Values, kinds: Mapping[str, str], scale: Scale, limit: i
             },
             "x": {"field": "drawn", "type": "quantitative", "stack": "zero", "title": f"peak ({scale.unit})"},
             "order": {"field": "order", "type": "quantitative"},
-            "color": {
-                "field": "kind",
-                "type": "nominal",
-                "sort": present,
-                "scale": {"domain": present, "range": [kinds[kind] for kind in present]},
-                "legend": {"orient": "top", "title": None, "offset": 22 if limit else 8},
-            },
+            "color": colours_of({kind: kinds[kind] for kind in present}, offset=22 if limit else 8),
             "tooltip": tooltip(name="scheme", kind="kind", text="bytes", peak_text="peak"),
         },
     }

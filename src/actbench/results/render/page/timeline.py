@@ -44,13 +44,7 @@ def memory_over_step(name: str, timeline: Timeline) -> Picture:
             "x": x,
             "y": {**y, "stack": "zero"},
             "order": {"field": "order", "type": "quantitative"},
-            "color": {
-                "field": "kind",
-                "type": "nominal",
-                "sort": titles,
-                "scale": {"domain": titles, "range": [COLOURS[kind] for kind in kinds]},
-                "legend": {"orient": "top", "title": None, "offset": 22},
-            },
+            "color": marks.colours_of({TITLES[kind]: COLOURS[kind] for kind in kinds}, offset=22),
         },
     }
     amounts = [{"field": title, "type": "quantitative", "format": ".5~g"} for title in titles]
