@@ -10,7 +10,7 @@ from actbench.cli.flags import expanded
 from actbench.cli.printing import ExportFlags, JsonOption, export, remark, show
 from actbench.errors import UsageError
 from actbench.results.tables import Table, fill
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ from actbench.results.measured import Measurement
 from actbench.results.plain import plain
 from actbench.results.records import Failure
 from actbench.results.tables import Table
-from actbench.results.tables.selection import CHOICES, names_in
+from actbench.results.tables.columns import CHOICES, names_in
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from actbench.results.records import Built, Case, Site, Unreached
-from actbench.results.tables.columns import Column
 from actbench.results.tables.table import Table, fill
-from actbench.results.tables.values import quotient
+from actbench.results.tables.values import Column, quotient
 from actbench.units import format_bytes
 
 T = TypeVar("T", Site, Unreached)

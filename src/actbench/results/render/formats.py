@@ -11,8 +11,7 @@ from actbench.results.plain import csv_cell, plain
 from actbench.results.plain import markdown as marked
 from actbench.results.records import Record
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
-from actbench.results.tables.values import Rows, Value, write
+from actbench.results.tables.values import Column, Rows, Value, write
 
 _REPEATED = {"text", "count", "flag"}  # units of columns in which many rows have few values
 PLUS_MINUS = " ± "

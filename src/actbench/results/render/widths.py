@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from actbench.results.render.formats import PLUS_MINUS, Cells, cells, readable, unbroken
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 _GAP = 2  # a space and a divider between two columns
 _LONG, _SHORT = 20, 12  # least length of a model's name, before and after spreads are left out

@@ -1,21 +1,22 @@
-"""The columns of the comparison of schemes, each with key, title, unit, direction and computation.
+"""The columns of the comparison of schemes, and those of them that a user selects by name.
 
 Values are in base units; None means that there is nothing to show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+from actbench.errors import UsageError
 from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import FIRST_DIAGNOSTICS
 from actbench.results.records import Failure
 from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
-from actbench.results.tables.values import Column as Column
-from actbench.results.tables.values import Item, Spread, Unit, Value, change, quotient
+from actbench.results.tables.values import Column, Spread, Unit, Value, change, quotient, with_spread
 
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:
@@ -72,34 +73,6 @@ def _published(quantity: str) -> Callable[[Entry], Value]:
 def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Callable[[Entry], Value]:
     """Return a function that computes a value from one field of the exact model's and the scheme's measurement."""
     return lambda entry: compute(getattr(entry.exact, name, None), getattr(entry.measured, name, None))
-
-
-def value_of(of: Callable[[Item], Spread | None]) -> Callable[[Item], Value]:
-    """Return a function from an item to its value without the spread."""
-    return lambda item: spread.value if (spread := of(item)) else None
-
-
-def with_spread(
-    key: str,
-    title: str,
-    unit: Unit,
-    of: Callable[[Item], Spread | None],
-    better: Literal["lower", "higher"] | None = None,
-    *,
-    detail: int = 0,
-    spread_key: str | None = None,
-    spread_unit: Unit | None = None,
-    sign: str = "±",
-) -> tuple[Column[Item], Column[Item]]:
-    """Return the columns of a value and its spread; key and unit of the spread follow the value's unless given."""
-
-    def spread(item: Item) -> Value:
-        return found.spread if (found := of(item)) else None
-
-    return (
-        Column(key, title, unit, value_of(of), better, detail=detail),
-        Column(spread_key or f"{key}_spread", sign, spread_unit or unit, spread, spread_of=key),
-    )
 
 
 def _spread(name: str) -> Callable[[Entry], Spread | None]:
@@ -260,3 +233,49 @@ ESTIMATES: tuple[Column[Entry], ...] = (
     Column("estimated_step_seconds", "Step, estimated", "seconds", computed.estimate_of_step, detail=1),
     Column("step_estimate_error", "Step off by", "change", computed.step_estimate_error, detail=1),
 )
+
+
+IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
+"""Columns that distinguish rows, beside settings in which rows differ."""
+
+CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.within}
+"""The columns that a user can select, by name."""
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of columns in ``peak,saved,speed``.
+
+    Raises:
+        UsageError: There is no such column, or a name is repeated; the message has the closest names.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    for place, name in enumerate(names):
+        if name not in CHOICES:
+            close = difflib.get_close_matches(name.lower(), CHOICES, n=3, cutoff=0.7)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(CHOICES)}"
+            raise UsageError(f"there is no column {name!r}; {hint}")
+        if name in names[:place]:
+            raise UsageError(f"column {name!r} stands twice")
+    return names
+
+
+def selected(
+    names: Sequence[str], identity: Sequence[Column[Entry]], results: Sequence[Column[Entry]]
+) -> tuple[Column[Entry], ...]:
+    """Return the columns of a table: those that distinguish rows, then the selected ones, in their order.
+
+    Args:
+        names: The selected columns. If any is in :data:`IDENTITY`, the table has no other column of these.
+        identity: Columns that distinguish rows, with the settings in which rows differ.
+        results: The other columns, if nothing is selected.
+    """
+    if not names:
+        return (*identity, *results)
+    asked = {name: replace(CHOICES[name], quiet=False, detail=0) for name in names}
+    own, there = {column.name for column in IDENTITY}, {column.name for column in identity}
+    if asked.keys() & own:
+        shown = (*identity, *(column for column in IDENTITY if column.name not in there))
+        identity = [column for column in shown if column.name not in own or column.name in asked]
+    wanted = [column for name, column in asked.items() if CHOICES[name] not in IDENTITY]
+    with_theirs = [[column, *(each for each in RESULTS if each.within == column.key)] for column in wanted]
+    return (*identity, *(column for columns in with_theirs for column in columns))

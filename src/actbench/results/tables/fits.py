@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from actbench.results.fits import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
 from actbench.results.measured import Measurement
 from actbench.results.records import Failure
-from actbench.results.tables.columns import Column, with_spread
 from actbench.results.tables.table import Table, about_unknown, fill
-from actbench.results.tables.values import Item, Spread, Value, change, step_time
+from actbench.results.tables.values import Column, Item, Spread, Value, change, step_time, with_spread
 from actbench.units import format_bytes, format_seconds
 
 FIT_TITLE = "What fits"

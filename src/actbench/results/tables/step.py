@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from actbench.results.advice import PHASES
 from actbench.results.ledger import display_path
 from actbench.results.measured import OTHERS, EstimatedTime, MeasuredRecord, Measurement
-from actbench.results.tables.columns import Column
 from actbench.results.tables.table import Table, fill
+from actbench.results.tables.values import Column
 from actbench.results.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, Timeline
 from actbench.units import format_bytes
 

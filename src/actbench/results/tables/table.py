@@ -23,12 +23,11 @@ from actbench.results.tables.columns import (
     SCHEME,
     SETTINGS,
     VS_PREVIOUS,
-    Column,
     diagnostic,
+    selected,
 )
 from actbench.results.tables.entries import Entry, join
-from actbench.results.tables.selection import selected
-from actbench.results.tables.values import Item, Rows, Unit, Value, blocks, write
+from actbench.results.tables.values import Column, Item, Rows, Unit, Value, blocks, write
 
 if TYPE_CHECKING:
     import pandas
@@ -189,7 +188,7 @@ def fill(
 def results_table(records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()) -> Table:
     """Return the comparison of schemes: a row for each record, with ratios to the exact model.
 
-    ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.results.tables.selection`.
+    ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.results.tables.columns`.
     """
     return _results_table(join(records), title, columns)
 

@@ -15,9 +15,8 @@ from typing import Literal
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.tables import Table, fill
-from actbench.results.tables.columns import Column, value_of, with_spread
 from actbench.results.tables.table import published_note
-from actbench.results.tables.values import Spread, Unit, ratio, step_time
+from actbench.results.tables.values import Column, Spread, Unit, ratio, step_time, value_of, with_spread
 
 Score = Callable[[Trained], float | None]
 

@@ -199,3 +199,31 @@ class Column(Generic[Item]):
     def name(self) -> str:
         """What ``--columns`` calls it."""
         return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
+
+
+def value_of(of: Callable[[Item], Spread | None]) -> Callable[[Item], Value]:
+    """Return a function from an item to its value without the spread."""
+    return lambda item: spread.value if (spread := of(item)) else None
+
+
+def with_spread(
+    key: str,
+    title: str,
+    unit: Unit,
+    of: Callable[[Item], Spread | None],
+    better: Literal["lower", "higher"] | None = None,
+    *,
+    detail: int = 0,
+    spread_key: str | None = None,
+    spread_unit: Unit | None = None,
+    sign: str = "±",
+) -> tuple[Column[Item], Column[Item]]:
+    """Return the columns of a value and its spread; key and unit of the spread follow the value's unless given."""
+
+    def spread(item: Item) -> Value:
+        return found.spread if (found := of(item)) else None
+
+    return (
+        Column(key, title, unit, value_of(of), better, detail=detail),
+        Column(spread_key or f"{key}_spread", sign, spread_unit or unit, spread, spread_of=key),
+    )

@@ -20,8 +20,7 @@ from actbench.results.render.formats import Cells, cells, readable, unbroken, va
 from actbench.results.render.page import library
 from actbench.results.render.page.pictures import Beside, Details, Group, shown
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
-from actbench.results.tables.values import Value
+from actbench.results.tables.values import Column, Value
 
 MOST_DETAILED = 5000
 """Most rows with settings and commands; a larger table has none, so that the file stays small."""
