@@ -16,8 +16,7 @@ import platformdirs
 
 from actbench.errors import UsageError
 from actbench.results.render import exports
-from actbench.results.render.page import marks
-from actbench.results.render.page.pictures import Picture
+from actbench.results.render.page.pictures import SCHEMA, Picture
 
 EXTRA = "pip install 'actbench[html]'"
 """The command that installs the library."""
@@ -86,7 +85,7 @@ def image(pictures: Sequence[Picture], kind: Format) -> bytes:
     """Return charts below each other in one picture; a UsageError if what draws them is not installed."""
     check()
     spec = {
-        "$schema": marks.SCHEMA,
+        "$schema": SCHEMA,
         "config": _CONFIG,
         "params": [{"name": name, "value": value} for name, value in _COLOURS.items()],
         "vconcat": [_placed(picture) for picture in pictures],
