@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from actbench.experiments.cluster.cluster import Cluster, Needs, Nodes
+from actbench.experiments.cluster.node import Origins, shared_of
 from actbench.experiments.cluster.tasks import LostTask, RayTasks
-from actbench.experiments.cluster.travel import Origins, shared_of
 from actbench.experiments.experiment import ExperimentResult, finished, keep, pending
 from actbench.experiments.recipes.runs import TrainingRecipe
 from actbench.experiments.runner.progress import Progress

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cluster import Cluster, Needs
+from actbench.experiments.cluster.node import Origins, shared_of
 from actbench.experiments.cluster.tasks import LostTask, RayTasks
-from actbench.experiments.cluster.travel import Origins, shared_of
 from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress

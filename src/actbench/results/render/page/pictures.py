@@ -1,4 +1,4 @@
-"""The parts of a page beside its tables: charts in groups of comparable rows, what charts are made of, and details of rows.
+"""The parts of a page beside its tables: charts in groups of comparable rows, their parts, and details of rows.
 
 Charts are Vega-Lite: scales of bytes and seconds, tooltips, bars and lines.
 """
