@@ -1,4 +1,4 @@
-"""What nodes are asked and what they do: they measure cases as a sweep on that machine would, each in its own process."""
+"""What nodes are asked and what they do: measure cases as a sweep there would, each in a process of its own."""
 
 from __future__ import annotations
 

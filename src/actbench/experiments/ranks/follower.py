@@ -5,14 +5,14 @@ It starts the processes of cases here, and passes on what they say.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import wait
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
 from actbench.experiments.runner.member import LocalMember, Question, Report
-from actbench.experiments.runner.processes import ForkServer, NoAnswerError
+from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.worker import Frames
 from actbench.results.records import Data
 
@@ -120,16 +120,10 @@ class Follower:
         elif isinstance(order, Open) and self._server is not None:
             self._members[order.number] = LocalMember(self._server)
         elif isinstance(order, Ask):
-            self._ask(order)
+            self._members[order.number].ask(order.question, deadline=None)
+            self._asked.add(order.number)
         elif isinstance(order, End):
             self._end(order)
-
-    def _ask(self, order: Ask) -> None:
-        try:
-            self._members[order.number].ask(order.question, None)
-        except NoAnswerError:
-            return  # without a deadline there is none
-        self._asked.add(order.number)
 
     def _end(self, order: End) -> None:
         self._asked.discard(order.number)
@@ -145,10 +139,8 @@ class Follower:
             self._tell(Told(number=number, report=report))
 
     def _tell(self, news: News) -> None:
-        try:
+        with suppress(OSError):  # the first process is gone, which is noticed where its orders are read
             self._frames.send(NEWS.dump_json(news))
-        except OSError:
-            return  # the first process is gone, which is noticed where its orders are read
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from actbench.results.render.page.pictures import (
     tooltip,
 )
 
+_POINT = {"type": "point", "size": 90, "strokeWidth": 2}
 _SHAPES = {"measured": "circle", "estimated": "diamond"}
 _RIGHT = 0.6  # share of the width
 _FEW = 12  # the names of more points would overlap
@@ -41,7 +42,7 @@ def memory_against_time(rows: Values, memory: Scale, limit: int | None) -> Pictu
         "encoding": {"x": x, "y": y, "detail": {"field": "meter", "type": "nominal"}},
     }
     points = {
-        "mark": {"type": "point", "size": 90, "strokeWidth": 2, "stroke": colour("accent"), "fill": colour("accent")},
+        "mark": {**_POINT, "stroke": colour("accent"), "fill": colour("accent")},
         "encoding": {
             "x": x,
             "y": y,
@@ -78,14 +79,7 @@ def error_beside_memory(rows: Values, memory: Scale) -> Picture:
     )
     y = axis("drawn", f"peak ({memory.unit})")
     points = {
-        "mark": {
-            "type": "point",
-            "size": 90,
-            "strokeWidth": 2,
-            "filled": True,
-            "color": colour("accent"),
-            "opacity": 1,
-        },
+        "mark": {**_POINT, "filled": True, "color": colour("accent"), "opacity": 1},
         "encoding": {
             "x": x,
             "y": y,

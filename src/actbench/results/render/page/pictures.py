@@ -172,23 +172,9 @@ def limit_line(channel: str, limit: int, scale: Scale) -> list[dict[str, Any]]:
     """Return a named line at the memory limit."""
     place = {"datum": limit / scale.factor, "type": "quantitative"}
     data: dict[str, Any] = {"values": [{}]}
-    return [
-        {
-            "data": data,
-            "mark": {"type": "rule", "color": colour("ink"), "strokeDash": [5, 4]},
-            "encoding": {channel: place},
-        },
-        {
-            "data": data,
-            "mark": {
-                "type": "text",
-                "text": f"limit {format_bytes(limit)}",
-                "color": colour("ink"),
-                **_NAME_PLACES[channel],
-            },
-            "encoding": {channel: place},
-        },
-    ]
+    rule = {"type": "rule", "color": colour("ink"), "strokeDash": [5, 4]}
+    text = {"type": "text", "text": f"limit {format_bytes(limit)}", "color": colour("ink"), **_NAME_PLACES[channel]}
+    return [{"data": data, "mark": mark, "encoding": {channel: place}} for mark in (rule, text)]
 
 
 _NAME_PLACES: dict[str, dict[str, Any]] = {
