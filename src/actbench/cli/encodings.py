@@ -106,7 +106,6 @@ def _table(found: Sequence[Quality], names: Sequence[str], seed: int) -> Table:
 
 
 def _column(name: str) -> Column[Row]:
-
     return Column(f"{name}_db", name, "number", lambda row: row[name].snr_db, "higher")
 
 

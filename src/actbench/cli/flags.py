@@ -14,15 +14,6 @@ from actbench.cli.app import argument, count_option, named, one_of, option, path
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
-
-def _float_type(text: str) -> str:
-    return one_of(whole_name(text), ("float32", "bfloat16", "float16"))
-
-
-def _half_type(text: str) -> str:
-    return one_of(whole_name(text), ("bfloat16", "float16"))
-
-
 ModelArgument = Annotated[
     str,
     argument(
@@ -129,7 +120,7 @@ class StepFlags:
             "Type of the weights and inputs: float32 (fp32), bfloat16 (bf16) or float16 (fp16). Without it "
             "file.py:function, a folder or a hub model keeps its own types; any other model is float32.",
             metavar="TYPE",
-            parser=_float_type,
+            parser=lambda text: one_of(whole_name(text), ("float32", "bfloat16", "float16")),
         ),
     ] = None
     autocast: Annotated[
@@ -138,7 +129,7 @@ class StepFlags:
             "--autocast",
             "bfloat16 (bf16) or float16 (fp16): train under torch.autocast.",
             metavar="TYPE",
-            parser=_half_type,
+            parser=lambda text: one_of(whole_name(text), ("bfloat16", "float16")),
         ),
     ] = None
     weights: Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from actbench.errors import RecipeError
 from actbench.experiments.recipes.sections import Planned
@@ -18,13 +18,12 @@ from actbench.results.kernels import KernelCase
 from actbench.results.kinds import Kind
 from actbench.results.lines import RecordT
 from actbench.results.machine import now
-from actbench.results.records import Case, Data, Failure, Record
+from actbench.results.records import Case, Failure
 from actbench.results.runs import TrainingCase
 from actbench.results.store import Store
 
 CaseT = TypeVar("CaseT", Case, TrainingCase, KernelCase)
 SchemeCaseT = TypeVar("SchemeCaseT", Case, TrainingCase)
-AnyRecord = TypeVar("AnyRecord", bound=Record[Any, Any], contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,6 @@ class ExperimentResult(Generic[RecordT]):
     summary: Summary
     path: Path | None
     notice: str | None = None
-
-
-class RecordSink(Protocol[AnyRecord]):
-    """Where records go: a :class:`~actbench.results.store.Store`, or what a test gives in its place."""
-
-    def done(self, case: Data) -> bool:
-        """Whether the case needs no measuring; a failure is done, too, unless ``retry_failed`` is given."""
-
-    def failed(self, case: Data) -> bool:
-        """Whether the case is done and failed."""
-
-    def append(self, record: AnyRecord) -> None:
-        """Store a record for good."""
 
 
 def finished(
@@ -91,7 +77,7 @@ def check_distinct(recipe: str, written: Sequence[Planned[SchemeCaseT]], plan: S
 
 def pending(
     plan: Sequence[Planned[CaseT]],
-    store: RecordSink[Any],
+    store: Store[Any],
     progress: Progress,
     *,
     jobs: int = 1,
@@ -113,7 +99,7 @@ def keep(
     outcomes: Iterable[tuple[CaseT, Any]],
     kind: type[RecordT],
     plan: Sequence[Planned[CaseT]],
-    store: RecordSink[RecordT],
+    store: Store[RecordT],
     progress: Progress,
     *,
     recipe: str,

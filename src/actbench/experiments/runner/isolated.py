@@ -194,7 +194,8 @@ class CaseSession(_Limited):
                 if isinstance(report.reply, Failure):
                     return self._failed(rank, report.reply)
                 if isinstance(report.reply, Lost):
-                    lost = lost or self._failed_because(rank, report.reply)
+                    why = f"rank {rank} of {len(self._members)} lost the others: {report.reply.message}"
+                    lost = lost or Failure(reason="crash", message=why)
                     grace = grace or deadline_after(_GRACE_SECONDS)
                 found[rank] = report.reply
         if lost is not None:
@@ -213,9 +214,6 @@ class CaseSession(_Limited):
             return failure
         self._kill()
         return failure.model_copy(update={"message": f"rank {rank} of {len(self._members)}: {failure.message}"})
-
-    def _failed_because(self, rank: int, lost: Lost) -> Failure:
-        return Failure(reason="crash", message=f"rank {rank} of {len(self._members)} lost the others: {lost.message}")
 
     def close(self) -> None:
         """Let the processes end."""

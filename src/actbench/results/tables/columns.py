@@ -13,7 +13,6 @@ from typing import Any
 from actbench.errors import UsageError
 from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import FIRST_DIAGNOSTICS
-from actbench.results.records import Failure
 from actbench.results.tables import computed
 from actbench.results.tables.entries import Entry
 from actbench.results.tables.values import Column, Spread, Unit, Value, change, quotient, with_spread
@@ -83,10 +82,6 @@ def _estimate_error(name: str) -> Callable[[Entry], Value]:
     return lambda entry: change(getattr(entry.measured, name, None), getattr(entry.estimate, name, None))
 
 
-def _status(entry: Entry) -> Value:
-    return entry.record.outcome.reason if isinstance(entry.record.outcome, Failure) else None
-
-
 MODEL = setting("model", "Model")
 BATCH = setting("batch_size", "Batch", "count")
 SCHEME = setting("scheme", "Scheme")
@@ -97,7 +92,7 @@ PARETO: Column[Entry] = Column("pareto", "Pareto", "flag", lambda entry: entry.p
 DIRTY: Column[Entry] = Column(
     "dirty", "Uncommitted", "flag", lambda entry: entry.record.versions.dirty or None, detail=3
 )
-STATUS: Column[Entry] = Column("status", "Status", "text", _status)
+STATUS: Column[Entry] = Column("status", "Status", "text", lambda entry: getattr(entry.record.outcome, "reason", None))
 
 # Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (

@@ -132,7 +132,9 @@ def section(table: Table, details: Sequence[Details], *, heading: bool) -> Itera
 
 def _grid(table: Table, text: Cells, columns: Sequence[Column[Any]], details: Sequence[Details]) -> Iterator[str]:
     forms = list(map(_form, columns, text.columns))
-    titles = map(_heading, text.headings, forms)
+    titles = (
+        f"<th{form.mark}>{html.escape(unbroken(title))}</th>" for title, form in zip(text.headings, forms, strict=True)
+    )
     opener = '<th class="opener"></th>' if details else ""
     yield f'<div class="scroll"><table>\n<thead><tr>{opener}{"".join(titles)}</tr></thead>\n<tbody>\n'
     values = [
@@ -152,10 +154,6 @@ def _form(column: Column[Any], texts: Sequence[str]) -> _Form:
     if column.detail > SHOWN_DETAIL:
         names.append("more")
     return _Form(f' class="{" ".join(names)}"' if names else "", is_number)
-
-
-def _heading(title: str, form: _Form) -> str:
-    return f"<th{form.mark}>{html.escape(unbroken(title))}</th>"
 
 
 def _start(details: Details) -> str:
