@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from actbench.errors import RecipeError
 from actbench.experiments.recipes.sections import Planned
@@ -18,12 +18,13 @@ from actbench.results.kernels import KernelCase
 from actbench.results.kinds import Kind
 from actbench.results.lines import RecordT
 from actbench.results.machine import now
-from actbench.results.records import Case, Failure
+from actbench.results.records import Case, Data, Failure, Record
 from actbench.results.runs import TrainingCase
 from actbench.results.store import Store
 
 CaseT = TypeVar("CaseT", Case, TrainingCase, KernelCase)
 SchemeCaseT = TypeVar("SchemeCaseT", Case, TrainingCase)
+AnyRecord = TypeVar("AnyRecord", bound=Record[Any, Any], contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,19 @@ class ExperimentResult(Generic[RecordT]):
     summary: Summary
     path: Path | None
     notice: str | None = None
+
+
+class RecordSink(Protocol[AnyRecord]):
+    """Where records go: a :class:`~actbench.results.store.Store`, or what another kind of experiment keeps them in."""
+
+    def done(self, case: Data) -> bool:
+        """Whether the case needs no measuring; a failure is done, too, unless ``retry_failed`` is given."""
+
+    def failed(self, case: Data) -> bool:
+        """Whether the case is done and failed."""
+
+    def append(self, record: AnyRecord) -> None:
+        """Store a record for good."""
 
 
 def finished(
@@ -77,7 +91,7 @@ def check_distinct(recipe: str, written: Sequence[Planned[SchemeCaseT]], plan: S
 
 def pending(
     plan: Sequence[Planned[CaseT]],
-    store: Store[Any],
+    store: RecordSink[Any],
     progress: Progress,
     *,
     jobs: int = 1,
@@ -99,7 +113,7 @@ def keep(
     outcomes: Iterable[tuple[CaseT, Any]],
     kind: type[RecordT],
     plan: Sequence[Planned[CaseT]],
-    store: Store[RecordT],
+    store: RecordSink[RecordT],
     progress: Progress,
     *,
     recipe: str,

@@ -11,14 +11,13 @@ from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cluster import Cluster, Needs
 from actbench.experiments.cluster.node import Origins, shared_of
 from actbench.experiments.cluster.tasks import LostTask, RayTasks
-from actbench.experiments.experiment import Summary, keep, pending
+from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
 from actbench.experiments.runner.runner import BENCH, PRELOAD
 from actbench.experiments.runner.timinggroup import exact_of, timing_groups
 from actbench.results.measured import MeasuredRecord, Outcome
 from actbench.results.records import Case, Failure
-from actbench.results.store import Store
 
 Cases = tuple[Case, ...]
 _TIMED: Final = ("cuda", "cpu")
@@ -27,7 +26,7 @@ _TIMED: Final = ("cuda", "cpu")
 def run(
     cluster: Cluster,
     plan: Sequence[Planned[Case]],
-    store: Store[MeasuredRecord],
+    store: RecordSink[MeasuredRecord],
     *,
     recipe: str,
     command: str,

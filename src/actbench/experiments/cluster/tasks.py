@@ -83,16 +83,14 @@ class RayTasks(Generic[ItemT, ReplyT]):
             MeasurementError: A node has another actbench, or none.
             UsageError: No node has what is needed.
         """
-        fresh = map(_Task, items)
-        again: deque[_Task[ItemT]] = deque()
-        waiting = lambda: again.popleft() if again else next(fresh, None)  # noqa: E731
+        waiting = _Waiting(items)
         flying: dict[Any, _Task[ItemT]] = {}
         early: deque[_Task[ItemT]] = deque()  # handed over before there is room for them
         try:
             while True:
                 slots = self._nodes.slots(needs)
                 most = 2 * slots if needs.is_short else slots
-                while len(flying) < most and may_begin() and (task := waiting()) is not None:
+                while len(flying) < most and may_begin() and (task := waiting.next()) is not None:
                     flying[self._submit(task, needs, flying.values())] = task
                     if not task.tries:
                         early.append(task)
@@ -107,7 +105,7 @@ class RayTasks(Generic[ItemT, ReplyT]):
                         self._work.started(task.item)
                     reply = self._reply(ref, task)
                     if reply is None:
-                        again.append(task)
+                        waiting.again(task)
                     else:
                         yield task.item, reply
         finally:
@@ -168,6 +166,22 @@ class RayTasks(Generic[ItemT, ReplyT]):
             task.failed_on.add(reply.node)
             return None
         return reply
+
+
+class _Waiting(Generic[ItemT]):
+    """Items that are to be done, those first that are to be tried again."""
+
+    def __init__(self, items: Iterable[ItemT]) -> None:
+        self._items = iter(items)
+        self._again: deque[_Task[ItemT]] = deque()
+
+    def next(self) -> _Task[ItemT] | None:
+        if self._again:
+            return self._again.popleft()
+        return next((_Task(item) for item in self._items), None)
+
+    def again(self, task: _Task[ItemT]) -> None:
+        self._again.append(task)
 
 
 def _asking(amounts: Mapping[str, float]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Generic, TypeVar
 
-from actbench.experiments.experiment import Summary, keep, pending
+from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.ranks.team import ALONE, Launched, Sessions
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.processes import ForkServer
@@ -21,7 +21,6 @@ from actbench.experiments.runner.trials import Trials
 from actbench.results.machine import Gpu, available_memory_bytes, find_gpus, provenance
 from actbench.results.measured import MeasuredRecord, Outcome
 from actbench.results.records import Case, Machine, MeterName
-from actbench.results.store import Store
 
 BENCH = "actbench.measuring.bench"
 PRELOAD = (
@@ -39,7 +38,7 @@ It is imported before any memory is limited: some of it waits for ever where it 
 
 def run(
     plan: Sequence[Planned[Case]],
-    store: Store[MeasuredRecord],
+    store: RecordSink[MeasuredRecord],
     *,
     recipe: str,
     command: str,
