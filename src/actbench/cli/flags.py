@@ -14,6 +14,15 @@ from actbench.cli.app import argument, count_option, named, one_of, option, path
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
+
+def _float_type(text: str) -> str:
+    return one_of(whole_name(text), ("float32", "bfloat16", "float16"))
+
+
+def _half_type(text: str) -> str:
+    return one_of(whole_name(text), ("bfloat16", "float16"))
+
+
 ModelArgument = Annotated[
     str,
     argument(
@@ -120,7 +129,7 @@ class StepFlags:
             "Type of the weights and inputs: float32 (fp32), bfloat16 (bf16) or float16 (fp16). Without it "
             "file.py:function, a folder or a hub model keeps its own types; any other model is float32.",
             metavar="TYPE",
-            parser=lambda text: one_of(whole_name(text), ("float32", "bfloat16", "float16")),
+            parser=_float_type,
         ),
     ] = None
     autocast: Annotated[
@@ -129,7 +138,7 @@ class StepFlags:
             "--autocast",
             "bfloat16 (bf16) or float16 (fp16): train under torch.autocast.",
             metavar="TYPE",
-            parser=lambda text: one_of(whole_name(text), ("bfloat16", "float16")),
+            parser=_half_type,
         ),
     ] = None
     weights: Annotated[
