@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from actbench.results.fits import Asked, Tried
 
 
+def _optimizer(text: str) -> str:
+    return one_of(text, get_args(Optimizer))
+
+
 @dataclass(frozen=True)
 class FitFlags(StepFlags):
     """Flags: what must fit, and on which card."""
@@ -44,7 +48,7 @@ class FitFlags(StepFlags):
             "As for measure; fit changes it only for another implementation of the same. Repeat to name others that "
             "may replace the first.",
             metavar="NAME",
-            parser=lambda text: one_of(text, get_args(Optimizer)),
+            parser=_optimizer,
             show_default=False,
         ),
     ] = None
