@@ -13,8 +13,8 @@ from actbench.errors import RecipeError, SpecError, StoreError, UsageError
 from actbench.experiments import sweep
 from actbench.experiments.recipes import Recipe
 from actbench.experiments.recipes.runs import TrainingRecipe
+from actbench.results import store
 from actbench.results.measured import MeasuredRecord
-from actbench.results.store import store
 from actbench.schemes import build
 from actbench.training import comparison
 from actbench.units import parse_bytes

@@ -16,8 +16,8 @@ from actbench.results.kinds import FITTED, TIMED, TRAINED
 from actbench.results.render import markdown
 from actbench.results.runs import TrainingRun
 from actbench.results.tables import report_tables
+from actbench.results.tables.columns import CHOICES
 from actbench.results.tables.fits import FIT_TITLE
-from actbench.results.tables.selection import CHOICES
 
 ROOT = Path(__file__).parents[1]
 FILES = store.files_below(ROOT / "results")

@@ -9,7 +9,7 @@ import pytest
 
 from actbench.cli.app import app
 from actbench.cli.flags import CaseFlags, SchemeFlags, _float_type, _half_type, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
+from actbench.cli.printing import ExportFlags
 from actbench.errors import SpecError
 from actbench.experiments.recipes.sections import WorkloadGrid
 from actbench.results.records import Case

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actbench.cli.panels import PANELS
+from actbench.cli.app import PANELS
 
 VERBS = ["measure", "sweep", "fit", "train", "convert"]
 

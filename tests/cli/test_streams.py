@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actbench.cli.printing import Tolerant
+from actbench.cli import Tolerant
 from actbench.results import store
 
 COMMAND = Path(sys.executable).with_name("actbench")

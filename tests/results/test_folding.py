@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from actbench.results.converted import sites_table
-from actbench.results.folding import folded
+from actbench.results.converted import folded, sites_table
 from actbench.results.records import Site, Unreached
 
 

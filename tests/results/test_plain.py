@@ -20,7 +20,7 @@ from actbench.results.measured import MeasuredRecord
 from actbench.results.plain import csv_cell, markdown, plain
 from actbench.results.records import Case, Failure
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -16,10 +16,10 @@ from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import Summary
 from actbench.experiments.recipes.runs import TrainingRecipe
+from actbench.results.linefile import locked
 from actbench.results.records import Failure
 from actbench.results.runs import Evaluation, Trained, TrainingCase
 from actbench.results.sources import sources
-from actbench.results.store.linefile import locked
 from actbench.training import comparison, noderun
 from actbench.training.checkpoint import FILE_NAME, CheckpointFolder
 from actbench.training.loop import TrainingLoop

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from typing import Any, TextIO, cast
 
 import platformdirs
 
 from actbench.cli import (  # noqa: F401  (each has verbs)
-    calibrate,
     convert,
     doctor,
     encodings,
@@ -23,7 +24,6 @@ from actbench.cli import (  # noqa: F401  (each has verbs)
     together,
     train,
 )
-from actbench.cli.printing import explained_exits, tolerant
 from actbench.errors import ActbenchError, shortened
 from actbench.results.plain import plain
 
@@ -88,3 +88,106 @@ def _said(error: ActbenchError | OSError) -> str:
     if isinstance(error, ActbenchError):
         return str(error)
     return f"{error.strerror or error}" + (f": {error.filename}" if error.filename is not None else "")
+
+
+class Tolerant:
+    """A stream that remembers its first write error and drops all later text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        if self.error is None:
+            try:
+                return self._stream.write(text)
+            except OSError as error:
+                self._give_up(error)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts, or drop them."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Write the buffer, or drop it."""
+        if self.error is None:
+            try:
+                self._stream.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def _give_up(self, error: OSError) -> None:
+        """Discard the buffer, which Python would try to write again at exit."""
+        self.error = error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        with suppress(io.UnsupportedOperation, ValueError):  # a stream without a file
+            os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextmanager
+def tolerant() -> Iterator[Tolerant]:
+    """Replace standard output and error by tolerant streams, and yield the one for output."""
+    streams = sys.stdout, sys.stderr
+    with ExitStack() as opened:
+        # A stream is None if the parent process closed it.
+        written = [one or opened.enter_context(open(os.devnull, "w")) for one in streams]
+        for one in written:
+            opened.enter_context(_replacing(one))
+        out, err = map(Tolerant, written)
+        sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
+        try:
+            yield out
+        finally:
+            out.flush()
+            err.flush()
+            sys.stdout, sys.stderr = streams
+
+
+@contextmanager
+def _replacing(stream: TextIO) -> Iterator[None]:
+    """Let a stream write ``?`` for characters that its encoding lacks."""
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        if not stream.closed:
+            stream.reconfigure(errors=before)
+
+
+@contextmanager
+def explained_exits() -> Iterator[None]:
+    """While a command runs, make ``os._exit`` name its caller and exit with status 2.
+
+    A model's file, a loss or a callback may call it, and the command would end silently with status 0. Forked
+    processes keep the original ``os._exit``.
+    """
+    own, process = os._exit, os.getpid()
+
+    def leave(status: int) -> Any:
+        if os.getpid() != process:
+            own(status)
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the stream may be closed
+                stream.flush()
+        with suppress(Exception):
+            print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
+        own(2)
+
+    setattr(os, "_exit", leave)  # noqa: B010  (type checkers refuse a plain assignment)
+    try:
+        yield
+    finally:
+        setattr(os, "_exit", own)  # noqa: B010

@@ -1,4 +1,7 @@
-"""The typer application, and functions that make options; the only file that imports typer."""
+"""The typer application, functions that make options, and the panels that hold them in ``--help``.
+
+No other file imports typer.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,44 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from actbench.cli.panels import panel_of
 from actbench.errors import encodable, shortened
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
+
+PANELS = {
+    "What is trained": (
+        "--batch-size --sequence-length --image-size --dtype --autocast --optimizer --task --attention --weights "
+        "--trust-remote-code --seed"
+    ),
+    "Which schemes": "--scheme --cumulative --gelu-bits --activation-bits --linear --max-slowdown --exact",
+    "How it is measured": (
+        "--meter --device-profile --memory-limit --max-batch --require-fit --measure --device --steps --seconds "
+        "--time-by --timeline --ledger --top --all"
+    ),
+    "How it is run": (
+        "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
+        "--cores-per-run --resources --checkpoints --checkpoint-seconds --trust-recipe --dry-run"
+    ),
+    "What is written": (
+        "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-curves "
+        "--export-timeline --export-snapshot"
+    ),
+}
+"""The names of flags by the title of their panel, in the order of the help page."""
+
+_PLACES = {
+    name: (panel, place) for panel, text in enumerate(PANELS.values()) for place, name in enumerate(text.split())
+}
+
+
+def panel_of(name: str) -> str | None:
+    """Return the title of a flag's panel, or None; flags without a panel are in verbs with few flags."""
+    return list(PANELS)[_PLACES[name][0]] if name in _PLACES else None
+
+
+def place_of(name: str) -> tuple[int, int]:
+    """Return the position of a flag in a help page; flags without a panel come last."""
+    return _PLACES.get(name, (len(PANELS), 0))
+
 
 # The usage error of click, or of the copy of click inside newer versions of typer.
 _WrongUsage: Any = typer.BadParameter.__base__
@@ -27,24 +65,21 @@ def _shortened() -> Iterator[None]:
         raise
 
 
-_FIRST = ("sweep", "measure", "fit", "convert", "train", "report", "compare")
+_FIRST = ("sweep", "measure", "fit", "convert", "train", "report", "compare", "kernels", "calibrate")
 
 
 class _Verbs(typer.core.TyperGroup):
     """The verbs, those that most people need first; it shortens messages about their flags."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the verbs in the order of ``--help``."""
         names = super().list_commands(ctx)
         return [*(name for name in _FIRST if name in names), *(name for name in names if name not in _FIRST)]
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Read the flags before the verb."""
         with _shortened():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the flags of the verb, and run it."""
         with _shortened():
             return super().invoke(ctx)
 
@@ -155,8 +190,7 @@ def _global_options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
-        bool,
-        typer.Option("--debug", help="Show the traceback of an error, and of failed cases."),
+        bool, typer.Option("--debug", help="Show the traceback of an error, and of failed cases.")
     ] = False,
 ) -> None:
     """Options of every verb; the entry point reads ``--debug`` before any verb runs."""

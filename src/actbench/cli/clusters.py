@@ -46,11 +46,7 @@ class ClusterFlags:
 
     @property
     def chosen(self) -> Cluster | None:
-        """The requested cluster, or None.
-
-        Raises:
-            UsageError: A flag for clusters is given without --cluster, or resources are no amounts.
-        """
+        """The requested cluster, or None; a UsageError for other flags without --cluster, or wrong resources."""
         if self.cluster is not None:
             return self._on(self.cluster)
         given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
@@ -70,8 +66,7 @@ class GpuClusterFlags(ClusterFlags):
     """Where cases run of which some need a GPU."""
 
     gpus_per_case: Annotated[
-        float | None,
-        option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0),
+        float | None, option("--gpus-per-case", "With --cluster: GPUs, or a part of one, of what runs on a GPU.", min=0)
     ] = None
 
     def _on(self, address: str) -> Cluster:
@@ -120,13 +115,13 @@ class TrainClusterFlags(GpuClusterFlags):
 def _amounts(text: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for part in filter(None, text.split(",")):
-        name, _, amount = part.partition("=")
+        name, _, amount = map(str.strip, part.partition("="))
         try:
-            found[name.strip()] = float(amount)
+            found[name] = float(amount)
         except ValueError:
-            found[name.strip()] = math.nan
-        if name.strip() in _OTHERS:
-            raise UsageError(f"--resources {part!r}: {_OTHERS[name.strip()]}")
-        if not name.strip() or not _LEAST <= found[name.strip()] < math.inf:
+            found[name] = math.nan
+        if name in _OTHERS:
+            raise UsageError(f"--resources {part!r}: {_OTHERS[name]}")
+        if not name or not _LEAST <= found[name] < math.inf:
             raise UsageError(f"--resources {part!r}: give a name and an amount of at least {_LEAST}, such as a100=1")
     return found

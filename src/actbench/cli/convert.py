@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import app, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import call_task, export, readers, remark, show
+from actbench.cli.printing import ExportFlags, call_task, export, readers, remark, show
 from actbench.errors import UsageError
+from actbench.results.records import Case
 from actbench.units import format_bytes, format_seconds, parse_bytes
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ def convert(
     force: Annotated[bool, option("--force", "Replace a folder that holds a converted model.")] = False,
     batch_size: Annotated[int, count_option("--batch-size -b", "Batch for which bytes are shown.")] = 8,
     timeout: Annotated[
-        float,
-        seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1),
+        float, seconds_option("--timeout", "Seconds after which the conversion, with downloads, is stopped.", least=1)
     ] = 1800.0,
     memory_limit: Annotated[
         str | None, option("--memory-limit", "Memory that the conversion may use (default: all that is free).")
@@ -52,7 +51,6 @@ def convert(
     from actbench.experiments.runner.runner import PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.converted import ConversionReport, ConversionRequest, sites_table, unreached_table
-    from actbench.results.records import Case
 
     if len(flags.schemes) != 1:
         raise UsageError("convert takes one scheme: give --scheme SPEC (joined by +), or --gelu-bits and --linear")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import os
 import platform
 import shutil
@@ -14,8 +13,8 @@ from typing import Literal
 import platformdirs
 
 from actbench.cli.app import Exit, app
-from actbench.cli.consoles import console
-from actbench.results.machine import available_memory_bytes, machine
+from actbench.cli.printing import console, plain_table
+from actbench.results.machine import CUPY, available_memory_bytes, machine, version_of
 from actbench.units import format_bytes
 
 Verdict = Literal["ok", "optional", "missing"]
@@ -45,10 +44,8 @@ def _python() -> Check:
 
 
 def _library(name: str) -> Check:
-    try:
-        return Check(name, "ok", importlib.metadata.version(name))
-    except importlib.metadata.PackageNotFoundError:
-        return Check(name, "missing", "not installed", f"pip install {name}")
+    version = version_of(name)
+    return Check(name, "ok", version) if version else Check(name, "missing", "not installed", f"pip install {name}")
 
 
 def _cuda() -> Check:
@@ -67,30 +64,27 @@ def _cuda() -> Check:
 
 
 def _cupy() -> Check:
-    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
-        try:
-            return Check("CuPy", "ok", f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    for name in CUPY:
+        if version := version_of(name):
+            return Check("CuPy", "ok", f"{name} {version}")
     return Check("CuPy", "optional", "not installed", "pip install 'actbench[cuda]' (needed on a GPU only)")
 
 
 def _numba() -> Check:
-    try:
-        version = importlib.metadata.version("numba")
-        importlib.import_module("numba.np.ufunc.omppool")
-    except importlib.metadata.PackageNotFoundError:
+    version = version_of("numba")
+    if version is None:
         return Check("Numba", "missing", "not installed", "pip install numba")
+    try:
+        importlib.import_module("numba.np.ufunc.omppool")
     except ImportError:
         return Check("Numba", "missing", f"{version}, without OpenMP", "install libgomp (Debian: apt install libgomp1)")
     return Check("Numba", "ok", f"{version}, with OpenMP")
 
 
 def _charts() -> Check:
-    try:
-        return Check("Charts", "ok", f"vl-convert-python {importlib.metadata.version('vl-convert-python')}")
-    except importlib.metadata.PackageNotFoundError:
-        return Check("Charts", "optional", "not installed", "pip install 'actbench[html]' (charts of --export-html)")
+    if version := version_of("vl-convert-python"):
+        return Check("Charts", "ok", f"vl-convert-python {version}")
+    return Check("Charts", "optional", "not installed", "pip install 'actbench[html]' (charts of --export-html)")
 
 
 def _processor() -> Check:
@@ -121,10 +115,9 @@ def doctor() -> None:
     Example: actbench doctor
     """
     from rich.markup import escape
-    from rich.table import Table
 
     checks = examine()
-    table = Table("", "what", "found", "what to do", box=None, header_style="bold")
+    table = plain_table("", "what", "found", "what to do")
     marks = {"ok": "[green]ok[/]", "optional": "[yellow]–[/]", "missing": "[red]missing[/]"}
     for check in checks:
         table.add_row(marks[check.verdict], check.name, escape(check.found), escape(check.advice))

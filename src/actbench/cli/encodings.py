@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from actbench.cli.app import app, argument, count_option, option
 from actbench.cli.flags import expanded
-from actbench.cli.outputs import ExportFlags, JsonOption
-from actbench.cli.printing import export, remark, show
+from actbench.cli.printing import ExportFlags, JsonOption, export, remark, show
+from actbench.errors import UsageError
+from actbench.results.tables import Table, fill
+from actbench.results.tables.values import Column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from actbench.codecs import tables as fewbit
     from actbench.codecs.activation import Activation
     from actbench.codecs.encodings import Distribution, Quality
-    from actbench.results.tables import Table
-    from actbench.results.tables.columns import Column
 
     Row = dict[str, Quality]
 
@@ -75,9 +75,7 @@ def encodings(
 
 
 def _distributions(given: Sequence[str] | None) -> dict[str, Distribution]:
-    """Return the requested distributions, in their order."""
     from actbench.codecs.encodings import DISTRIBUTIONS
-    from actbench.errors import UsageError
 
     names = [name.strip() for text in given or () for name in text.split(",")] or list(DISTRIBUTIONS)
     for name in names:
@@ -88,9 +86,6 @@ def _distributions(given: Sequence[str] | None) -> dict[str, Distribution]:
 
 def _table(found: Sequence[Quality], names: Sequence[str], seed: int) -> Table:
     """Return one row for each encoding, one column for each distribution."""
-    from actbench.results.tables import fill
-    from actbench.results.tables.columns import Column
-
     rows: list[Row] = [
         {quality.distribution: quality for quality in found[first : first + len(names)]}
         for first in range(0, len(found), len(names))
@@ -111,8 +106,6 @@ def _table(found: Sequence[Quality], names: Sequence[str], seed: int) -> Table:
 
 
 def _column(name: str) -> Column[Row]:
-    from actbench.results.tables.columns import Column
-
     return Column(f"{name}_db", name, "number", lambda row: row[name].snr_db, "higher")
 
 
@@ -150,7 +143,6 @@ def tables(
     actbench tables elu --alpha 0.5 --bits 2 --export-json elu.json
     """
     from actbench.codecs.tables import relative_gradient_error, table
-    from actbench.errors import UsageError
     from actbench.results.render import exports
 
     if weight == "uniform" and scale != 1.0:
@@ -167,7 +159,6 @@ def tables(
 
 def _target(function: str, parameters: dict[str, float]) -> Activation:
     from actbench.codecs.activation import ACTIVATIONS, activation
-    from actbench.errors import UsageError
     from actbench.nn.piecewise import PIECEWISE
     from actbench.nn.useractivation import OwnFunction, check
 

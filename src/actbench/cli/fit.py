@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Annotated, TextIO, get_args
 from actbench.cli.app import Exit, app, count_option, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import ModelArgument, OutputOption, StepFlags, TimeoutOption, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import command_line, export, progress_shown, readers, remark, show
+from actbench.cli.printing import ExportFlags, command_line, export, progress_shown, readers, remark, show
 from actbench.errors import UsageError
-from actbench.results.records import Optimizer
+from actbench.results.records import Case, Optimizer
 from actbench.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from actbench.fitting import Fit
-    from actbench.results.fits import Asked
-    from actbench.results.records import Case
-    from actbench.results.tables.fitted import Tried
+    from actbench.results.fits import Asked, Tried
 
 
 def _optimizer(text: str) -> str:
@@ -94,8 +91,7 @@ def fit(
         ),
     ] = None,
     budget: Annotated[
-        float,
-        seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1),
+        float, seconds_option("--budget", "Seconds, once all is loaded, after which nothing new is simulated.", least=1)
     ] = 120.0,
     timeout: TimeoutOption = 1800.0,
     nodes: ClusterFlags,
@@ -161,7 +157,6 @@ def fit(
 
 def _asked(model: str, flags: FitFlags, max_slowdown: float, exact: bool) -> tuple[Case, Asked]:
     from actbench.results.fits import Asked
-    from actbench.results.records import Case
 
     if flags.device_profile is None:
         raise UsageError(

@@ -10,8 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from actbench.cli.app import argument, count_option, named, one_of, option, path_named, seconds_option
-from actbench.cli.panels import place_of
+from actbench.cli.app import argument, count_option, named, one_of, option, path_named, place_of, seconds_option
 from actbench.errors import SpecError, UsageError
 from actbench.results.records import Attention, Optimizer, Task, WeightsChoice, whole_name
 
@@ -44,11 +43,7 @@ SchemeOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    seconds_option(
-        "--timeout",
-        "Seconds after which each case, and each trial of --max-batch, is stopped.",
-        least=1,
-    ),
+    seconds_option("--timeout", "Seconds after which each case, and each trial of --max-batch, is stopped.", least=1),
 ]
 TrustRecipeOption = Annotated[
     bool, option("--trust-recipe", "Run the code that a recipe file names: file.py:function, or that of hub models.")
@@ -119,8 +114,7 @@ class StepFlags:
         ),
     ] = None
     sequence_length: Annotated[
-        int | None,
-        count_option("--sequence-length", "Tokens per sample (default 128).", show_default=False),
+        int | None, count_option("--sequence-length", "Tokens per sample (default 128).", show_default=False)
     ] = None
     image_size: Annotated[
         int | None, count_option("--image-size", "Height and width of images.", show_default=False)
@@ -222,8 +216,7 @@ class CaseFlags(ModelFlags):
     ] = None
     steps: Annotated[int | None, count_option("--steps", "At least so many timed steps of a case.")] = None
     seconds: Annotated[
-        float | None,
-        seconds_option("--seconds", "At least so many seconds of timed steps of a case."),
+        float | None, seconds_option("--seconds", "At least so many seconds of timed steps of a case.")
     ] = None
 
     @property

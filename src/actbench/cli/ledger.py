@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import count_option, option
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import call_task, export, show
-from actbench.results.records import SCHEMA_VERSION
+from actbench.cli.printing import ExportFlags, call_task, export, show
+from actbench.results.records import SCHEMA_VERSION, Case
+from actbench.results.tables import Table
 
 if TYPE_CHECKING:
     from actbench.experiments.recipes import Recipe
     from actbench.results.ledger import Ledger
-    from actbench.results.records import Case
-    from actbench.results.tables import Table
 
 
 @dataclass(frozen=True)
@@ -24,12 +22,10 @@ class LedgerFlags:
     """Flags: what is listed instead of measured."""
 
     ledger: Annotated[
-        bool,
-        option("--ledger", "Measure nothing; list every tensor that is saved for backward, on fake tensors."),
+        bool, option("--ledger", "Measure nothing; list every tensor that is saved for backward, on fake tensors.")
     ] = False
     top: Annotated[
-        int | None,
-        count_option("--top", "With --ledger: the largest rows of each table (default: 20)."),
+        int | None, count_option("--top", "With --ledger: the largest rows of each table (default: 20).")
     ] = None
     everything: Annotated[
         bool, option("--all", "With --ledger: all rows in the order of the run, also those of 0 B.")
@@ -64,7 +60,6 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
     from actbench.experiments.runner.runner import BENCH, PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.ledger import Ledger
-    from actbench.results.records import Case
 
     text = TypeAdapter(list[Case]).dump_json(list(cases)).decode()
     with Tasks(BENCH, PRELOAD) as tasks:
@@ -73,7 +68,6 @@ def _ledgers(cases: Sequence[Case], doing: str, timeout: float) -> list[Ledger]:
 
 
 def _tables(case: Case, ledger: Ledger, flags: LedgerFlags) -> tuple[Table, ...]:
-    """Return the totals, and then the tensors."""
     from actbench.results.ledger import TOP, ledger_table, total_tables
 
     title = f"Kept for backward by {case.scheme} on {case.model}, batch {case.batch_size} ({case.meter})"

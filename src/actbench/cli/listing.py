@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import app, argument
-from actbench.cli.consoles import console
+from actbench.cli.printing import console, plain_table
 from actbench.errors import UsageError
 from actbench.units import format_bytes
 
@@ -29,7 +29,7 @@ def schemes(
     from actbench import schemes as registry
 
     if name is None:
-        table = _table("scheme", "changes", "what it does", "paper")
+        table = plain_table("scheme", "changes", "what it does", "paper")
         for scheme in registry.find().values():
             value = "" if scheme.positional is None else f":{scheme.positional.upper()}"
             table.add_row(scheme.name + value, _changes(scheme), scheme.summary, scheme.paper)
@@ -50,7 +50,7 @@ def models(
     """
     from actbench import workloads
 
-    table = _table("model", "from", "trained for", "note")
+    table = plain_table("model", "from", "trained for", "note")
     for entry in workloads.available():
         if pattern is None or pattern.lower() in entry.spec.lower():
             table.add_row(entry.spec, entry.source, entry.task, entry.note)
@@ -73,7 +73,7 @@ def recipes(
     if name is not None:
         print(runs.source(name) if name in runs.names() else recipes.source(name), end="")
         return
-    table = _table("recipe", "run by", "question")
+    table = plain_table("recipe", "run by", "question")
     for verb, titles in (("sweep", recipes.shipped()), ("train", runs.shipped())):
         for shipped, title in titles.items():
             table.add_row(shipped, verb, title)
@@ -94,7 +94,7 @@ def devices(
     """
     from actbench.measuring.meters import profiles
 
-    table = _table("device profile", "memory", "compute capability", "operators of", "time")
+    table = plain_table("device profile", "memory", "compute capability", "operators of", "time")
     for profile in profiles.profiles():
         if pattern is None or pattern.lower() in profile.name:
             capability = "–" if profile.compute_capability is None else "{}.{}".format(*profile.compute_capability)
@@ -107,12 +107,7 @@ def devices(
     console().print(table)
 
 
-def _table(*titles: str) -> Any:
-    from rich.table import Table
-
-    return Table(*titles, box=None, header_style="bold")
-
-
+_PADDING = (0, 2, 0, 0)
 _PARTS = ("Paper", "Kept for backward", "Not reproduced")
 _ENTRY = re.compile(r" {4}(\w+): (.*)")
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
@@ -133,7 +128,7 @@ def print_scheme(scheme: type[Scheme], to: Console) -> None:
     to.print(f"{scheme.name}{value}", style="bold", markup=False)
     to.print(text.pop(""), "", sep="\n", markup=False)
     text["Changes"] = _changes(scheme) or "nothing"
-    facts = Table.grid("", "", padding=(0, 2, 0, 0))
+    facts = Table.grid("", "", padding=_PADDING)
     for title, fact in {**text, **_claims(scheme)}.items():
         facts.add_row(_literal(title), _literal(fact))
     to.print(facts)
@@ -169,11 +164,9 @@ def _claims(scheme: type[Scheme]) -> dict[str, str]:
 
 
 def _keys(scheme: type[Scheme]) -> Any:
-    from rich.table import Table
-
     from actbench.schemes.base import OF_PARTS, Scheme
 
-    table = Table("key", "type", "default", "allowed", "meaning", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table("key", "type", "default", "allowed", "meaning", padding=_PADDING)
     meanings = _meanings(Scheme) | _meanings(scheme)
     schema = scheme.model_json_schema(mode="validation").get("properties", {})
     can_be_limited = not OF_PARTS.isdisjoint(scheme.model_construct().changes)
@@ -222,9 +215,7 @@ def _shown(value: Any) -> str:
 
 
 def _published(scheme: type[Scheme]) -> Any:
-    from rich.table import Table
-
-    table = Table("published", "value", "setting", "source", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = plain_table("published", "value", "setting", "source", padding=_PADDING)
     for figure in scheme.published:
         value = format_bytes(figure.value) if figure.quantity.endswith("_bytes") else f"{figure.value:g}"
         table.add_row(*map(_literal, (figure.quantity, value, figure.setting, figure.source)))

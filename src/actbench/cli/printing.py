@@ -1,136 +1,111 @@
-"""The output of commands: results on standard output, progress and remarks on standard error."""
+"""The output of commands: results on standard output and in files, progress and remarks on standard error."""
 
 from __future__ import annotations
 
-import io
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
-from actbench.cli.app import STDOUT, Exit
-from actbench.cli.consoles import console
+from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
 from actbench.errors import UsageError, shortened
 from actbench.measuring import launch
+from actbench.results.measured import Measurement
 from actbench.results.plain import plain
+from actbench.results.records import Failure
+from actbench.results.tables import Table
+from actbench.results.tables.columns import CHOICES, names_in
 
 if TYPE_CHECKING:
-    from actbench.cli.outputs import TableFlags
+    from rich.console import Console
+
     from actbench.experiments.experiment import ExperimentResult
     from actbench.experiments.runner.progress import Progress
     from actbench.experiments.runner.tasks import Tasks
     from actbench.results.render.exports import Text
     from actbench.results.render.page.pictures import Beside
-    from actbench.results.tables import Table
+
+JsonOption = Annotated[Path | None, file_option("--export-json", "Write the records, or what is compared, as JSON.")]
 
 
-class Tolerant:
-    """A stream that remembers its first write error and drops all later text."""
+@dataclass(frozen=True)
+class TableFlags:
+    """Files to write a table to."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.error: OSError | None = None
+    export_markdown: Annotated[Path | None, file_option("--export-markdown", "Write the table as Markdown.")] = None
+    export_csv: Annotated[
+        Path | None, file_option("--export-csv", "Write the table as CSV, numbers in full and without units.")
+    ] = None
+    export_html: Annotated[
+        Path | None,
+        file_option(
+            "--export-html --html",
+            "Write one HTML page that needs no network: tables that sort and filter, charts of records "
+            "(actbench[html]), settings and commands.",
+        ),
+    ] = None
 
-    def write(self, text: str) -> int:
-        """Write a text, or drop it."""
-        if self.error is None:
-            try:
-                return self._stream.write(text)
-            except OSError as error:
-                self._give_up(error)
-        return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts, or drop them."""
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        """Write the buffer, or drop it."""
-        if self.error is None:
-            try:
-                self._stream.flush()
-            except OSError as error:
-                self._give_up(error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _give_up(self, error: OSError) -> None:
-        """Discard the buffer, which Python would try to write again at exit."""
-        self.error = error
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        with suppress(io.UnsupportedOperation, ValueError):  # a stream without a file
-            os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+    @property
+    def take_stdout(self) -> bool:
+        """Whether an export goes to standard output; text for readers then goes to standard error."""
+        return STDOUT in (getattr(self, field.name) for field in fields(self))
 
 
-@contextmanager
-def tolerant() -> Iterator[Tolerant]:
-    """Replace standard output and error by tolerant streams, and yield the one for output."""
-    streams = sys.stdout, sys.stderr
-    with ExitStack() as opened:
-        # A stream is None if the parent process closed it.
-        written = [one or opened.enter_context(open(os.devnull, "w")) for one in streams]
-        for one in written:
-            opened.enter_context(_replacing(one))
-        out, err = map(Tolerant, written)
-        sys.stdout, sys.stderr = cast("TextIO", out), cast("TextIO", err)
+@dataclass(frozen=True)
+class ExportFlags(TableFlags):
+    """Files to write a table and its records to."""
+
+    export_json: JsonOption = None
+
+
+@dataclass(frozen=True)
+class ResultFlags(ExportFlags):
+    """Flags: which results are shown, and the files to write them to."""
+
+    columns: Annotated[
+        str | None,
+        option(
+            "--columns",
+            "Show these columns, here and in Markdown, CSV and HTML: peak,saved,speed. Columns that distinguish rows "
+            f"come first; name model, batch, scheme or meter to select those too. There are {', '.join(CHOICES)}.",
+            metavar="NAMES",
+        ),
+    ] = None
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The names of the selected columns; a UsageError if there is no such column."""
         try:
-            yield out
-        finally:
-            out.flush()
-            err.flush()
-            sys.stdout, sys.stderr = streams
+            return () if self.columns is None else names_in(self.columns)
+        except UsageError as error:
+            raise UsageError(f"--columns: {error}") from None
 
 
-@contextmanager
-def _replacing(stream: TextIO) -> Iterator[None]:
-    """Let a stream write ``?`` for characters that its encoding lacks."""
-    if not isinstance(stream, io.TextIOWrapper):
-        yield
-        return
-    before = stream.errors
-    stream.reconfigure(errors="replace")
-    try:
-        yield
-    finally:
-        if not stream.closed:
-            stream.reconfigure(errors=before)
+PIPE_WIDTH = 120
 
 
-FAILED = 2
+def console(file: TextIO | None = None) -> Console:
+    """Return a console on a stream, by default standard output; COLUMNS sets its width, a pipe's default is 120."""
+    from rich.console import Console
+
+    found = Console(file=file, highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and 0 < int(columns) < LARGEST:
+        found.width, found.height = int(columns), found.height  # for a dumb terminal rich uses both sizes or neither
+    elif not found.is_terminal:
+        found.width = PIPE_WIDTH
+    return found
 
 
-@contextmanager
-def explained_exits() -> Iterator[None]:
-    """While a command runs, make ``os._exit`` name its caller and exit with status 2.
+def plain_table(*titles: str, **details: Any) -> Any:
+    """Return a table of rich's without lines."""
+    from rich.table import Table
 
-    A model's file, a loss or a callback may call it, and the command would end silently with status 0. Forked
-    processes keep the original ``os._exit``.
-    """
-    own, process = os._exit, os.getpid()
-
-    def leave(status: int) -> Any:
-        if os.getpid() != process:
-            own(status)
-        caller = sys._getframe(1)
-        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the stream may be closed
-                stream.flush()
-        with suppress(Exception):
-            print(f"actbench: {place} called os._exit({status}): the command ended there", file=sys.stderr, flush=True)
-        own(FAILED)
-
-    setattr(os, "_exit", leave)  # noqa: B010  (type checkers refuse a plain assignment)
-    try:
-        yield
-    finally:
-        setattr(os, "_exit", own)  # noqa: B010
+    return Table(*titles, box=None, header_style="bold", **details)
 
 
 def command_line() -> str:
@@ -267,9 +242,6 @@ def finish(
         beside: The exports.
         require_fit: Whether a case that does not fit counts as failed.
     """
-    from actbench.results.measured import Measurement
-    from actbench.results.records import Failure
-
     show(*shown, beside=beside)
     if comparison.notice:
         remark(comparison.notice)

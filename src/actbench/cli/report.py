@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import Exit, app, argument, option, path_named
 from actbench.cli.flags import expanded
-from actbench.cli.outputs import ExportFlags, ResultFlags
-from actbench.cli.printing import export, remark, show
+from actbench.cli.printing import ExportFlags, ResultFlags, export, remark, show
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def report(
     """
     from actbench.results import kinds, store, tables
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
+    from actbench.results.render.page import memory
 
     columns = exports.chosen
     kind, files = kinds.kind_in(results)
@@ -81,11 +80,10 @@ def report(
     if exports.export_json is None and exports.export_html is None:
         records = []  # with many rows they take most of the memory
     show(*shown, beside=exports)
-    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+    export(exports, shown[:1], lambda: json_lines(records), beside=lambda: memory.beside_measured(records))
 
 
 def _report_other(kind: Kind[Any], files: list[Path], title: str, exports: ResultFlags) -> None:
-    """Report training runs, fits or operators."""
     from actbench.results.kinds import read
     from actbench.results.render.formats import json_lines
 

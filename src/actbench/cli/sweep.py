@@ -20,17 +20,17 @@ from actbench.cli.flags import (
     schemes_from,
 )
 from actbench.cli.ledger import LedgerFlags, list_saved
-from actbench.cli.outputs import ResultFlags
-from actbench.cli.printing import command_line, export, finish, progress_shown, show
+from actbench.cli.printing import ResultFlags, command_line, export, finish, progress_shown, show
 from actbench.cli.timeline import TimelineFlags, export_snapshots, export_timelines, show_timelines, tables_of
 from actbench.errors import ModelError, UsageError
+from actbench.results.machine import find_gpu
+from actbench.results.measured import MeasuredRecord
+from actbench.results.tables import Table, report_tables
 
 if TYPE_CHECKING:
     from actbench.experiments.cluster.cluster import Cluster
     from actbench.experiments.ranks.team import Team
     from actbench.experiments.recipes import Recipe
-    from actbench.results.measured import MeasuredRecord
-    from actbench.results.tables import Table
 
 TimeByOption = Annotated[
     Literal["operator"] | None,
@@ -208,8 +208,7 @@ def _compare(
     """Run a recipe with its progress on standard error, and print and export the result."""
     from actbench.experiments import sweep
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
-    from actbench.results.tables import report_tables
+    from actbench.results.render.page import memory
 
     columns = exports.chosen or recipe.columns
     kept = "; rows that were finished are stored, and the same command goes on from there" if output else ""
@@ -232,7 +231,7 @@ def _compare(
     if by_operator:
         shown = (*shown, *_operator_tables(records))
     written = (*shown[:1], *tables_of(records))
-    export(exports, written, lambda: json_lines(records), beside=lambda: rows.beside_measured(records))
+    export(exports, written, lambda: json_lines(records), beside=lambda: memory.beside_measured(records))
     show(*shown, beside=exports)
     show_timelines(records, exports)
     export_timelines(records, timeline)
@@ -241,12 +240,8 @@ def _compare(
 
 
 def _operator_tables(records: Sequence[MeasuredRecord]) -> list[Table]:
-    """Return tables of the operators that take most time, for each case.
-
-    Raises:
-        UsageError: Nothing was simulated for a device with known rates.
-    """
-    from actbench.results.tables.operators import operator_tables
+    """Return tables of the operators that take most time, for each case; a UsageError if no time was estimated."""
+    from actbench.results.tables.step import operator_tables
 
     tables = operator_tables(records)
     if not tables:
@@ -272,7 +267,6 @@ def _recipe_hint(target: str | None) -> Iterator[None]:
 
 
 def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> Recipe:
-    """Return the recipe of a target, with the flags applied."""
     from actbench.experiments import recipes
     from actbench.experiments.recipes import runs
 
@@ -286,7 +280,6 @@ def _recipe(target: str, flags: CaseFlags, trusted: bool, cumulative: bool) -> R
 def _recipe_of(model: str, flags: CaseFlags, cumulative: bool = False) -> Recipe:
     """Return the recipe of one model; the search for the largest batch starts at 1, which mostly fits."""
     from actbench.experiments.recipes import Recipe
-    from actbench.results.machine import find_gpu
 
     workload = {"batch_size": "1" if flags.max_batch else "8", **flags.workload, "model": model}
     best = "cuda" if find_gpu() else "simulated"

@@ -11,19 +11,17 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import STDOUT, option, path_named
-from actbench.cli.consoles import console
-from actbench.cli.outputs import ResultFlags
-from actbench.cli.printing import call_task, html_page, readers, remark, show, write_files
+from actbench.cli.printing import ResultFlags, call_task, console, html_page, readers, remark, show, write_files
 from actbench.errors import UsageError
+from actbench.results.measured import MeasuredRecord, Measurement
+from actbench.results.tables import Table
+from actbench.results.timeline import Timeline
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actbench.results.measured import MeasuredRecord
     from actbench.results.render.exports import Text
     from actbench.results.render.page.pictures import Picture
-    from actbench.results.tables import Table
-    from actbench.results.timeline import Timeline
 
 _TITLE = "Memory over a step"
 PICTURES = (".png", ".svg")
@@ -80,13 +78,13 @@ class TimelineFlags:
             StoreError: A file cannot be written.
         """
         from actbench.results.render import exports
-        from actbench.results.render.page import images
+        from actbench.results.render.page import library
 
         picture, snapshot = self.export_timeline, self.export_snapshot
         if picture is not None and picture.suffix not in EXPORTS:
             raise UsageError(f"--export-timeline {picture}: name a file that ends in {', '.join(EXPORTS)}")
         if picture is not None and picture.suffix in PICTURES:
-            images.check()
+            library.check()
         if snapshot == STDOUT:
             raise UsageError("--export-snapshot -: a pickle is no text; name a file")
         for file in (picture, snapshot):
@@ -96,14 +94,14 @@ class TimelineFlags:
 
 def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return a table of the holders at the peak of each case."""
-    from actbench.results.tables.timeline import holders_table, with_timelines
+    from actbench.results.tables.step import holders_table, with_timelines
 
     return [holders_table(record, timeline) for record, timeline in with_timelines(records)]
 
 
 def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> None:
     """Print the holders at the peak of each case, and its memory over the step as a line."""
-    from actbench.results.tables.timeline import holders_table, with_timelines
+    from actbench.results.tables.step import holders_table, with_timelines
 
     for record, timeline in with_timelines(records):
         show(holders_table(record, timeline), beside=exports)
@@ -115,7 +113,7 @@ def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> N
 
 def line_of(timeline: Timeline, printed: Console) -> list[str]:
     """Return a timeline as a line of text, in ASCII for pipes and terminals without block characters."""
-    from actbench.results.render.sparkline import sparkline
+    from actbench.results.render.screen import sparkline
 
     has_blocks = printed.is_terminal and not printed.is_dumb_terminal and not printed.options.ascii_only
     return sparkline(timeline, printed.width, ascii_only=not has_blocks)
@@ -123,7 +121,7 @@ def line_of(timeline: Timeline, printed: Console) -> list[str]:
 
 def export_timelines(records: Sequence[MeasuredRecord], flags: TimelineFlags) -> None:
     """Write the timelines of measured cases, if requested."""
-    from actbench.results.tables.timeline import with_timelines
+    from actbench.results.tables.step import with_timelines
 
     if flags.export_timeline is None:
         return
@@ -134,16 +132,16 @@ def export_timelines(records: Sequence[MeasuredRecord], flags: TimelineFlags) ->
 
 
 def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text]:
-    from actbench.results.render.page import images
+    from actbench.results.render.page import library
     from actbench.results.render.page.pictures import Beside, Group
     from actbench.results.render.page.timeline import memory_over_step
-    from actbench.results.tables.timeline import title_of, with_timelines
+    from actbench.results.tables.step import title_of, with_timelines
 
     def pictures() -> tuple[Picture, ...]:
         return tuple(memory_over_step(title_of(record), timeline) for record, timeline in with_timelines(records))
 
     def picture() -> Text:
-        return images.image(pictures(), "png" if suffix == ".png" else "svg")
+        return library.image(pictures(), "png" if suffix == ".png" else "svg")
 
     def html() -> Text:
         return html_page(tables_of(records), _TITLE, lambda: Beside((Group(_TITLE, pictures()),)))
@@ -159,15 +157,10 @@ def _writer(records: Sequence[MeasuredRecord], suffix: str) -> Callable[[], Text
 
 
 def export_snapshots(records: Sequence[MeasuredRecord], flags: TimelineFlags, *, timeout: float) -> None:
-    """Run each measured case once more, in its own process, and write its snapshot, if requested.
-
-    Raises:
-        ActbenchError: A case fails this time.
-    """
+    """Run each measured case once more, if requested, and write its snapshot; an ActbenchError if it fails now."""
     from actbench.experiments.runner.runner import PRELOAD
     from actbench.experiments.runner.tasks import Tasks
     from actbench.measuring.timelines import SnapshotRequest
-    from actbench.results.measured import Measurement
 
     if flags.export_snapshot is None:
         return

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import Exit, app, argument, count_option, named, option, path_named, seconds_option
 from actbench.cli.clusters import TrainClusterFlags
-from actbench.cli.consoles import console
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded, schemes_from
-from actbench.cli.outputs import ExportFlags
-from actbench.cli.printing import command_line, export, finish, progress_shown, readers
+from actbench.cli.printing import ExportFlags, command_line, console, export, finish, progress_shown, readers
+from actbench.errors import UsageError
 
 if TYPE_CHECKING:
     from actbench.experiments.experiment import ExperimentResult
@@ -123,11 +122,7 @@ def _run_together(
     *,
     alone: bool,
 ) -> tuple[str, ExperimentResult[TrainingRun]]:
-    """Run a comparison with the other processes, if there are any; only the first one returns from it.
-
-    With ``alone`` there must be none.
-    """
-    from actbench.errors import UsageError
+    """Run a comparison with the other processes; only the first returns. With ``alone`` there must be none."""
     from actbench.measuring.launch import is_first
     from actbench.training import launch
 
@@ -172,12 +167,12 @@ def _show(comparison: ExperimentResult[TrainingRun], title: str, asked: ExportFl
     from actbench.results.render import charts, exports
     from actbench.results.render.charts import curves_of
     from actbench.results.render.formats import json_lines
-    from actbench.results.render.page import rows
+    from actbench.results.render.page import training
     from actbench.results.tables.training import accuracy_table
 
     table, drawn = accuracy_table(comparison.records, title), curves_of(comparison.records)
     records = comparison.records
-    export(asked, [table], lambda: json_lines(records), beside=lambda: rows.beside_trained(records))
+    export(asked, [table], lambda: json_lines(records), beside=lambda: training.beside_trained(records))
     exports.export({path: charts.picture(drawn, path.suffix.removeprefix(".")) for path in curves})
     screen = console(readers(asked))
     for chart in drawn:

@@ -16,11 +16,11 @@ from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
 from actbench.results.kernels import KernelCase
 from actbench.results.kinds import Kind
+from actbench.results.lines import RecordT
 from actbench.results.machine import now
 from actbench.results.records import Case, Data, Failure, Record
 from actbench.results.runs import TrainingCase
 from actbench.results.store import Store
-from actbench.results.store.lines import RecordT
 
 CaseT = TypeVar("CaseT", Case, TrainingCase, KernelCase)
 SchemeCaseT = TypeVar("SchemeCaseT", Case, TrainingCase)
@@ -50,7 +50,7 @@ class ExperimentResult(Generic[RecordT]):
 
 
 class RecordSink(Protocol[AnyRecord]):
-    """Where records go: a :class:`~actbench.results.store.Store`, or what a test gives in its place."""
+    """Where records go: a :class:`~actbench.results.store.Store`, or what another kind of experiment keeps them in."""
 
     def done(self, case: Data) -> bool:
         """Whether the case needs no measuring; a failure is done, too, unless ``retry_failed`` is given."""

@@ -13,13 +13,12 @@ from actbench.errors import UsageError
 from actbench.experiments.cluster.cases import run as on_cluster
 from actbench.experiments.cluster.cluster import Cluster
 from actbench.experiments.experiment import ExperimentResult, check_distinct, finished
-from actbench.experiments.ranks.team import Team
+from actbench.experiments.ranks.team import Launched, Team
 from actbench.experiments.recipes import Recipe, load, names, runs
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner import runner
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.sessions import Launched
-from actbench.experiments.runner.sidebyside import chosen_gpus
+from actbench.experiments.runner.runner import chosen_gpus
 from actbench.measuring import meters
 from actbench.measuring.meters import profiles
 from actbench.results import store
@@ -134,7 +133,6 @@ def render_again(folder: Path) -> list[Path]:
 
 
 def _title(kind: Kind[Any], recipe: str) -> str:
-    """Return the title of the tables of a recipe."""
     if kind.title is not None:
         return kind.title
     known, read = (runs.names(), runs.load) if kind is TRAINED else (names(), load)

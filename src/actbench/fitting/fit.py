@@ -18,14 +18,13 @@ from actbench.fitting.search import Search
 from actbench.fitting.simulations import Origin, Simulations, simulator
 from actbench.measuring.meters import profiles
 from actbench.measuring.meters.profiles import DeviceProfile
-from actbench.results.fits import Asked, FitRecord
+from actbench.results.fits import Asked, FitRecord, Fitted, Tried, fitted
 from actbench.results.kinds import FITTED
 from actbench.results.machine import machine, now
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure, Optimizer
 from actbench.results.store import Store
 from actbench.results.tables.fits import FIT_TITLE
-from actbench.results.tables.fitted import Fitted, Tried, fitted
 from actbench.workloads.optimizers import same_updates
 
 BUDGET_SECONDS = 120.0

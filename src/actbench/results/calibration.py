@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actbench.results.records import SCHEMA_VERSION, Data, Machine, SchemaVersion, Versions
 from actbench.results.tables import Table, fill
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 from actbench.units import NonNegativeFloat, NonNegativeInt, PositiveInt, format_seconds
 
 

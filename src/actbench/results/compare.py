@@ -12,9 +12,9 @@ from actbench.errors import UsageError
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import SCHEMA_VERSION, Case, Data, SchemaVersion
 from actbench.results.tables import Table, fill, varying_settings
-from actbench.results.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS, Column
+from actbench.results.tables.columns import BATCH, MACHINE, METER, MODEL, RESULTS, SCHEME, STATUS
 from actbench.results.tables.entries import Entry, join
-from actbench.results.tables.values import Unit, Value, change, write
+from actbench.results.tables.values import Column, Unit, Value, change, write
 from actbench.units import parse_bytes
 
 QUANTITIES: dict[str, Column[Entry]] = {

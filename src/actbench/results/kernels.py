@@ -23,8 +23,7 @@ from actbench.results.records import (
     Versions,
 )
 from actbench.results.tables import Table, fill
-from actbench.results.tables.columns import Column, value_of, with_spread
-from actbench.results.tables.values import Spread, ratio, step_time
+from actbench.results.tables.values import Column, Spread, ratio, step_time, value_of, with_spread
 from actbench.units import NonNegativeInt, PositiveInt
 
 DeviceName = Literal["cpu", "cuda"]

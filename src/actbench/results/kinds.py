@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Generic
 
 from actbench.errors import StoreError, UsageError
-from actbench.results import render
+from actbench.results import lines, render
 from actbench.results.fits import FitRecord
 from actbench.results.kernels import TITLE, KernelRecord, kernel_tables, read_report
+from actbench.results.lines import RecordT
 from actbench.results.machine import machine
 from actbench.results.measured import MeasuredRecord
 from actbench.results.render import exports
-from actbench.results.render.page import rows
+from actbench.results.render.page import memory, training
 from actbench.results.render.page.pictures import Beside
 from actbench.results.runs import TrainingRun
 from actbench.results.store import (
@@ -27,11 +28,9 @@ from actbench.results.store import (
     SWEEP_SUFFIX,
     Store,
     files_below,
-    lines,
     read_kind,
     results_path,
 )
-from actbench.results.store.lines import RecordT
 from actbench.results.tables import Table, report_tables
 from actbench.results.tables.fits import FIT_TITLE, fit_tables
 from actbench.results.tables.training import accuracy_table
@@ -94,9 +93,9 @@ class Kind(Generic[RecordT]):
                 yield store
 
 
-MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, beside=rows.beside_measured)
+MEASURED: Final = Kind(MeasuredRecord, SWEEP_SUFFIX, report_tables, beside=memory.beside_measured)
 TRAINED: Final = Kind(
-    TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), beside=rows.beside_trained
+    TrainingRun, RUNS_SUFFIX, lambda runs, title: (accuracy_table(runs, title),), beside=training.beside_trained
 )
 FITTED: Final = Kind(FitRecord, FITS_SUFFIX, fit_tables, FIT_TITLE)
 TIMED: Final = Kind(KernelRecord, KERNELS_SUFFIX, kernel_tables, TITLE, older={".json": read_report})
@@ -125,7 +124,6 @@ def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
 
 
 def _kinds_at(path: Path) -> dict[Kind[Any], list[Path]]:
-    """Return the files of a path, by kind."""
     if not os.path.isdir(path):
         return {_kind_of(path): [path]}
     if measured := files_below(path):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from actbench.results.records import Case, Data
-from actbench.results.tables.columns import Column
 from actbench.results.tables.table import Table, fill
+from actbench.results.tables.values import Column
 from actbench.units import NonNegativeInt, format_bytes
 
 OUTSIDE = "<outside>"

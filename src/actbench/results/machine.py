@@ -31,26 +31,25 @@ _VMSTAT = Path("/proc/vmstat")
 
 def memory_limit_bytes() -> int | None:
     """Return the smallest memory limit of the control groups of this process, or None."""
-    limits = [
-        *(_number(folder / "memory.max") for folder in _folders("")),
-        *(_number(folder / "memory.limit_in_bytes") for folder in _folders("memory")),
-    ]
+    limits = (_number(folder / file) for folder, file, _, _ in _memory_files())
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_left_bytes() -> int | None:
     """Return the bytes left below the memory limit, file cache counted as free, or None without a limit."""
-    files = [(folder, "memory.max", "memory.current", "inactive_file") for folder in _folders("")]
-    files += [
-        (folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        for folder in _folders("memory")
-    ]
     left = []
-    for folder, limit_file, usage_file, cache_key in files:
+    for folder, limit_file, usage_file, cache_key in _memory_files():
         limit, usage = _number(folder / limit_file), _number(folder / usage_file)
         if limit is not None and usage is not None:
             left.append(limit - usage + (_statistic(folder / "memory.stat", cache_key) or 0))
     return max(0, min(left)) if left else None
+
+
+def _memory_files() -> Iterator[tuple[Path, str, str, str]]:
+    """Yield each group's folder, the names of the files with its limit and usage, and the key of its file cache."""
+    yield from ((folder, "memory.max", "memory.current", "inactive_file") for folder in _folders(""))
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    yield from ((folder, *names) for folder in _folders("memory"))
 
 
 def memory_kills() -> int | None:
@@ -152,7 +151,6 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def _visible(nvml: Any) -> Iterator[Any]:
-    """Yield the driver's handles of the visible GPUs."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(nvml.nvmlDeviceGetCount())) if named is None else map(str.strip, named.split(","))
     for name in names:
@@ -179,6 +177,8 @@ def _text(value: str | bytes) -> str:
 _virtual_memory: Any = psutil.virtual_memory
 _CHECKOUT = Path(__file__).parents[3]  # root of the git checkout, if actbench runs from one
 _CODE = ("src", "kernels", "pyproject.toml")
+CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+"""The distributions of CuPy."""
 
 
 def machine() -> Machine:
@@ -201,14 +201,14 @@ def versions() -> Versions:
     torch, cuda = _torch_versions()
     commit, dirty = _checkout(_CHECKOUT)
     return Versions(
-        actbench=_version("actbench") or "unknown",
+        actbench=version_of("actbench") or "unknown",
         python=platform.python_version(),
         torch=torch or "none",
-        torchvision=_version("torchvision"),
-        transformers=_version("transformers"),
-        numba=_version("numba"),
+        torchvision=version_of("torchvision"),
+        transformers=version_of("transformers"),
+        numba=version_of("numba"),
         cuda=cuda,
-        cupy=_version("cupy-cuda13x") or _version("cupy-cuda12x") or _version("cupy"),
+        cupy=next(filter(None, map(version_of, CUPY)), None),
         commit=commit,
         dirty=dirty,
     )
@@ -259,7 +259,8 @@ def _slug(name: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+(?:\.[0-9]+)?", bare)) or "machine"
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -275,7 +276,7 @@ def _torch_versions() -> tuple[str | None, str | None]:
     text = file.read_text() if file.exists() else ""
     version = re.search(r"^__version__ = '([^']+)'", text, re.MULTILINE)
     cuda = re.search(r"^cuda\b.*= '([^']+)'", text, re.MULTILINE)
-    return version[1] if version else _version("torch"), cuda[1] if cuda else None
+    return version[1] if version else version_of("torch"), cuda[1] if cuda else None
 
 
 def _checkout(root: Path) -> tuple[str | None, bool | None]:

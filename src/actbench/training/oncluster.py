@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actbench.experiments.cluster.cluster import Cluster
-from actbench.experiments.cluster.nodes import Needs, Nodes
-from actbench.experiments.cluster.origins import Origins
+from actbench.experiments.cluster.cluster import Cluster, Needs, Nodes
+from actbench.experiments.cluster.node import Origins, shared_of
 from actbench.experiments.cluster.tasks import LostTask, RayTasks
-from actbench.experiments.cluster.travel import shared_of
 from actbench.experiments.experiment import ExperimentResult, finished, keep, pending
 from actbench.experiments.recipes.runs import TrainingRecipe
 from actbench.experiments.runner.progress import Progress

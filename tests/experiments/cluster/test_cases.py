@@ -12,7 +12,7 @@ from actbench.errors import MeasurementError, UsageError
 from actbench.experiments.cluster import node
 from actbench.experiments.cluster.cases import CaseWork, ClusterCases
 from actbench.experiments.cluster.cluster import Cluster
-from actbench.experiments.cluster.origins import Origins
+from actbench.experiments.cluster.node import Origins
 from actbench.experiments.runner.progress import Progress
 from actbench.results.machine import provenance
 from actbench.results.measured import Measurement, Outcome

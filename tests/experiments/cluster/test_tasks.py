@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from actbench.errors import MeasurementError, UsageError
-from actbench.experiments.cluster import nodes, tasks
+from actbench.experiments.cluster import cluster, tasks
+from actbench.experiments.cluster.cluster import Needs
 from actbench.experiments.cluster.node import Reply
-from actbench.experiments.cluster.nodes import Needs
 from actbench.experiments.cluster.tasks import LostTask, RayTasks
 
 
@@ -103,7 +103,7 @@ def test_what_is_handed_over_early_is_told_when_there_is_room_for_it(asked: Any)
 def test_the_cluster_is_asked_little(asked: Any, at_a_time: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One function, one shared text, and what nodes there are once, however many tasks there are."""
     monkeypatch.setattr(tasks, "LOOK_SECONDS", 1000.0)
-    monkeypatch.setattr(nodes, "LOOK_SECONDS", 1000.0)
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 1000.0)
     ray, _, made = asked()
     ray.ended_at_a_time = at_a_time
 
@@ -112,7 +112,7 @@ def test_the_cluster_is_asked_little(asked: Any, at_a_time: int, monkeypatch: py
 
 
 def test_nodes_that_come_later_are_used(asked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "LOOK_SECONDS", -1.0)
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", -1.0)
     ray, _, made = asked()
     found = made.replies(WORDS, ONE_CORE)
     next(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
-from actbench.experiments.cluster.travel import files_of
+from actbench.experiments.cluster.node import files_of
 from actbench.results.records import Case
 
 

@@ -23,7 +23,7 @@ from actbench.experiments.ranks.follower import Follower
 from actbench.experiments.ranks.rendezvous import following, leading
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.runner import run
-from actbench.experiments.runner.sessions import Launched
+from actbench.experiments.ranks.team import Launched
 from actbench.results import store
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case

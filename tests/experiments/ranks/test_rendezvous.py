@@ -10,7 +10,7 @@ import pytest
 
 from actbench.errors import MeasurementError
 from actbench.experiments.ranks import rendezvous
-from actbench.experiments.ranks.messages import Hello
+from actbench.experiments.ranks.follower import Hello
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01])  # without any time left accept() raises another error

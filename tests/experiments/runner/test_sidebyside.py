@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from actbench.experiments.recipes.sections import Planned
-from actbench.experiments.runner import sidebyside
+from actbench.experiments.runner import runner
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.runner import run
-from actbench.experiments.runner.sidebyside import chosen_gpus, side_by_side
+from actbench.experiments.runner.runner import chosen_gpus, run, side_by_side
 from actbench.results.machine import Gpu
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Case
@@ -73,7 +72,7 @@ def test_gpus_of_the_first_one_s_kind_measure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpus = tuple(Gpu(name, memory, "580.1", f"GPU-{at}") for at, (name, memory) in enumerate(kinds))
-    monkeypatch.setattr(sidebyside, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(runner, "find_gpus", lambda: gpus)
     messages: list[str] = []
     progress = Progress()
     monkeypatch.setattr(progress, "message", messages.append)
@@ -85,7 +84,7 @@ def test_gpus_of_the_first_one_s_kind_measure(
 
 def test_a_parted_gpu_is_left_to_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Gpu(*LARGE, "580.1", None), Gpu(*LARGE, "580.1", "GPU-1"))
-    monkeypatch.setattr(sidebyside, "find_gpus", lambda: gpus)
+    monkeypatch.setattr(runner, "find_gpus", lambda: gpus)
 
     assert chosen_gpus(2, Progress()) == (None,)
 

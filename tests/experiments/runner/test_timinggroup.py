@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
+from actbench.experiments.ranks.team import Sessions
 from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.sessions import Sessions
 from actbench.experiments.runner.timinggroup import MEMORY_SHARE, TimingGroup
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure

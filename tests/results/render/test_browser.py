@@ -14,7 +14,7 @@ import pytest
 from actbench.results import store, tables
 from actbench.results.compare import compare
 from actbench.results.measured import MeasuredRecord
-from actbench.results.render.page import html_page, library, rows
+from actbench.results.render.page import html_page, library, memory
 
 MakeRecord = Callable[..., MeasuredRecord]
 DATA = Path(__file__).parents[2] / "data"
@@ -73,7 +73,7 @@ def records_of_quickstart() -> list[MeasuredRecord]:
 
 
 def report(records: list[MeasuredRecord], title: str = "Results") -> str:
-    return html_page(tables.report_tables(records, title), title, rows.beside_measured(records))
+    return html_page(tables.report_tables(records, title), title, memory.beside_measured(records))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from actbench.results import render, tables
 from actbench.results.measured import MeasuredRecord
 from actbench.results.records import Published
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 MakeRecord = Callable[..., MeasuredRecord]
 

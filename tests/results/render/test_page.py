@@ -14,7 +14,7 @@ import pytest
 
 from actbench.results import render, store, tables
 from actbench.results.measured import EstimatedTime, MeasuredRecord, PeakParts
-from actbench.results.render.page import html, html_page, library, rows
+from actbench.results.render.page import html, html_page, library, memory, training
 from actbench.results.render.page.pictures import MOST_GROUPS, Beside, Group, Picture, shown
 from actbench.results.runs import TrainingRun
 from actbench.results.tables import Table
@@ -87,7 +87,7 @@ def timed(make_record: MakeRecord) -> list[MeasuredRecord]:
 
 
 def page_of(records: list[MeasuredRecord], title: str = "Results") -> Page:
-    return Page(html_page(tables.report_tables(records, title), title, rows.beside_measured(records)))
+    return Page(html_page(tables.report_tables(records, title), title, memory.beside_measured(records)))
 
 
 def values_of(page: Page, title: str) -> list[Any]:
@@ -231,7 +231,7 @@ def test_without_the_library_a_page_has_tables_and_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(library, "is_installed", lambda: False)
     records = timed(make_record)
-    text = html_page(tables.report_tables(records, "R"), "R", rows.beside_measured(records))
+    text = html_page(tables.report_tables(records, "R"), "R", memory.beside_measured(records))
 
     assert "pip install &#x27;actbench[html]&#x27;" in text
     assert "vegaEmbed" not in text
@@ -245,7 +245,7 @@ def test_runs_have_learning_curves_with_the_spread_of_their_seeds(make_run: Make
         for scheme in ("exact", "fewbit:3")
         for seed, accuracy, losses in ((0, 0.8, (2.0, 1.0)), (1, 0.9, (4.0, math.inf)))
     ]
-    page = Page(html_page([accuracy_table(runs, "T")], "T", rows.beside_trained(runs)))
+    page = Page(html_page([accuracy_table(runs, "T")], "T", training.beside_trained(runs)))
     loss = [value for value in values_of(page, "Training loss") if value["scheme"] == "exact"]
 
     assert [(value["step"], value["value"]) for value in loss] == [(1, 3.0)], "an infinite loss is not drawn"
@@ -271,7 +271,7 @@ def test_a_very_long_table_says_that_its_rows_do_not_open(
 ) -> None:
     monkeypatch.setattr(html, "MOST_DETAILED", 2)
     records = [make_record(f"s{place}") for place in range(3)]
-    text = html_page([tables.results_table(records)], "Results", rows.beside_measured(records))
+    text = html_page([tables.results_table(records)], "Results", memory.beside_measured(records))
 
     assert "more than 2 have no settings to open here" in text
     assert Page(text).data["rows"] == []

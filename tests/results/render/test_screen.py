@@ -13,7 +13,7 @@ from actbench.results.measured import MeasuredRecord
 from actbench.results.render import formats, screen
 from actbench.results.render.widths import fitted
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -12,12 +12,12 @@ import pytest
 
 from actbench.errors import UsageError
 from actbench.results.measured import MeasuredRecord
-from actbench.results.render.page import html_page, images, library, memory, rows
+from actbench.results.render.page import html_page, library, memory
 from actbench.results.render.page.timeline import memory_over_step
-from actbench.results.render.sparkline import NARROWEST, WIDEST, sparkline
+from actbench.results.render.screen import NARROWEST, WIDEST, sparkline
 from actbench.results.tables import report_tables
 from actbench.results.tables.entries import join
-from actbench.results.tables.timeline import LARGEST, holders_table
+from actbench.results.tables.step import LARGEST, holders_table
 from actbench.results.timeline import OTHER, Holder, Span, Timeline
 from actbench.units import MIB
 
@@ -145,7 +145,7 @@ def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> Non
     evil = "</script><script>alert(1)</script>\x1b"
     records = [record(made(module=evil))]
 
-    page = html_page(report_tables(records, "Results"), "Results", rows.beside_measured(records))
+    page = html_page(report_tables(records, "Results"), "Results", memory.beside_measured(records))
 
     assert "<script>alert" not in page
     assert "\x1b" not in page
@@ -154,15 +154,15 @@ def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> Non
 @WITH_CHARTS
 def test_pictures_are_drawn_without_a_network() -> None:
     pictures = [memory_over_step("exact", made()), memory_over_step("<b>&", made(host=True))]
-    drawn = images.image(pictures, "svg").decode()
+    drawn = library.image(pictures, "svg").decode()
 
     texts = " ".join(ElementTree.fromstring(drawn).itertext())
     assert all(text in texts for text in ("saved tensors", "forward", "Memory over a step: <b>&", "alive (MiB)"))
-    assert images.image(pictures[:1], "png").startswith(b"\x89PNG")
+    assert library.image(pictures[:1], "png").startswith(b"\x89PNG")
 
 
 def test_without_the_library_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "is_installed", lambda: False)
 
     with pytest.raises(UsageError, match=r"actbench\[html\]"):
-        images.image([memory_over_step("exact", made())], "png")
+        library.image([memory_over_step("exact", made())], "png")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from actbench.errors import StoreError
+from actbench.results.linefile import locked
 from actbench.results.measured import MeasuredRecord
 from actbench.results.store import Store
-from actbench.results.store.linefile import locked
 
 
 def test_a_sweep_leaves_no_lock_file(tmp_path: Path, make_record: Any) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from actbench.results import store
+from actbench.results import lines, store
+from actbench.results.linefile import LineFile
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Site
-from actbench.results.store import Store, lines
-from actbench.results.store.linefile import LineFile
+from actbench.results.store import Store
 
 MakeRecord = Callable[..., MeasuredRecord]
 

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actbench.errors import StoreError
-from actbench.results import store
+from actbench.results import lines, store
+from actbench.results.linefile import LineFile, torn_path
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Failure
-from actbench.results.store import Store, lines
-from actbench.results.store.linefile import LineFile, torn_path
+from actbench.results.store import Store
 
 MakeRecord = Callable[..., MeasuredRecord]
 DATA = Path(__file__).parents[2] / "data"

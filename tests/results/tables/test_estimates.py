@@ -19,7 +19,7 @@ from actbench.results.measured import (
 from actbench.results.records import Case, Machine, Versions
 from actbench.results.render import csv_text, markdown
 from actbench.results.tables import results_table
-from actbench.results.tables.operators import DEAREST, operator_tables
+from actbench.results.tables.step import DEAREST, operator_tables
 
 
 def time(seconds: float, **operators: float) -> EstimatedTime:

@@ -13,7 +13,7 @@ from actbench.results import store, tables
 from actbench.results.compare import compare
 from actbench.results.measured import MeasuredRecord
 from actbench.results.render import csv_text, formats, html_page, json_text, markdown
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 MakeRecord = Callable[..., MeasuredRecord]
 Made = Callable[[int], list[MeasuredRecord]]

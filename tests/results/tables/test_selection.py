@@ -12,8 +12,7 @@ from actbench.results import tables
 from actbench.results.measured import MeasuredRecord, PeakParts
 from actbench.results.render import csv_text, html_page, markdown
 from actbench.results.render.widths import fitted
-from actbench.results.tables.columns import RESULTS
-from actbench.results.tables.selection import CHOICES, names_in
+from actbench.results.tables.columns import CHOICES, RESULTS, names_in
 
 MakeRecord = Callable[..., MeasuredRecord]
 PARTS = PeakParts(weights_bytes=400, temporary_bytes=600)

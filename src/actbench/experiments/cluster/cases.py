@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from actbench.experiments.cluster import node
-from actbench.experiments.cluster.cluster import Cluster
-from actbench.experiments.cluster.nodes import Needs
-from actbench.experiments.cluster.origins import Origins
+from actbench.experiments.cluster.cluster import Cluster, Needs
+from actbench.experiments.cluster.node import Origins, shared_of
 from actbench.experiments.cluster.tasks import LostTask, RayTasks
-from actbench.experiments.cluster.travel import shared_of
 from actbench.experiments.experiment import RecordSink, Summary, keep, pending
 from actbench.experiments.recipes.sections import Planned
 from actbench.experiments.runner.progress import Progress
@@ -99,11 +97,7 @@ class CaseWork:
 
 @contextmanager
 def connected(cluster: Cluster, command: str, work: CaseWork) -> Iterator[ClusterCases]:
-    """Hold what measures cases on the nodes of a cluster.
-
-    Raises:
-        UsageError: The cluster cannot be reached.
-    """
+    """Hold what measures cases on the nodes of a cluster; a UsageError if the cluster cannot be reached."""
     with cluster.connected() as ray:
         yield ClusterCases(ray, cluster, work, Origins(command))
 

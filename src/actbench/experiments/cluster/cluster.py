@@ -1,12 +1,13 @@
-"""An existing Ray cluster, and what a case or run takes of it."""
+"""An existing Ray cluster: what a case or run takes of it, and which of its nodes have that."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from actbench.errors import UsageError, first_line
 
@@ -27,14 +28,7 @@ class Cluster:
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
-        """Hold a connection.
-
-        Yields:
-            The module ``ray``.
-
-        Raises:
-            UsageError: Ray is not installed, or there is no cluster at the address.
-        """
+        """Hold a connection and give the module ``ray``; a UsageError if Ray or the cluster is missing."""
         try:
             import ray
         except ImportError:
@@ -50,3 +44,86 @@ class Cluster:
             yield ray
         finally:
             ray.shutdown()
+
+
+LOOK_SECONDS: Final = 5.0
+"""After which the cluster is asked again which nodes it has: they may come and go."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a task asks of a node.
+
+    Attributes:
+        what: For messages, such as "a case of --meter cpu".
+        amounts: By Ray's names: ``CPU``, ``GPU``, ``memory`` and others.
+        whole_node: Whether it takes all cores of a node, so that nothing runs beside it.
+        is_short: Whether it takes seconds, so that the next is handed over before it ends.
+    """
+
+    what: str
+    amounts: Mapping[str, float]
+    whole_node: bool = False
+    is_short: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that is alive."""
+
+    id: str
+    host: str
+    resources: Mapping[str, float]
+
+    @property
+    def cores(self) -> float:
+        """Its cores, as Ray counts them."""
+        return self.resources.get("CPU", 0.0)
+
+    def slots(self, needs: Needs) -> int:
+        """Return how many tasks of these needs it can do at a time."""
+        if any(self.resources.get(name, 0.0) < amount for name, amount in needs.amounts.items()):
+            return 0
+        if needs.whole_node:
+            return 1
+        return int(min(self.resources[name] / amount for name, amount in needs.amounts.items() if amount))
+
+    def __str__(self) -> str:
+        shown = {name: amount for name, amount in self.resources.items() if not name.startswith("node:")}
+        return f"{self.host} {', '.join(f'{name}={amount:g}' for name, amount in sorted(shown.items()))}"
+
+
+@dataclass
+class Nodes:
+    """The nodes of the cluster that ``ray`` is connected to, looked at every few seconds and after a loss."""
+
+    ray: Any
+    _alive: list[Node] = field(default_factory=list)
+    _looked: float | None = None
+
+    def look_again(self) -> None:
+        """Ask the cluster at the next occasion."""
+        self._looked = None
+
+    @property
+    def alive(self) -> list[Node]:
+        """The nodes that are alive."""
+        now = time.monotonic()
+        if self._looked is None or now - self._looked > LOOK_SECONDS:
+            entries = [entry for entry in self.ray.nodes() if entry["Alive"]]
+            self._alive = [Node(entry["NodeID"], entry["NodeManagerHostname"], entry["Resources"]) for entry in entries]
+            self._looked = now
+        return self._alive
+
+    def able(self, needs: Needs) -> list[Node]:
+        """Return the nodes that have what a task asks for; a UsageError if there is none."""
+        able = [node for node in self.alive if node.slots(needs)]
+        if not able:
+            asked = ", ".join(f"{name}={amount:g}" for name, amount in needs.amounts.items())
+            found = "; ".join(map(str, self.alive)) or "none is alive"
+            raise UsageError(f"--cluster: no node has {asked}, as {needs.what} asks for; nodes: {found}")
+        return able
+
+    def slots(self, needs: Needs) -> int:
+        """Return how many tasks of these needs run at a time; a UsageError where no node can do one."""
+        return sum(node.slots(needs) for node in self.able(needs))

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from actbench.errors import MeasurementError, first_line
+from actbench.experiments.cluster.cluster import LOOK_SECONDS, Needs, Node, Nodes
 from actbench.experiments.cluster.node import Reply
-from actbench.experiments.cluster.nodes import LOOK_SECONDS, Needs, Node, Nodes
 
 ItemT = TypeVar("ItemT")
 ReplyT = TypeVar("ReplyT", bound=Reply)
@@ -134,11 +134,7 @@ class RayTasks(Generic[ItemT, ReplyT]):
         return self._plain[1]
 
     def _options(self, task: _Task[ItemT], needs: Needs, busy: Mapping[str | None, int]) -> dict[str, Any]:
-        """Return what a task asks for that is sent to a node, all of it or one on which it did not fail.
-
-        Raises:
-            UsageError: No node has it.
-        """
+        """Return what a task asks for that is sent to a node: to all of it, or to one on which it did not fail."""
         task.node = None
         able = self._nodes.able(needs)
         others = [node for node in able if node.id not in task.failed_on]
@@ -154,11 +150,7 @@ class RayTasks(Generic[ItemT, ReplyT]):
         return {**_asking(amounts), "scheduling_strategy": affinity(node.id, soft=soft)}
 
     def _reply(self, ref: Any, task: _Task[ItemT]) -> ReplyT | LostTask | None:
-        """Return what came of a task, or None where it is to be tried again.
-
-        Raises:
-            MeasurementError: A node has another actbench, or none.
-        """
+        """Return what came of a task, or None to try it again; a MeasurementError if a node has another actbench."""
         task.tries += 1
         errors = self._ray.exceptions
         try:
@@ -184,13 +176,11 @@ class _Waiting(Generic[ItemT]):
         self._again: deque[_Task[ItemT]] = deque()
 
     def next(self) -> _Task[ItemT] | None:
-        """Return the next, or None."""
         if self._again:
             return self._again.popleft()
         return next((_Task(item) for item in self._items), None)
 
     def again(self, task: _Task[ItemT]) -> None:
-        """Put one back."""
         self._again.append(task)
 
 

@@ -1,15 +1,86 @@
-"""One of the launched processes but the first: it starts the processes of cases here, and passes on what they say."""
+"""One of the launched processes but the first: the orders that it takes, and how it does them, in JSON over a socket.
+
+It starts the processes of cases here, and passes on what they say.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import wait
-from typing import Self
+from typing import Annotated, Literal, Self
 
-from actbench.experiments.ranks.messages import NEWS, ORDERS, Ask, Begin, End, Ended, Open, Told
-from actbench.experiments.runner.member import LocalMember
-from actbench.experiments.runner.processes import ForkServer, NoAnswerError
+from pydantic import Field, TypeAdapter
+
+from actbench.experiments.runner.member import LocalMember, Question, Report
+from actbench.experiments.runner.processes import ForkServer
 from actbench.experiments.runner.worker import Frames
+from actbench.results.records import Data
+
+
+class Hello(Data):
+    """What a process says of itself when it comes.
+
+    Attributes:
+        host: Name of its machine, for messages.
+        versions: Of actbench, with a digest of its files, and of torch: all processes must have the same.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    versions: str
+
+
+class Begin(Data):
+    """Be ready to start the processes of cases, in place of those that were started before."""
+
+    kind: Literal["begin"] = "begin"
+    bench: str
+    preload: tuple[str, ...]
+
+
+class Open(Data):
+    """Start a process, which is called by a number from now on."""
+
+    kind: Literal["open"] = "open"
+    number: int
+
+
+class Ask(Data):
+    """Ask a process; the answer is a :class:`Told`."""
+
+    kind: Literal["ask"] = "ask"
+    number: int
+    question: Question
+
+
+class End(Data):
+    """Let a process end by itself, or kill it; answered by :class:`Ended` when it is gone."""
+
+    kind: Literal["end"] = "end"
+    number: int
+    killed: bool = False
+
+
+class Told(Data):
+    """What came of a question."""
+
+    kind: Literal["told"] = "told"
+    number: int
+    report: Report
+
+
+class Ended(Data):
+    """A process is gone."""
+
+    kind: Literal["ended"] = "ended"
+    number: int
+
+
+Order = Begin | Open | Ask | End
+News = Told | Ended
+ORDERS: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+NEWS: TypeAdapter[News] = TypeAdapter(Annotated[News, Field(discriminator="kind")])
 
 
 class Follower:
@@ -42,23 +113,17 @@ class Follower:
             for number in {number for source, number in sources.items() if source in ready}:
                 self._pass_on(number)
 
-    def _obey(self, order: Begin | Open | Ask | End) -> None:
+    def _obey(self, order: Order) -> None:
         if isinstance(order, Begin):
             self._servers.close()
             self._server = self._servers.enter_context(ForkServer(order.bench, order.preload))
         elif isinstance(order, Open) and self._server is not None:
             self._members[order.number] = LocalMember(self._server)
         elif isinstance(order, Ask):
-            self._ask(order)
+            self._members[order.number].ask(order.question, deadline=None)
+            self._asked.add(order.number)
         elif isinstance(order, End):
             self._end(order)
-
-    def _ask(self, order: Ask) -> None:
-        try:
-            self._members[order.number].ask(order.question, None)
-        except NoAnswerError:
-            return  # without a deadline there is none
-        self._asked.add(order.number)
 
     def _end(self, order: End) -> None:
         self._asked.discard(order.number)
@@ -73,11 +138,9 @@ class Follower:
             self._asked.discard(number)
             self._tell(Told(number=number, report=report))
 
-    def _tell(self, news: Told | Ended) -> None:
-        try:
+    def _tell(self, news: News) -> None:
+        with suppress(OSError):  # the first process is gone, which is noticed where its orders are read
             self._frames.send(NEWS.dump_json(news))
-        except OSError:
-            return  # the first process is gone, which is noticed where its orders are read
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from actbench.errors import MeasurementError, first_line
-from actbench.experiments.ranks.messages import Hello
+from actbench.experiments.ranks.follower import Hello
 from actbench.experiments.ranks.team import Link, Team
 from actbench.experiments.runner.processes import deadline_after, left_until
 from actbench.experiments.runner.worker import TOKEN_BYTES, Frames, GarbledError
@@ -53,11 +53,7 @@ def leading(place: Place, address: Address) -> Iterator[Team]:
 
 @contextmanager
 def following(place: Place, address: Address) -> Iterator[Frames]:
-    """Find the first process, and give the connection to it.
-
-    Raises:
-        MeasurementError: It cannot be reached.
-    """
+    """Find the first process, and give the connection to it; a MeasurementError if it cannot be reached."""
     store = _store(address, is_served_here=False)
     try:
         said = json.loads(store.get(_key(address)))

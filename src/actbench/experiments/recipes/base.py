@@ -52,11 +52,7 @@ class RecipeFiles:
         return self._shipped(name).read_text(encoding="utf-8")
 
     def read(self, source: str | Path) -> dict[str, Any]:
-        """Read a recipe from a file, or a shipped one by its name.
-
-        Raises:
-            RecipeError: There is no such recipe, or it is no TOML, or of another kind.
-        """
+        """Read a file, or a shipped recipe by name; a RecipeError if it is missing, no TOML or of another kind."""
         file = self._file(source)
         try:
             content = read_bytes(file, _MOST_BYTES) if isinstance(file, Path) else file.read_bytes()

@@ -16,7 +16,7 @@ from actbench.errors import UsageError
 from actbench.experiments.recipes.base import SWEEPS, BaseRecipe, RecipeFiles, Tables, check_count
 from actbench.experiments.recipes.sections import Measure, Planned, SchemeRow, Switch, WorkloadGrid, as_tuple
 from actbench.results.records import Case, Data, MeterName
-from actbench.results.tables.selection import names_in
+from actbench.results.tables.columns import names_in
 from actbench.validation import flag
 
 

@@ -13,15 +13,7 @@ from pydantic import Field, model_validator
 
 from actbench.errors import UsageError
 from actbench.experiments.recipes.base import TRAININGS, BaseRecipe, RecipeFiles, Tables, check_count
-from actbench.experiments.recipes.sections import (
-    Autocast,
-    Axis,
-    GivenSettings,
-    Planned,
-    SchemeRow,
-    Steps,
-    read_by,
-)
+from actbench.experiments.recipes.sections import Autocast, Axis, GivenSettings, Planned, SchemeRow, Steps, read_by
 from actbench.results.records import Data, Optimizer, WeightsChoice
 from actbench.results.runs import DeviceName, Schedule, Share, TrainingCase
 from actbench.units import Count

@@ -180,10 +180,7 @@ class Measure(Data):
 
     def settings(self, meter: MeterName) -> dict[str, Any]:
         """Return the fields of a case that follow from these settings."""
-        given: dict[str, Any] = {
-            "memory_limit_bytes": self.memory_limit,
-            "gradient_quality": self.gradient_quality,
-        }
+        given: dict[str, Any] = {"memory_limit_bytes": self.memory_limit, "gradient_quality": self.gradient_quality}
         if meter == "simulated":
             given["device_profile"] = self.device_profile
         else:

@@ -194,8 +194,8 @@ class _Server:
             self._killed.discard(pid)
             monitor = self._monitors.pop(pid, None)
             if monitor is not None:
-                with monitor:
-                    _tell(monitor, os.waitstatus_to_exitcode(status))
+                with monitor, suppress(BrokenPipeError, ConnectionResetError):  # the parent did not wait for it
+                    monitor.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def _ended_child() -> int | None:
@@ -206,19 +206,10 @@ def _ended_child() -> int | None:
     return None if ended is None else ended.si_pid
 
 
-def _tell(monitor: socket.socket, code: int) -> None:
-    try:
-        monitor.sendall(str(code).encode())
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the parent did not wait for it
-
-
 def _lead_group(pid: int) -> None:
     """Make a process the leader of a group; both sides do, so that neither waits for the other."""
-    try:
+    with suppress(PermissionError, ProcessLookupError):  # it already ended
         os.setpgid(pid, pid)
-    except (PermissionError, ProcessLookupError):
-        return  # it already ended
 
 
 def _kill(pid: int) -> None:

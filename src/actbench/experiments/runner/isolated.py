@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,6 @@ from typing import Self, TypeVar
 
 from pydantic import ValidationError
 
-from actbench.errors import MeasurementError
-from actbench.experiments.runner import merged
 from actbench.experiments.runner.member import (
     LocalMember,
     Member,
@@ -29,13 +28,7 @@ from actbench.experiments.runner.processes import (
     deadline_after,
     left_until,
 )
-from actbench.experiments.runner.worker import (
-    AnyReply,
-    CaseRequest,
-    GarbledError,
-    Lost,
-    Seconds,
-)
+from actbench.experiments.runner.worker import AnyReply, CaseRequest, GarbledError, Lost, Seconds
 from actbench.results.machine import memory_kills
 from actbench.results.measured import Measurement
 from actbench.results.records import Case, Failure
@@ -101,8 +94,7 @@ class _Limited:
 class IsolatedProcess(_Limited):
     """A process that answers requests, and whose death or delay is a failure.
 
-    ``timeout_seconds`` limits the time that it may work; waiting for its turn is not work. ``what`` it works on, and
-    ``again``, what has it tried again, are for messages. ``died`` is whether the process ended without an answer.
+    ``what`` it works on, and ``again``, what has it tried again, are for messages.
     """
 
     def __init__(self, server: ForkServer, timeout_seconds: float | None, *, what: str, again: str) -> None:
@@ -121,8 +113,6 @@ class IsolatedProcess(_Limited):
             with self._working() as left:
                 return read(self._process.ask(request, left))
         except ProcessDiedError as death:
-            if death.code is None:
-                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
             self.died = True
             return failure_of_death(death, self._kills_before, self._what, self._again)
         except NoAnswerError:
@@ -143,8 +133,7 @@ class IsolatedProcess(_Limited):
 class CaseSession(_Limited):
     """``actbench.measuring.bench.Session`` in other processes, one of each rank; errors come back as failures.
 
-    ``timeout_seconds`` limits the time that the processes may work; waiting for its turn is not work. Where one of
-    several fails, so does the case, and the others are killed. ``died`` is whether one ended without an answer.
+    Where one of several fails, so does the case, and the others are killed.
     """
 
     def __init__(
@@ -159,14 +148,14 @@ class CaseSession(_Limited):
         replies = self._ask([Question.memory(request) for request in self._requests])
         if isinstance(replies, Failure):
             return replies
-        return merged.measurement([reply for reply in replies if isinstance(reply, Measurement)])
+        return merged([reply for reply in replies if isinstance(reply, Measurement)])
 
     def time(self, steps: int) -> tuple[float, ...] | Failure | None:
         """Run one round of timed steps; None where the meter has no clock."""
         replies = self._ask([Question.time(steps)] * len(self._members))
         if isinstance(replies, Failure):
             return replies
-        return merged.seconds([reply.steps for reply in replies if isinstance(reply, Seconds)])
+        return slowest([reply.steps for reply in replies if isinstance(reply, Seconds)])
 
     def _ask(self, questions: Sequence[Question]) -> list[AnyReply] | Failure:
         """Ask each process its question, and return their answers by rank, or the failure of one.
@@ -205,7 +194,8 @@ class CaseSession(_Limited):
                 if isinstance(report.reply, Failure):
                     return self._failed(rank, report.reply)
                 if isinstance(report.reply, Lost):
-                    lost = lost or self._failed_because(rank, report.reply)
+                    why = f"rank {rank} of {len(self._members)} lost the others: {report.reply.message}"
+                    lost = lost or Failure(reason="crash", message=why)
                     grace = grace or deadline_after(_GRACE_SECONDS)
                 found[rank] = report.reply
         if lost is not None:
@@ -224,9 +214,6 @@ class CaseSession(_Limited):
             return failure
         self._kill()
         return failure.model_copy(update={"message": f"rank {rank} of {len(self._members)}: {failure.message}"})
-
-    def _failed_because(self, rank: int, lost: Lost) -> Failure:
-        return Failure(reason="crash", message=f"rank {rank} of {len(self._members)} lost the others: {lost.message}")
 
     def close(self) -> None:
         """Let the processes end."""
@@ -255,3 +242,30 @@ class IsolatedSession(CaseSession):
     ) -> None:
         request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu)
         super().__init__([LocalMember(server)], [request], timeout_seconds)
+
+
+def merged(found: Sequence[Measurement]) -> Measurement:
+    """Return the measurement of the rank with the largest peak, with what all of them say of their own."""
+    largest = max(found, key=lambda one: one.peak_bytes)
+    if len(found) == 1:
+        return largest
+    losses = [one.loss for one in found if one.loss is not None]
+    own = {
+        "rank_peak_bytes": tuple(one.peak_bytes for one in found),
+        "reserved_bytes": _most([one.reserved_bytes for one in found]),
+        "process_bytes": _most([one.process_bytes for one in found]),
+        "over_limit_bytes": _most([one.over_limit_bytes for one in found]),
+        "loss": statistics.fmean(losses) if losses else None,
+        "warnings": tuple(dict.fromkeys(warning for one in found for warning in one.warnings)),
+    }
+    return largest.model_copy(update=own)
+
+
+def slowest(found: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:
+    """Return the time of each step on the slowest rank; None where a meter has no clock."""
+    timed = [steps for steps in found if steps is not None]
+    return tuple(map(max, zip(*timed, strict=True))) if len(timed) == len(found) else None
+
+
+def _most(found: Sequence[int | None]) -> int | None:
+    return max((each for each in found if each is not None), default=None)

@@ -113,8 +113,6 @@ class LocalMember:
             if reply.kind not in (self._question.answer, "failed", "lost"):
                 raise GarbledError("the answer to another question")
         except ProcessDiedError as death:
-            if death.code is None:
-                raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
             failure = failure_of_death(death, self._kills_before, "case", "give --retry-failed")
             return Report(reply=failure, died=True)
         except (GarbledError, ValidationError) as garbled:
@@ -140,7 +138,12 @@ def failure_of_death(death: ProcessDiedError, kills_before: int | None, what: st
         kills_before: How many processes the kernel had killed for memory when this one started; None if unknown.
         what: It worked on, such as "case".
         again: What has it tried again.
+
+    Raises:
+        MeasurementError: The fork server is gone, and the process with it.
     """
+    if death.code is None:
+        raise MeasurementError("the process that starts the cases is gone; run the sweep again") from None
     kills = memory_kills()
     if death.code == -signal.SIGKILL and kills is not None and kills_before is not None and kills > kills_before:
         return Failure(

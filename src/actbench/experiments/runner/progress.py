@@ -10,13 +10,7 @@ from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -287,9 +281,7 @@ def _ending(outcome: AnyOutcome) -> str:
         return f"failed, {outcome.reason}"  # the message stands below the table
     if isinstance(outcome, Measurement):
         largest = "" if outcome.largest_batch is None else f", largest batch {outcome.largest_batch}"
-        over = (
-            "" if outcome.over_limit_bytes is None else f", over the limit by {format_bytes(outcome.over_limit_bytes)}"
-        )
+        over = f", over the limit by {format_bytes(outcome.over_limit_bytes)}" if outcome.over_limit_bytes else ""
         return f"peak {format_bytes(outcome.peak_bytes)}{over}{largest}"
     if isinstance(outcome, KernelTimes):
         return f"{outcome.bytes_per_second / 1e9:.3g} GB/s, {100 * outcome.copy_share:.0f} % of a copy's"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from actbench.experiments.ranks.team import Sessions
 from actbench.experiments.runner.isolated import CaseSession
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.sessions import Sessions
 from actbench.results.measured import Measurement, Outcome
 from actbench.results.records import Case, Failure
 

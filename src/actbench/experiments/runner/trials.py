@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actbench.experiments.ranks.team import Sessions
 from actbench.experiments.runner.progress import Progress
-from actbench.experiments.runner.sessions import Sessions
 from actbench.measuring import search
 from actbench.results.measured import LargestBatch, Measurement, Outcome
 from actbench.results.records import Case, Failure
@@ -17,10 +17,7 @@ class _UndecidedError(Exception):
 
 @dataclass(frozen=True)
 class Trials:
-    """Finds largest batches on a device that nothing else uses meanwhile.
-
-    ``memory_bytes`` limits a step whose case sets no limit.
-    """
+    """Finds largest batches on an idle device; ``memory_bytes`` limits a step whose case sets no limit."""
 
     sessions: Sessions
     memory_bytes: int | None

@@ -209,11 +209,7 @@ def picture(charts: Sequence[Chart], kind: str) -> bytes:
 
 
 def check(kinds: Sequence[str]) -> None:
-    """Check that pictures of these kinds can be drawn here.
-
-    Raises:
-        UsageError: matplotlib is not installed, or a kind is neither ``png`` nor ``svg``.
-    """
+    """Raise a UsageError if matplotlib is not installed, or a kind is neither ``png`` nor ``svg``."""
     for kind in kinds:
         if kind not in FORMATS:
             found = f"as {kind!r}" if kind else "in a file without a suffix"

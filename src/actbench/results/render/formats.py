@@ -11,8 +11,7 @@ from actbench.results.plain import csv_cell, plain
 from actbench.results.plain import markdown as marked
 from actbench.results.records import Record
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
-from actbench.results.tables.values import Rows, Value, write
+from actbench.results.tables.values import Column, Rows, Value, write
 
 _REPEATED = {"text", "count", "flag"}  # units of columns in which many rows have few values
 PLUS_MINUS = " ± "
@@ -62,25 +61,26 @@ def _texts(table: Table, column: Column[Any], spread: Column[Any] | None, estima
     if spread is not None:
         texts = [
             f"{text}{PLUS_MINUS}{written}" if value is not None else text
-            for text, written, value in zip(texts, _written(table, spread), _values(table, spread), strict=True)
+            for text, written, value in zip(texts, _written(table, spread), values_of(table, spread), strict=True)
         ]
     if estimate is not None:
         texts = [
             f"{written} est." if value is not None else text
-            for text, written, value in zip(texts, _written(table, estimate), _values(table, estimate), strict=True)
+            for text, written, value in zip(texts, _written(table, estimate), values_of(table, estimate), strict=True)
         ]
     return texts
 
 
 def _written(table: Table, column: Column[Any]) -> list[str]:
-    values = _values(table, column)
+    values = values_of(table, column)
     if column.unit not in _REPEATED:
         return [write(value, column.unit) for value in values]
     texts = {value: plain(write(value, column.unit)) for value in set(values)}
     return [texts[value] for value in values]
 
 
-def _values(table: Table, column: Column[Any]) -> Sequence[Value]:
+def values_of(table: Table, column: Column[Any]) -> Sequence[Value]:
+    """Return the raw values of a column of a table."""
     rows = table.rows
     return rows.column(column.key) if isinstance(rows, Rows) else [row[column.key] for row in rows]
 

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from actbench.results.render.formats import PLUS_MINUS, Cells, cells, readable, unbroken
 from actbench.results.tables import Table
-from actbench.results.tables.columns import Column
+from actbench.results.tables.values import Column
 
 _GAP = 2  # a space and a divider between two columns
 _LONG, _SHORT = 20, 12  # least length of a model's name, before and after spreads are left out
@@ -58,10 +58,7 @@ class Fitted:
 
 
 def fitted(table: Table, width: int) -> Fitted:
-    """Return as much of a table as fits in ``width`` characters.
-
-    If not even the columns of detail 0 fit, the table is wider than that.
-    """
+    """Return as much of a table as fits in ``width`` characters; columns of detail 0 are there even if they do not."""
     table = readable(table)
     columns, text = [column for column in table.columns if not column.within], cells(table)
     natural, kept = widths(text), list(range(len(columns)))

@@ -1,22 +1,21 @@
-"""The columns of the comparison of schemes, each with key, title, unit, direction and computation.
+"""The columns of the comparison of schemes, and those of them that a user selects by name.
 
 Values are in base units; None means that there is nothing to show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
+from actbench.errors import UsageError
 from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import FIRST_DIAGNOSTICS
-from actbench.results.records import Failure
 from actbench.results.tables import computed
-from actbench.results.tables.column import Column as Column
-from actbench.results.tables.column import Item
 from actbench.results.tables.entries import Entry
-from actbench.results.tables.values import Spread, Unit, Value, change, quotient
+from actbench.results.tables.values import Column, Spread, Unit, Value, change, quotient, with_spread
 
 
 def setting(name: str, title: str, unit: Unit = "text", detail: int = 0) -> Column[Entry]:
@@ -35,10 +34,13 @@ def diagnostic(name: str, title: str) -> Column[Entry]:
     )
 
 
-def _at_peak(part: str, title: str) -> Column[Entry]:
-    def compute(entry: Entry) -> Value:
-        return getattr(getattr(entry.measured, "peak_parts", None), part, None)
+def _of(part: str, name: str) -> Callable[[Entry], Value]:
+    """Return a function that reads a field of a part of the measurement; None without that part."""
+    return lambda entry: getattr(getattr(entry.measured, part, None), name, None)
 
+
+def _at_peak(part: str, title: str) -> Column[Entry]:
+    compute = _of("peak_parts", part)
     return Column(f"peak_{part}", f"{title} at peak", "bytes", compute, "lower", detail=2, quiet=True)
 
 
@@ -51,10 +53,6 @@ def _with_estimate(
         *columns,
         Column(f"estimated_{measured.key}", measured.title, measured.unit, compute, estimate_of=measured.key),
     )
-
-
-def _of_estimate(name: str) -> Callable[[Entry], Value]:
-    return lambda entry: getattr(entry.measured.estimated, name, None) if entry.measured else None
 
 
 def _estimated(name: str) -> Callable[[Entry], Value]:
@@ -76,44 +74,12 @@ def _against_exact(name: str, compute: Callable[[Any, Any], float | None]) -> Ca
     return lambda entry: compute(getattr(entry.exact, name, None), getattr(entry.measured, name, None))
 
 
-def value_of(of: Callable[[Item], Spread | None]) -> Callable[[Item], Value]:
-    """Return a function from an item to its value without the spread."""
-    return lambda item: spread.value if (spread := of(item)) else None
-
-
-def with_spread(
-    key: str,
-    title: str,
-    unit: Unit,
-    of: Callable[[Item], Spread | None],
-    better: Literal["lower", "higher"] | None = None,
-    *,
-    detail: int = 0,
-    spread_key: str | None = None,
-    spread_unit: Unit | None = None,
-    sign: str = "±",
-) -> tuple[Column[Item], Column[Item]]:
-    """Return the columns of a value and its spread; key and unit of the spread follow the value's unless given."""
-
-    def spread(item: Item) -> Value:
-        return found.spread if (found := of(item)) else None
-
-    return (
-        Column(key, title, unit, value_of(of), better, detail=detail),
-        Column(spread_key or f"{key}_spread", sign, spread_unit or unit, spread, spread_of=key),
-    )
-
-
 def _spread(name: str) -> Callable[[Entry], Spread | None]:
     return lambda entry: getattr(entry, name)
 
 
 def _estimate_error(name: str) -> Callable[[Entry], Value]:
     return lambda entry: change(getattr(entry.measured, name, None), getattr(entry.estimate, name, None))
-
-
-def _status(entry: Entry) -> Value:
-    return entry.record.outcome.reason if isinstance(entry.record.outcome, Failure) else None
 
 
 MODEL = setting("model", "Model")
@@ -126,11 +92,11 @@ PARETO: Column[Entry] = Column("pareto", "Pareto", "flag", lambda entry: entry.p
 DIRTY: Column[Entry] = Column(
     "dirty", "Uncommitted", "flag", lambda entry: entry.record.versions.dirty or None, detail=3
 )
-STATUS: Column[Entry] = Column("status", "Status", "text", _status)
+STATUS: Column[Entry] = Column("status", "Status", "text", lambda entry: getattr(entry.record.outcome, "reason", None))
 
 # Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (
-    Column("task", "Task", "text", computed.task),
+    Column("task", "Task", "text", lambda entry: getattr(entry.built, "task", None) or entry.record.case.task),
     Column("model_class", "Class", "text", lambda entry: getattr(entry.built, "model_class", None)),
     Column("sequence_length", "Sequence length", "count", computed.sequence_length),
     Column("image_size", "Image size", "count", computed.image_size),
@@ -145,16 +111,10 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("seed", "Seed", "count"),
 )
 
-PROCESSES: Column[Entry] = Column("processes", "Processes", "count", computed.processes, detail=1)
+PROCESSES: Column[Entry] = Column("processes", "Processes", "count", _of("mesh", "size"), detail=1)
 
 OPTIMIZER_STATE: Column[Entry] = Column(
-    "optimizer_bytes",
-    "Optimizer state",
-    "bytes",
-    _measured("optimizer_bytes"),
-    "lower",
-    detail=1,
-    short="optimizer",
+    "optimizer_bytes", "Optimizer state", "bytes", _measured("optimizer_bytes"), "lower", detail=1, short="optimizer"
 )
 
 VS_PREVIOUS: tuple[Column[Entry], ...] = (
@@ -183,7 +143,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     ),
     Column("published_batch_ratio", "Batch ratio, published", "ratio", _published("batch_ratio"), detail=1),
     PROCESSES,
-    Column("peak_bytes", "Peak", "bytes", computed.peak, "lower"),
+    Column("peak_bytes", "Peak", "bytes", lambda entry: entry.record.outcome.peak_bytes, "lower"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
     Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
     *VS_PREVIOUS,
@@ -211,7 +171,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("process_bytes", "Process", "bytes", _measured("process_bytes"), "lower", detail=2),
     *_with_estimate(
         with_spread("samples_per_second", "Samples/s", "rate", _spread("throughput"), "higher", detail=2),
-        computed.estimated_throughput,
+        lambda entry: quotient(entry.samples, entry.estimated_step),
     ),
     *_with_estimate(
         with_spread("relative_throughput", "Speed", "ratio", _spread("relative_throughput"), "higher"),
@@ -226,7 +186,7 @@ RESULTS: tuple[Column[Entry], ...] = (
         "estimated_communication_seconds",
         "Comm. time, est.",
         "seconds",
-        _of_estimate("communication_seconds"),
+        _of("estimated", "communication_seconds"),
         detail=1,
         short="comm-time",
     ),
@@ -234,7 +194,7 @@ RESULTS: tuple[Column[Entry], ...] = (
         "estimated_exposed_seconds",
         "Comm. exposed, est.",
         "seconds",
-        _of_estimate("exposed_seconds"),
+        _of("estimated", "exposed_seconds"),
         "lower",
         short="comm-exposed",
     ),
@@ -268,3 +228,49 @@ ESTIMATES: tuple[Column[Entry], ...] = (
     Column("estimated_step_seconds", "Step, estimated", "seconds", computed.estimate_of_step, detail=1),
     Column("step_estimate_error", "Step off by", "change", computed.step_estimate_error, detail=1),
 )
+
+
+IDENTITY: tuple[Column[Entry], ...] = (MACHINE, MODEL, BATCH, SCHEME, LABEL, METER)
+"""Columns that distinguish rows, beside settings in which rows differ."""
+
+CHOICES = {column.name: column for column in (*IDENTITY, *RESULTS) if not column.within}
+"""The columns that a user can select, by name."""
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Return the names of columns in ``peak,saved,speed``.
+
+    Raises:
+        UsageError: There is no such column, or a name is repeated; the message has the closest names.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    for place, name in enumerate(names):
+        if name not in CHOICES:
+            close = difflib.get_close_matches(name.lower(), CHOICES, n=3, cutoff=0.7)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(CHOICES)}"
+            raise UsageError(f"there is no column {name!r}; {hint}")
+        if name in names[:place]:
+            raise UsageError(f"column {name!r} stands twice")
+    return names
+
+
+def selected(
+    names: Sequence[str], identity: Sequence[Column[Entry]], results: Sequence[Column[Entry]]
+) -> tuple[Column[Entry], ...]:
+    """Return the columns of a table: those that distinguish rows, then the selected ones, in their order.
+
+    Args:
+        names: The selected columns. If any is in :data:`IDENTITY`, the table has no other column of these.
+        identity: Columns that distinguish rows, with the settings in which rows differ.
+        results: The other columns, if nothing is selected.
+    """
+    if not names:
+        return (*identity, *results)
+    asked = {name: replace(CHOICES[name], quiet=False, detail=0) for name in names}
+    own, there = {column.name for column in IDENTITY}, {column.name for column in identity}
+    if asked.keys() & own:
+        shown = (*identity, *(column for column in IDENTITY if column.name not in there))
+        identity = [column for column in shown if column.name not in own or column.name in asked]
+    wanted = [column for name, column in asked.items() if CHOICES[name] not in IDENTITY]
+    with_theirs = [[column, *(each for each in RESULTS if each.within == column.key)] for column in wanted]
+    return (*identity, *(column for columns in with_theirs for column in columns))

@@ -28,11 +28,6 @@ def step_time_of(record: MeasuredRecord) -> StepTime | None:
     return StepTime(step.value, is_estimated=False) if step is not None and math.isfinite(step.value) else None
 
 
-def task(entry: Entry) -> Value:
-    """Return the task of the training; in older records the requested task, which may be ``auto``."""
-    return getattr(entry.built, "task", None) or entry.record.case.task
-
-
 def sequence_length(entry: Entry) -> Value:
     """Return the tokens of a sample."""
     return entry.built.sequence_length if entry.built else entry.record.case.sequence_length
@@ -58,14 +53,10 @@ def _product(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def peak(entry: Entry) -> Value:
-    """Return the peak; older records of cases that did not fit have one too."""
-    return entry.record.outcome.peak_bytes
-
-
 def peak_saving(entry: Entry) -> Value:
     """Return the share of the exact model's peak that is saved."""
-    return saving(entry.exact_peak_bytes, entry.record.outcome.peak_bytes)
+    left = quotient(entry.record.outcome.peak_bytes, entry.exact_peak_bytes)
+    return None if left is None else 1 - left
 
 
 def peak_vs_previous(entry: Entry) -> Value:
@@ -89,17 +80,6 @@ def step_vs_previous(entry: Entry) -> Value:
         return change(before.estimated.step_seconds, now.estimated.step_seconds)
     earlier, step = step_time(before.step_seconds), entry.step
     return change(earlier.value if earlier else None, step.value if step else None)
-
-
-def estimated_throughput(entry: Entry) -> Value:
-    """Return samples a second by estimate, of all processes."""
-    return quotient(entry.samples, entry.estimated_step)
-
-
-def processes(entry: Entry) -> Value:
-    """Return how many processes train together; None for one alone."""
-    mesh = entry.measured.mesh if entry.measured else None
-    return mesh.size if mesh else None
 
 
 def largest_batch_rate(entry: Entry) -> Value:
@@ -134,12 +114,6 @@ def error_vs_previous(entry: Entry) -> Value:
     is_exact = entry.previous.case.scheme == "exact"
     earlier = 0.0 if is_exact else getattr(entry.previous.outcome, "gradient_error", None)
     return None if earlier is None else entry.measured.gradient_error - earlier
-
-
-def saving(exact: float | None, scheme: float | None) -> float | None:
-    """Return the share of the exact model's amount that a scheme saves."""
-    left = quotient(scheme, exact)
-    return None if left is None else 1 - left
 
 
 def sent_bytes(entry: Entry) -> Value:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actbench.results.fits import FitRecord, step_seconds_of
+from actbench.results.fits import FitRecord, Fitted, Tried, fitted, simulated, step_seconds_of
 from actbench.results.measured import Measurement
 from actbench.results.records import Failure
-from actbench.results.tables.column import Item
-from actbench.results.tables.columns import Column, with_spread
-from actbench.results.tables.fitted import Fitted, Tried, fitted, simulated
-from actbench.results.tables.table import Table, fill
-from actbench.results.tables.values import Spread, Value, change, step_time
+from actbench.results.tables.table import Table, about_unknown, fill
+from actbench.results.tables.values import Column, Item, Spread, Value, change, step_time, with_spread
 from actbench.units import format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
@@ -62,23 +59,17 @@ class _Row:
 
     @property
     def measured(self) -> Measurement | None:
-        """The measurement; None if the case failed."""
         return self.record.outcome if isinstance(self.record.outcome, Measurement) else None
 
     @property
     def step(self) -> Spread | None:
-        """The median step on a device."""
         return step_time(self.measured.step_seconds) if self.measured else None
 
 
 def _warnings(rows: Sequence[Tried]) -> list[str]:
     """Return the warnings of the rows' simulations, each once, and the operators that are counted roughly."""
     said = dict.fromkeys(text for each in rows for text in each.measured.warnings)
-    unknown = dict.fromkeys(
-        name for each in rows if each.measured.estimated for name in each.measured.estimated.unknown
-    )
-    rough = [f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."]
-    return [*(f"Warning: {text}" for text in said), *(rough if unknown else [])]
+    return [*(f"Warning: {text}" for text in said), *about_unknown(each.measured.estimated for each in rows)]
 
 
 def _pairs(found: Fitted) -> list[_Row]:

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from actbench.results.advice import about_limits, about_peak, names_of
-from actbench.results.measured import MeasuredRecord
+from actbench.results.measured import EstimatedTime, MeasuredRecord, Measurement
 from actbench.results.records import OPTIMIZER, Failure, Published
 from actbench.results.tables.columns import (
     BATCH,
@@ -23,13 +23,11 @@ from actbench.results.tables.columns import (
     SCHEME,
     SETTINGS,
     VS_PREVIOUS,
-    Column,
     diagnostic,
+    selected,
 )
 from actbench.results.tables.entries import Entry, join
-from actbench.results.tables.estimates import about_estimates
-from actbench.results.tables.selection import selected
-from actbench.results.tables.values import Rows, Unit, Value, blocks, write
+from actbench.results.tables.values import Column, Item, Rows, Unit, Value, blocks, write
 
 if TYPE_CHECKING:
     import pandas
@@ -159,9 +157,6 @@ def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
         yield f"Warning: {text}" if count == len(records) else f"Warning in {count} of {len(records)} rows: {text}"
 
 
-Item = TypeVar("Item")
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows of raw values, by column key, in base units; ``columns`` has no column without any value."""
@@ -193,7 +188,7 @@ def fill(
 def results_table(records: Sequence[MeasuredRecord], title: str = "Results", columns: Sequence[str] = ()) -> Table:
     """Return the comparison of schemes: a row for each record, with ratios to the exact model.
 
-    ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.results.tables.selection`.
+    ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.results.tables.columns`.
     """
     return _results_table(join(records), title, columns)
 
@@ -269,3 +264,20 @@ def to_frame(table: Table) -> pandas.DataFrame:
     import pandas  # takes a third of a second, too long for a report on a terminal
 
     return pandas.DataFrame(list(table.rows), columns=[column.key for column in table.columns])
+
+
+def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
+    """Yield notes: what ``est.`` means, which operators are counted roughly, and why a time is missing."""
+    found = [(record.case, record.outcome) for record in records if isinstance(record.outcome, Measurement)]
+    timed = [(case, measured.estimated) for case, measured in found if measured.estimated]
+    if timed:
+        devices = dict.fromkeys(case.device_profile or "" for case, _ in timed)
+        yield f"est.: a time by the cost model for {', '.join(devices)}, not measured; see docs/time.md."
+    yield from about_unknown(time for _, time in timed)
+    yield from dict.fromkeys(measured.untimed for _, measured in found if measured.untimed)
+
+
+def about_unknown(times: Iterable[EstimatedTime | None]) -> Iterator[str]:
+    """Yield a note if the cost model does not know some operators."""
+    if unknown := dict.fromkeys(name for time in times if time for name in time.unknown):
+        yield f"Operators that the cost model does not know are counted by their bytes: {', '.join(unknown)}."

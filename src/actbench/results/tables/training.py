@@ -15,9 +15,8 @@ from typing import Literal
 from actbench.results.records import Failure
 from actbench.results.runs import Trained, TrainingCase, TrainingRun
 from actbench.results.tables import Table, fill
-from actbench.results.tables.columns import Column, value_of, with_spread
 from actbench.results.tables.table import published_note
-from actbench.results.tables.values import Spread, Unit, ratio, step_time
+from actbench.results.tables.values import Column, Spread, Unit, ratio, step_time, value_of, with_spread
 
 Score = Callable[[Trained], float | None]
 
@@ -79,7 +78,6 @@ def rows_of(runs: Sequence[TrainingRun]) -> tuple[Row, ...]:
 
 
 def _final(name: str) -> Score:
-    """Return a function that reads a field of the finished model's evaluation."""
     return lambda outcome: getattr(outcome.final, name)
 
 

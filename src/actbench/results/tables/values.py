@@ -1,12 +1,13 @@
-"""Values of tables: how each is written, times and ratios with spreads, and rows."""
+"""Columns and values of tables: how a value is written, times and ratios with spreads, and rows."""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, overload
+from typing import Generic, Literal, TypeVar, overload
 
 from actbench.units import format_bytes, format_seconds
 
@@ -158,3 +159,71 @@ class Rows(Sequence[Mapping[str, Value]]):
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(Mapping.__eq__, self, other))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Column(Generic[Item]):
+    """A column of a table of items.
+
+    Attributes:
+        key: Name in CSV and data frames; amounts carry their base unit in it.
+        title: Name in front of people.
+        unit: ``share`` is a part of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` one of
+            which 1,000 is as good as all, ``rate`` samples a second.
+        compute: From an item to its value.
+        better: Which direction is an improvement, where one is.
+        spread_of: Key of the column whose plus-minus this one is.
+        estimate_of: Key of the column in whose empty cells this one stands, marked ``est.``; a file has both.
+        detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
+        quiet: Whether only CSV has it, unless it is asked for.
+        short: What ``--columns`` calls it, where that is not its title.
+    """
+
+    key: str
+    title: str
+    unit: Unit
+    compute: Callable[[Item], Value]
+    better: Literal["lower", "higher"] | None = None
+    spread_of: str | None = None
+    estimate_of: str | None = None
+    detail: int = 0
+    quiet: bool = False
+    short: str = ""
+
+    @property
+    def within(self) -> str | None:
+        """Key of the column in whose cells people find this one; None for one of its own."""
+        return self.spread_of or self.estimate_of
+
+    @property
+    def name(self) -> str:
+        """What ``--columns`` calls it."""
+        return self.short or re.sub(r"[^a-z0-9]+", "-", self.title.lower().replace("/s", " per second"))
+
+
+def value_of(of: Callable[[Item], Spread | None]) -> Callable[[Item], Value]:
+    """Return a function from an item to its value without the spread."""
+    return lambda item: spread.value if (spread := of(item)) else None
+
+
+def with_spread(
+    key: str,
+    title: str,
+    unit: Unit,
+    of: Callable[[Item], Spread | None],
+    better: Literal["lower", "higher"] | None = None,
+    *,
+    detail: int = 0,
+    spread_key: str | None = None,
+    spread_unit: Unit | None = None,
+    sign: str = "±",
+) -> tuple[Column[Item], Column[Item]]:
+    """Return the columns of a value and its spread; key and unit of the spread follow the value's unless given."""
+
+    def spread(item: Item) -> Value:
+        return found.spread if (found := of(item)) else None
+
+    return (
+        Column(key, title, unit, value_of(of), better, detail=detail),
+        Column(spread_key or f"{key}_spread", sign, spread_unit or unit, spread, spread_of=key),
+    )

@@ -9,13 +9,23 @@ from typing import Any
 from actbench.results.advice import over_limit_bytes
 from actbench.results.measured import MeasuredRecord, Measurement, PeakParts
 from actbench.results.plain import plain
-from actbench.results.render.page import frontier, marks
-from actbench.results.render.page.pictures import Group, Picture, Values
+from actbench.results.render.page import frontier
+from actbench.results.render.page.pictures import (
+    Beside,
+    Details,
+    Group,
+    Picture,
+    Scale,
+    Values,
+    byte_scale,
+    stacked_bars,
+    texts_of,
+)
 from actbench.results.render.page.timeline import memory_over_step
 from actbench.results.tables.computed import step_time_of
-from actbench.results.tables.entries import Entry
+from actbench.results.tables.entries import Entry, join
 from actbench.results.tables.groups import group_of, unbeaten, what_is_measured
-from actbench.results.tables.timeline import with_timelines
+from actbench.results.tables.step import with_timelines
 from actbench.results.tables.values import write
 from actbench.units import format_bytes, format_seconds
 
@@ -32,6 +42,17 @@ KINDS = {
 
 MOST_BARS = 60
 MOST_TIMELINES = 12
+
+
+def beside_measured(records: Sequence[MeasuredRecord]) -> Beside:
+    """Return charts and details of the rows of :func:`actbench.results.tables.results_table`."""
+    entries = join(records)
+    return Beside(tuple(groups_of(entries)), tuple(_details(entry.record) for entry in entries))
+
+
+def _details(record: MeasuredRecord) -> Details:
+    time = step_time_of(record)
+    return Details(texts_of(record), is_estimated=time is not None and time.is_estimated)
 
 
 def groups_of(entries: Sequence[Entry]) -> list[Group]:
@@ -84,7 +105,7 @@ def _title(record: MeasuredRecord, names: Sequence[tuple[str, ...]], place: int)
 
 def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
     values = _values(records)
-    scale = marks.byte_scale(max(row["peak_bytes"] for row in values))
+    scale = byte_scale(max(row["peak_bytes"] for row in values))
     timed = [row for row in values if row["seconds"] is not None]
     wrong = [row for row in values if row["gradient_error"] is not None]
     parts = _parts(records[:MOST_BARS], values, scale)
@@ -92,7 +113,7 @@ def _pictures(records: Sequence[MeasuredRecord]) -> tuple[Picture, ...]:
     found = [
         frontier.memory_against_time(timed, scale, limit) if len(timed) > 1 else None,
         frontier.error_beside_memory(wrong, scale) if len(wrong) > 1 else None,
-        marks.stacked_bars(parts, dict(KINDS.values()), scale, limit) if parts else None,
+        stacked_bars(parts, dict(KINDS.values()), scale, limit) if parts else None,
     ]
     over_steps = [
         memory_over_step(name, timeline)
@@ -149,7 +170,6 @@ def _row(record: MeasuredRecord) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a value if it can be drawn, else None."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -169,7 +189,7 @@ def _bar_names(records: Sequence[MeasuredRecord]) -> list[str]:
     return names
 
 
-def _parts(records: Sequence[MeasuredRecord], values: Values, scale: marks.Scale) -> list[dict[str, Any]]:
+def _parts(records: Sequence[MeasuredRecord], values: Values, scale: Scale) -> list[dict[str, Any]]:
     """Return one value for each kind of memory that a row has at its peak."""
     return [
         {

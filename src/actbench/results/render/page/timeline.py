@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from actbench.results.plain import plain
-from actbench.results.render.page import marks
-from actbench.results.render.page.pictures import Picture
-from actbench.results.tables.timeline import display_holder
+from actbench.results.render.page.pictures import Picture, Scale, axis, byte_scale, colour, colours_of, spec
+from actbench.results.tables.step import display_holder
 from actbench.results.timeline import TITLES, Kind, Timeline
 from actbench.units import format_bytes
 
@@ -29,10 +28,10 @@ _FEW_SPANS = 5
 
 def memory_over_step(name: str, timeline: Timeline) -> Picture:
     """Return the bytes alive over a step as stacked areas; ``name`` is the name of the row."""
-    scale = marks.byte_scale(timeline.peak_bytes)
+    scale = byte_scale(timeline.peak_bytes)
     kinds = [kind for kind in COLOURS if kind in timeline.held_bytes]
     titles = [TITLES[kind] for kind in kinds]
-    x = marks.axis("at", "allocations and frees", scale={"nice": False})
+    x = axis("at", "allocations and frees", scale={"nice": False})
     y = {"field": "drawn", "type": "quantitative", "title": f"alive ({scale.unit})"}
     areas = {
         "transform": [
@@ -44,13 +43,7 @@ def memory_over_step(name: str, timeline: Timeline) -> Picture:
             "x": x,
             "y": {**y, "stack": "zero"},
             "order": {"field": "order", "type": "quantitative"},
-            "color": {
-                "field": "kind",
-                "type": "nominal",
-                "sort": titles,
-                "scale": {"domain": titles, "range": [COLOURS[kind] for kind in kinds]},
-                "legend": {"orient": "top", "title": None, "offset": 22},
-            },
+            "color": colours_of({TITLES[kind]: COLOURS[kind] for kind in kinds}, offset=22),
         },
     }
     amounts = [{"field": title, "type": "quantitative", "format": ".5~g"} for title in titles]
@@ -59,11 +52,11 @@ def memory_over_step(name: str, timeline: Timeline) -> Picture:
         "encoding": {"x": x, "tooltip": [{"field": "total", "title": f"alive ({scale.unit})"}, *amounts]},
     }
     layers = [areas, *_host(timeline, x, scale), *_spans(timeline, x), *_peak(timeline, x, scale), pointer]
-    chart = marks.spec(_values(timeline, scale), layers)
+    chart = spec(_values(timeline, scale), layers)
     return Picture(plain(f"Memory over a step: {name}"), _about(timeline), chart, is_wide=True)
 
 
-def _values(timeline: Timeline, scale: marks.Scale) -> list[dict[str, Any]]:
+def _values(timeline: Timeline, scale: Scale) -> list[dict[str, Any]]:
     columns = {TITLES[kind]: amounts for kind, amounts in timeline.held_bytes.items()}
     return [
         {
@@ -75,10 +68,10 @@ def _values(timeline: Timeline, scale: marks.Scale) -> list[dict[str, Any]]:
     ]
 
 
-def _host(timeline: Timeline, x: dict[str, Any], scale: marks.Scale) -> list[dict[str, Any]]:
+def _host(timeline: Timeline, x: dict[str, Any], scale: Scale) -> list[dict[str, Any]]:
     if "host" not in timeline.held_bytes:
         return []
-    mark = {"type": "line", "interpolate": "step-after", "color": marks.colour("ink"), "strokeDash": [4, 3]}
+    mark = {"type": "line", "interpolate": "step-after", "color": colour("ink"), "strokeDash": [4, 3]}
     y = {"field": TITLES["host"], "type": "quantitative", "title": f"alive ({scale.unit})"}
     return [{"mark": mark, "encoding": {"x": x, "y": y}}]
 
@@ -86,25 +79,16 @@ def _host(timeline: Timeline, x: dict[str, Any], scale: marks.Scale) -> list[dic
 def _spans(timeline: Timeline, x: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a line at the beginning of each part of the step, with its name if there are few parts."""
     data = {"values": [{"at": span.start, "phase": span.phase} for span in timeline.spans]}
-    rule = {"type": "rule", "color": marks.colour("dim"), "strokeDash": [2, 3]}
-    text = {
-        "type": "text",
-        "color": marks.colour("dim"),
-        "y": -6,
-        "align": "left",
-        "baseline": "bottom",
-    }
+    rule = {"type": "rule", "color": colour("dim"), "strokeDash": [2, 3]}
+    text = {"type": "text", "color": colour("dim"), "y": -6, "align": "left", "baseline": "bottom"}
     named = {"data": data, "mark": text, "encoding": {"x": x, "text": {"field": "phase", "type": "nominal"}}}
-    return [
-        {"data": data, "mark": rule, "encoding": {"x": x}},
-        *([named] if len(timeline.spans) <= _FEW_SPANS else []),
-    ]
+    return [{"data": data, "mark": rule, "encoding": {"x": x}}, *([named] if len(timeline.spans) <= _FEW_SPANS else [])]
 
 
-def _peak(timeline: Timeline, x: dict[str, Any], scale: marks.Scale) -> list[dict[str, Any]]:
+def _peak(timeline: Timeline, x: dict[str, Any], scale: Scale) -> list[dict[str, Any]]:
     data = {"values": [{"at": timeline.peak_event, "drawn": timeline.peak_bytes / scale.factor}]}
     y = {"field": "drawn", "type": "quantitative"}
-    point = {"type": "point", "size": 70, "filled": True, "color": marks.colour("ink"), "opacity": 1}
+    point = {"type": "point", "size": 70, "filled": True, "color": colour("ink"), "opacity": 1}
     return [{"data": data, "mark": point, "encoding": {"x": x, "y": y}}]
 
 

@@ -7,11 +7,22 @@ from collections.abc import Sequence
 
 from actbench.results.plain import plain
 from actbench.results.render.charts import Chart, curves_of
-from actbench.results.render.page import marks
-from actbench.results.render.page.pictures import Group, Picture
+from actbench.results.render.page.pictures import Beside, Details, Group, Picture, axis, spec, texts_of, tooltip
 from actbench.results.runs import TrainingRun
+from actbench.results.tables.training import Row, rows_of
 
 _FEW = 4  # the bands of deviation of more schemes could not be told apart
+
+
+def beside_trained(runs: Sequence[TrainingRun]) -> Beside:
+    """Return charts and details of the rows of :func:`actbench.results.tables.training.accuracy_table`."""
+    return Beside(tuple(groups_of(runs)), tuple(map(_details, rows_of(runs))))
+
+
+def _details(row: Row) -> Details:
+    commands, seeds = {run.command for run in row.runs}, ", ".join(str(run.case.seed) for run in row.runs)
+    texts = {**texts_of(row.runs[0]), "Command": plain("\n".join(sorted(commands))), "Seeds": seeds}
+    return Details(texts)
 
 
 def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
@@ -52,15 +63,10 @@ def _picture(chart: Chart) -> Picture:
             "symbolStrokeWidth": 2.5,
         },
     }
-    x, y = marks.axis("step", "steps"), marks.axis("value", plain(chart.y))
+    x, y = axis("step", "steps"), axis("value", plain(chart.y))
     band = {
         "mark": {"type": "area", "opacity": 0.13},
-        "encoding": {
-            "x": x,
-            "y": {**y, "field": "low"},
-            "y2": {"field": "high"},
-            "color": color,
-        },
+        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
     }
     line = {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": {"x": x, "y": y, "color": color}}
     points = {
@@ -69,11 +75,11 @@ def _picture(chart: Chart) -> Picture:
             "x": x,
             "y": y,
             "color": color,
-            "tooltip": marks.tooltip(scheme="scheme", step="step", text=plain(chart.y)),
+            "tooltip": tooltip(scheme="scheme", step="step", text=plain(chart.y)),
         },
     }
     several = "Mean over the seeds; the pointer tells their standard deviation."
     about = several if any(curve.spread for curve in chart.curves) else "One seed."
     title = plain(chart.title.rpartition(": ")[2])
     layers = [band, line, points] if len(names) <= _FEW else [line, points]
-    return Picture(title[:1].upper() + title[1:], about, marks.spec(values, layers))
+    return Picture(title[:1].upper() + title[1:], about, spec(values, layers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -13,6 +14,7 @@ from actbench.errors import StoreError
 from actbench.paths import check_makeable
 
 
+@dataclass
 class LineFile:
     """A file that grows by lines; it knows its length, so that it notices another writer.
 
@@ -20,10 +22,9 @@ class LineFile:
     whose name ends with ``.torn``.
     """
 
-    def __init__(self, path: Path, whole_bytes: int = 0, file_bytes: int = 0) -> None:
-        self.path = path
-        self.whole_bytes = whole_bytes
-        self.file_bytes = file_bytes
+    path: Path
+    whole_bytes: int = 0
+    file_bytes: int = 0
 
     def append(self, line: bytes) -> None:
         """Add a line, given without its newline, and sync the file.

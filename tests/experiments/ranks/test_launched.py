@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actbench.errors import UsageError
-from actbench.experiments.ranks.team import Team
-from actbench.experiments.runner.sessions import Launched
+from actbench.experiments.ranks.team import Launched, Team
 from actbench.measuring.launch import Address, Place
 from actbench.results.records import Case
 

@@ -6,7 +6,7 @@ import codecs
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from actbench.errors import StoreError
+from actbench.results.linefile import torn_path
 from actbench.results.records import SCHEMA_VERSION, Migrations, Record
-from actbench.results.store.linefile import torn_path
 from actbench.validation import dotted
 
 RecordT = TypeVar("RecordT", bound=Record[Any, Any])
@@ -112,10 +112,8 @@ def parse(kind: type[RecordT], line: bytes, place: str) -> RecordT:
     Raises:
         StoreError: The line is broken or was written by a newer actbench.
     """
-    try:
+    with suppress(ValidationError):  # the code below finds the reason: an older version is no error
         return kind.model_validate_json(line)
-    except ValidationError:
-        pass  # the code below finds the reason: an older version is no error
     if not _is_json(line):
         if not line.lstrip().startswith(b"{"):
             raise StoreError(f"{place}: this is not a record of actbench; is it a results file?")
@@ -159,9 +157,6 @@ def _is_cut_short(line: bytes) -> bool:
     """Return whether a line is the beginning of JSON, as a killed process leaves it."""
     try:  # the cut may be inside a character
         text = codecs.getincrementaldecoder("utf-8")().decode(line)
-    except UnicodeDecodeError:
-        return False
-    try:
         from_json(text, allow_partial=True)
     except ValueError:
         return False

@@ -15,11 +15,11 @@ from typing import Any, Generic, overload
 
 from actbench.errors import StoreError
 from actbench.paths import file_name
+from actbench.results import lines
+from actbench.results.linefile import LineFile, locked
+from actbench.results.lines import RecordT
 from actbench.results.measured import MeasuredRecord, Measurement
 from actbench.results.records import Data, Failure, Machine, Record
-from actbench.results.store import lines
-from actbench.results.store.linefile import LineFile, locked
-from actbench.results.store.lines import RecordT
 
 Identity = tuple[Data, str, str | None]
 """The case, and the identity of the machine."""
@@ -98,11 +98,7 @@ class Store(Generic[RecordT]):
             self._here[record.case] = record
 
     def append(self, record: RecordT) -> None:
-        """Write a record and sync it.
-
-        Raises:
-            StoreError: The line cannot be written; the file is then unchanged.
-        """
+        """Write a record and sync it; a StoreError, with the file unchanged, if it cannot be written."""
         self._file.append(record.model_dump_json().encode())
         self._interned.share(record)  # a sweep of thousands of cases holds all their records
         self._note(record)
@@ -139,7 +135,6 @@ def read_kind(paths: Sequence[Path], kind: type[RecordT], sites: bool = True) ->
 
 
 def _latest(files: Sequence[lines.Lines], kind: type[RecordT], sites: bool = True) -> dict[Identity, RecordT]:
-    """Return the last record of each case, machine and GPU."""
     shared = _Interned(sites)
     found: dict[Identity, RecordT] = {}
     for file in files:
