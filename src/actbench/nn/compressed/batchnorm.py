@@ -18,15 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
-from actbench.nn.compressed.savedinput import (
-    Compressed,
-    RowByRow,
-    SavedInput,
-    is_differentiated,
-    load,
-    save,
-    summed,
-)
+from actbench.nn.compressed.savedinput import Compressed, RowByRow, SavedInput, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, wide
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState

@@ -8,15 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.nn.compressed.geometry import Geometry, channels_last
-from actbench.nn.compressed.savedinput import (
-    Compressed,
-    SavedInput,
-    Sums,
-    is_differentiated,
-    load,
-    save,
-    summed,
-)
+from actbench.nn.compressed.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.saved import SavedTensors, SiteState

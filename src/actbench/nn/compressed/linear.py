@@ -12,15 +12,7 @@ from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, fresh_sketch, project
 from actbench.nn import savedtensors
-from actbench.nn.compressed.savedinput import (
-    Compressed,
-    SavedInput,
-    Sums,
-    is_differentiated,
-    load,
-    save,
-    summed,
-)
+from actbench.nn.compressed.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.replacement import standing_in

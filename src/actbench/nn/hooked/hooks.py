@@ -53,13 +53,7 @@ class Hooks:
     """
 
     def __init__(
-        self,
-        packer: SavedTensors,
-        bits: float,
-        rules: Rules,
-        *,
-        whole_model: bool = True,
-        leaves_inputs: bool = True,
+        self, packer: SavedTensors, bits: float, rules: Rules, *, whole_model: bool = True, leaves_inputs: bool = True
     ) -> None:
         self.packer, self.rules = packer, rules
         self._whole_model, self._leaves_inputs = whole_model, leaves_inputs

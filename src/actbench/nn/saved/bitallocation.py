@@ -137,10 +137,7 @@ class _Seen:
         """Return the state as plain values and a tensor."""
         if self.copied is not None:
             self.copied.synchronize()
-        return {
-            "shares": [(share.site.path, share.rows, share.elements) for share in self.shares],
-            "costs": self.costs,
-        }
+        return {"shares": [(share.site.path, share.rows, share.elements) for share in self.shares], "costs": self.costs}
 
     @classmethod
     def read(cls, state: Any, sites: Mapping[str, SiteState]) -> _Seen:
