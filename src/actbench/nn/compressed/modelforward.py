@@ -117,11 +117,7 @@ class CompressedForward(WrappedForward):
 
     @classmethod
     def refuse(cls, scheme: str, module: nn.Module) -> None:
-        """Refuse to convert a model for a scheme.
-
-        Raises:
-            ConversionError: The model is compiled, or packs its saved tensors already.
-        """
+        """Raise a ConversionError if a model is compiled, or packs its saved tensors already."""
         refuse_compiled(module, scheme, COMPRESSED[1])
         if cls.of(module) is not None or HookedForward.of(module) is not None:
             raise ConversionError(f"{scheme}: the model packs its saved tensors already; convert the original model")
@@ -142,11 +138,7 @@ class CompressedForward(WrappedForward):
         return {"places": sites, "allocation": self.allocation and self.allocation.adapted()}
 
     def adapt(self, state: Any) -> None:
-        """Restore what :meth:`adapted` returned.
-
-        Raises:
-            KeyError: The state is of another model.
-        """
+        """Restore what :meth:`adapted` returned; raise a KeyError for the state of another model."""
         sites, device = self._sites(), next(self.module.parameters()).device
         for path, site in sites.items():
             site.adapt(tree_map_only(Tensor, lambda tensor: tensor.to(device), state["places"][path]), sites)
