@@ -145,9 +145,6 @@ class FlatShards:
 
     A share has as many dimensions as its parameter, all but the last of one element: optimizers tell matrices from
     vectors by them. Parameters must have no gaps in memory (:func:`has_gaps`).
-
-    Args:
-        group: The processes.
     """
 
     def __init__(self, group: distributed.ProcessGroup) -> None:

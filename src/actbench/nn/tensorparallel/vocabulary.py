@@ -58,18 +58,13 @@ def share(vocabulary: Vocabulary, ranks: Ranks) -> None:
 
 
 class SharedEmbedding(ReboundForward):
-    """The forward of an embedding of which each process has some words: the others' are zeros, and all are summed.
+    """The forward of a cut embedding: each process has some words, the others' are zeros, and all are summed."""
 
-    Args:
-        module: The ``nn.Embedding``, cut.
-        ranks: The processes.
-    """
+    uncompilable = Entry.uncompilable
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         super().__init__(module)
         self._ranks = ranks
-
-    uncompilable = Entry.uncompilable
 
     def bind(self) -> None:
         """Make this the forward of the module, which then knows its own words only."""
