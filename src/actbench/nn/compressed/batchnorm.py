@@ -47,17 +47,15 @@ def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tenso
 
     def of(piece: slice) -> tuple[Tensor, Tensor]:
         part = grad[piece].to(wide(grad.dtype))
-        return _per_channel(part), _per_channel(statistics.deviation(saved.rows(piece)).mul_(part))
+        return sum_of(part), sum_of(statistics.deviation(saved.rows(piece)).mul_(part))
 
-    gathered = summed(saved.pieces(), of)
-    assert gathered[0] is not None
-    assert gathered[1] is not None
-    return gathered[0], gathered[1]
+    found: Any = summed(saved.pieces(), of)
+    return found[0], found[1]
 
 
 def sum_of(grad: Tensor) -> Tensor:
     """Return the sum over each channel of dy, in float32 for halves."""
-    return grad.sum(_others(grad), dtype=wide(grad.dtype))
+    return grad.sum([dim for dim in range(grad.dim()) if dim != 1], dtype=wide(grad.dtype))
 
 
 def input_gradient(
@@ -80,17 +78,9 @@ def input_gradient(
     return found.whole
 
 
-def _per_channel(x: Tensor) -> Tensor:
-    return x.sum(_others(x))
-
-
 def _over_channels(values: Tensor, x: Tensor) -> Tensor:
     """Return a number for each channel, in a shape to combine with x, in float32 for half types."""
     return values.to(wide(x.dtype)).view(-1, *(1 for _ in range(x.dim() - 2)))
-
-
-def _others(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.dim()) if dim != 1]
 
 
 class BatchNormalization(torch.autograd.Function):

@@ -159,13 +159,14 @@ def _laid_out(flat: Tensor, shape: Sequence[int], order: list[int] | None) -> Te
     return as_it_lay(flat.view([shape[dim] for dim in order or range(len(shape))]), order)
 
 
-def _pooled(function: type[torch.autograd.Function], dims: int, x: Tensor, *arguments: Any) -> Any:
+def _pooled(function: type[torch.autograd.Function], dims: int, x: Tensor, *arguments: Any) -> Tensor:
     """Apply a function of planes; as in torch, a row is a plane, and autocast on the CPU widens 3d inputs of halves."""
     if dims == 1:
-        return function.apply(x.unsqueeze(-2), *arguments).squeeze(-2)
-    is_half = x.dtype in (torch.float16, torch.bfloat16)
-    widens = dims == 3 and is_half and x.is_cpu and torch.is_autocast_enabled("cpu")
-    return function.apply(x.float() if widens else x, *arguments)
+        x = x.unsqueeze(-2)
+    elif dims == 3 and x.dtype in (torch.float16, torch.bfloat16) and x.is_cpu and torch.is_autocast_enabled("cpu"):
+        x = x.float()
+    found: Tensor = function.apply(x, *arguments)
+    return found.squeeze(-2) if dims == 1 else found
 
 
 def max_pool(
@@ -256,8 +257,7 @@ def avg_pool(
     if dims == 1:
         kernel, steps, pads = (1, *kernel), (1, *steps), (0, *pads)
     arguments = (kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
-    averages: Tensor = _pooled(Averaged, dims, input, max(dims, 2), arguments)
-    return averages
+    return _pooled(Averaged, dims, input, max(dims, 2), arguments)
 
 
 def adaptive_avg_pool(dims: int, input: Tensor, output_size: Any) -> Tensor:  # noqa: A002
@@ -270,5 +270,4 @@ def adaptive_avg_pool(dims: int, input: Tensor, output_size: Any) -> Tensor:  # 
     size = tuple(there if wanted is None else wanted for wanted, there in sizes)
     if all(each == 1 for each in size):
         return exact(input, output_size)  # a mean, for which torch saves nothing
-    averages: Tensor = _pooled(AveragedTo, dims, input, (1, *size) if dims == 1 else size)
-    return averages
+    return _pooled(AveragedTo, dims, input, (1, *size) if dims == 1 else size)
