@@ -164,11 +164,10 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
 
     def rule(layer: nn.Module, path: str) -> nn.Module | None:
         new = stand_in(layer, like)
-        if new is not None and layer in kept:
-            unreached.append(Unreached(path=path, kind=type(layer).__name__, reason=kept[layer]))
-            return None
-        if new is None:
-            unreached.extend(left_alone(layer, path))
+        reason = why_not(layer) if new is None else kept.get(layer)
+        if reason is not None:
+            unreached.append(Unreached(path=path, kind=type(layer).__name__, reason=reason))
+        if new is None or reason is not None:
             return None
         sites.append(Site(path=path, was=called(layer), becomes=str(new.becomes)))
         return new
@@ -210,9 +209,3 @@ def instead(model: nn.Module) -> str:
     calls = dict.fromkeys(FUNCTIONS[function].name for module in others for function in functions_called(module))
     calling = f", and its code calls {', '.join(calls)}" if calls else ""
     return f"{type(model).__name__} holds {held or f'no activation modules, only {census(model)}'}{calling}"
-
-
-def left_alone(layer: nn.Module, path: str) -> list[Unreached]:
-    """Return a layer that looks like an activation and why it stays, as a list of one; else an empty list."""
-    reason = why_not(layer)
-    return [] if reason is None else [Unreached(path=path, kind=type(layer).__name__, reason=reason)]

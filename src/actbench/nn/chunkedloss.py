@@ -235,15 +235,12 @@ class DeferredHead(ReboundForward):
         losses: How many losses were computed in pieces.
     """
 
+    uncompilable = UNCOMPILABLE
+
     def __init__(self, module: nn.Module, pieces: int = 1, kind: type[torch.autograd.Function] = CrossEntropy) -> None:
         super().__init__(module)
         self.pieces, self.kind = pieces, kind
         self.losses = 0
-
-    @property
-    def uncompilable(self) -> tuple[str, str]:
-        """What cannot be compiled, and why."""
-        return UNCOMPILABLE
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output, or deferred logits if gradients are needed in training."""

@@ -35,27 +35,23 @@ def needed_by_inductor(device: torch.device) -> str | None:
     return None if shutil.which(command) else f"the C++ compiler {command} (the environment variable CXX)"
 
 
-def _with_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], budget: float) -> Any:
+def _with_kernels(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any) -> Any:
     """Return the code of a graph by torch's ``inductor``."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    from actbench.nn.partition import Partition
-
-    with config.patch(custom_partitioner_fn=Partition(budget)):
+    with config.patch(custom_partitioner_fn=partition):
         return compile_fx(graph, inputs)
 
 
-def _by_operators(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], budget: float) -> Any:
+def _by_operators(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any) -> Any:
     """Return the code of a graph as torch's ``aot_eager_decomp_partition`` makes it."""
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import boxed_nop
     from torch._inductor.decomposition import select_decomp_table
 
-    from actbench.nn.partition import Partition
-
     backend: Any = aot_autograd(
-        fw_compiler=boxed_nop, bw_compiler=boxed_nop, decompositions=select_decomp_table, partition_fn=Partition(budget)
+        fw_compiler=boxed_nop, bw_compiler=boxed_nop, decompositions=select_decomp_table, partition_fn=partition
     )
     return backend(graph, inputs)
 
@@ -67,11 +63,7 @@ _BACKENDS: Final[dict[Backend, Callable[..., Any]]] = {
 
 
 def refuse_compiled_here(module: nn.Module, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled.
-
-    Raises:
-        ConversionError: The model or a part is compiled by it.
-    """
+    """Raise a ConversionError, told by ``who``, for a model that the scheme compile has compiled, or a part of it."""
     if any(CompiledForward.of(part) for part in module.modules()):
         raise ConversionError(
             f"{who} does not go with compile: what gathers parameters runs outside of graphs, and none is made of the "
@@ -145,8 +137,10 @@ class CompiledForward(ReboundForward):
 
     def _graph(self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
         """Return the code of a graph; ``torch.compile`` calls this."""
+        from actbench.nn.partition import Partition
+
         with partitioning.patch(activation_memory_budget=self.budget):
-            code: Any = _BACKENDS[self.backend](graph, inputs, self.budget)
+            code: Any = _BACKENDS[self.backend](graph, inputs, Partition(self.budget))
         self.graphs += 1
 
         def counted(*args: Any) -> Any:

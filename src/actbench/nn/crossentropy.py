@@ -54,16 +54,12 @@ def done(x: Tensor, steps: tuple[Step, ...]) -> Tensor:
     return x
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
-
-
 def unpacked() -> saved_tensors_hooks:
     """Shield saved tensors inside the context from hooks that pack.
 
     Else backward would compute the softmax from noisy tensors, which biases all gradients.
     """
-    return saved_tensors_hooks(_as_it_is, _as_it_is)
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 class CrossEntropy(torch.autograd.Function):

@@ -29,11 +29,7 @@ class ReboundForward:
 
     @property
     def module(self) -> nn.Module:
-        """The module it is bound to.
-
-        Raises:
-            ReferenceError: The module is freed, and only its forward is left.
-        """
+        """The module it is bound to; a ReferenceError if that is freed, and only its forward is left."""
         module = self._module()
         if module is None:
             raise ReferenceError("the module of this forward is gone; keep the module, and call it")
@@ -62,11 +58,7 @@ class ReboundForward:
         self._stand_on(self.module)
 
     def unbind(self) -> None:
-        """Take this forward off the module.
-
-        Raises:
-            ConversionError: Another forward was bound in front of it since.
-        """
+        """Take this forward off the module; raise a ConversionError if another was bound in front of it since."""
         module = self.module
         if vars(module).get("forward") is not self:
             raise ConversionError(
@@ -135,11 +127,7 @@ class Adapted(Protocol):
         ...
 
     def adapt(self, state: Any) -> None:
-        """Restore what :meth:`adapted` returned for a model that was built alike.
-
-        Raises:
-            KeyError: The state is of another model.
-        """
+        """Restore what :meth:`adapted` returned for a model built alike; raise a KeyError for that of another."""
         ...
 
 
@@ -149,11 +137,7 @@ def adapted_states(module: nn.Module) -> dict[str, Any]:
 
 
 def adapt(module: nn.Module, states: dict[str, Any]) -> None:
-    """Restore on a freshly converted model the states that :func:`adapted_states` returned.
-
-    Raises:
-        KeyError: The states are those of another model.
-    """
+    """Restore the states that :func:`adapted_states` returned; raise a KeyError for those of another model."""
     forwards = _forwards(module)
     if forwards.keys() != states.keys():
         raise KeyError(f"the checkpoint has states of {sorted(states)}, the model has {sorted(forwards)}")

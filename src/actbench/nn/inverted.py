@@ -11,17 +11,13 @@ from torch import Tensor, nn
 from actbench.codecs.gated import Inversion
 from actbench.nn import savedtensors
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order
+from actbench.nn.precision import wide
 from actbench.nn.refusals import first_order, saved_output
 from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops.stepwise import encode
 
 Take = Callable[[int, torch.dtype], Tensor]
 """Returns an uninitialised tensor with a number of elements and a type."""
-
-
-def wide_type(y: Tensor) -> torch.dtype:
-    """Return the type that derivatives are computed in: float64 for a y in float64, else float32."""
-    return torch.float64 if y.dtype == torch.float64 else torch.float32
 
 
 def bytes_meanwhile(dtype: torch.dtype) -> int:
@@ -41,14 +37,14 @@ def times_slope(grad: Tensor, y: Tensor, bits: Tensor, slopes: Tensor, inversion
         take: Returns memory for temporaries and for the result.
 
     Returns:
-        ``(n,)`` of :func:`wide_type`; NaN where y or the gradient is.
+        ``(n,)``, at least float32; NaN where y or the gradient is.
     """
-    count, dtype, cells = len(y), wide_type(y), slopes.shape[1] - 1
+    count, dtype, cells = len(y), wide(y.dtype), slopes.shape[1] - 1
     first, second, third = (take(count, dtype) for _ in range(3))
     flags = _flags(bits, take(8 * len(bits), torch.uint8))[:count]
     right = flags.view(torch.bool)
-    wide = y if y.dtype == dtype else third.copy_(y)
-    place = _place(wide, right, inversion, first, second).nan_to_num_(0.0).clamp_(0, 1).mul_(cells)
+    converted = y if y.dtype == dtype else third.copy_(y)
+    place = _place(converted, right, inversion, first, second).nan_to_num_(0.0).clamp_(0, 1).mul_(cells)
     cell = torch.floor(place, out=second).clamp_(max=cells - 1)
     share = place.sub_(cell)
     cell.add_(third.copy_(flags), alpha=cells + 1)  # of one type: operators on two types allocate memory
@@ -105,18 +101,14 @@ class InvertedGradient(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient times the derivative at the input that the output came from.
-
-        Raises:
-            RuntimeError: The output was changed in place since.
-        """
+        """Return the gradient of x; raise a RuntimeError if the output was changed in place since."""
         bits, y, slopes = saved_output(
             ctx, f"invact keeps the output of {ctx.inversion.function}, and it was", "use fewbit, which keeps no output"
         )
         ordered = in_order(grad, ctx.order)
         product = torch.empty_like(ordered)
         flat, outputs, found = ordered.reshape(-1), in_order(y, ctx.order).reshape(-1), product.view(-1)
-        for start, stop in _parts(found, wide_type(y)):
+        for start, stop in _parts(found, wide(y.dtype)):
             part, codes = slice(start, stop), bits[start // 8 : (stop + 7) // 8]
             room = _Room(found[stop:])
             found[part].copy_(times_slope(flat[part], outputs[part], codes, slopes, ctx.inversion, room))

@@ -47,11 +47,7 @@ class LigerCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, how: How) -> Tensor:
-        """Return the sum, float32.
-
-        Raises:
-            ConversionError: Logits are changed between the layer and the loss.
-        """
+        """Return the sum, float32; raise a ConversionError if logits are changed between the layer and the loss."""
         if not all(isinstance(step, Cast) for step in how.scaling):
             raise ConversionError(
                 "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels are not told of "

@@ -180,11 +180,7 @@ def _peft(scheme: str) -> Any:
 
 
 def refuse_merging(*_: Any, **__: Any) -> None:
-    """Replace ``merge`` of an adapter whose base layer is packed.
-
-    Raises:
-        ConversionError: Always.
-    """
+    """Raise a ConversionError, in place of ``merge`` of an adapter whose base layer is packed."""
     raise ConversionError(
         "qlora: adapters cannot be merged into weights of 4 bits; save them (save_pretrained), and merge them into the "
         "model in its own type: peft.PeftModel.from_pretrained(model, folder).merge_and_unload()"

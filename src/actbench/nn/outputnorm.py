@@ -54,11 +54,7 @@ class NormFromOutput(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x, weight and bias, where they are wanted.
-
-        Raises:
-            RuntimeError: The output was changed in place after the forward pass.
-        """
+        """Return the wanted gradients; raise a RuntimeError if the output was changed in place since."""
         y, rstd, weight, bias = saved_output(
             ctx, "msln keeps the output of norms, and one was, or its weight was,", "leave the norm out by only="
         )

@@ -6,9 +6,8 @@ that stands for the branch. So kinks, NaN and non-finite gradients are treated a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +15,18 @@ from torch import Tensor
 from actbench.ops.mask import select
 from actbench.ops.stepwise import decode
 
-aten = torch.ops.aten
+
+@dataclass(frozen=True)
+class Backward:
+    """Torch's operator of this name that gives the gradient of an input; the operator itself cannot be pickled."""
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, grad: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient of x from that of the output."""
+        found: Tensor = getattr(torch.ops.aten, f"{self.name}_backward")(grad, x, *self.arguments)
+        return found
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Piecewise:
 
     name: str
     label: str
-    backward: Callable[[Tensor, Tensor], Tensor]
+    backward: Backward
     levels: tuple[float, float]
     bounds: tuple[float] = (0.05,)
     direct: bool = False
@@ -66,58 +76,33 @@ def relu() -> Piecewise:
 def threshold(at: float, name: str = "threshold", label: str = "Threshold") -> Piecewise:
     """Return the function whose derivative is 1 above ``at``."""
     beside = 1 + abs(at)
-    return Piecewise(name, label, partial(_threshold, at=at), (at - beside, at + beside))
+    return Piecewise(name, label, Backward("threshold", (at,)), (at - beside, at + beside))
 
 
 def leaky_relu(negative_slope: float) -> Piecewise:
     """Return the function whose derivative is 1 above zero and ``negative_slope`` elsewhere."""
-    backward = partial(_leaky_relu, slope=negative_slope)
+    backward = Backward("leaky_relu", (negative_slope, False))
     return Piecewise("leaky_relu", "LeakyReLU", backward, (-1.0, 1.0), bounds=(0.0,), direct=True, gate=False)
 
 
 def hardtanh(low: float, high: float, name: str = "hardtanh", label: str = "Hardtanh") -> Piecewise:
     """Return the function whose derivative is 1 between two limits."""
-    return Piecewise(name, label, partial(_hardtanh, low=low, high=high), (high + 1 + abs(high), (low + high) / 2))
+    return Piecewise(name, label, Backward("hardtanh", (low, high)), (high + 1 + abs(high), (low + high) / 2))
 
 
 def hardsigmoid() -> Piecewise:
     """Return the function whose derivative is 1/6 between -3 and 3."""
-    return Piecewise("hardsigmoid", "Hardsigmoid", _hardsigmoid, (4.0, 0.0), gate=False)
+    return Piecewise("hardsigmoid", "Hardsigmoid", Backward("hardsigmoid"), (4.0, 0.0), gate=False)
 
 
 def hardshrink(lambd: float) -> Piecewise:
     """Return the function whose derivative is 0 from ``-lambd`` to ``lambd``."""
-    return Piecewise("hardshrink", "Hardshrink", partial(_hardshrink, lambd=lambd), (0.0, 1 + 2 * abs(lambd)))
+    return Piecewise("hardshrink", "Hardshrink", Backward("hardshrink", (lambd,)), (0.0, 1 + 2 * abs(lambd)))
 
 
 def softshrink(lambd: float) -> Piecewise:
     """Return the function whose derivative is 0 from ``-lambd`` to ``lambd``."""
-    return Piecewise("softshrink", "Softshrink", partial(_softshrink, lambd=lambd), (0.0, 1 + 2 * abs(lambd)))
-
-
-def _threshold(grad: Tensor, x: Tensor, at: float) -> Tensor:
-    return aten.threshold_backward(grad, x, at)  # type: ignore[no-any-return]
-
-
-def _leaky_relu(grad: Tensor, x: Tensor, slope: float) -> Tensor:
-    return aten.leaky_relu_backward(grad, x, slope, False)  # type: ignore[no-any-return]
-
-
-def _hardsigmoid(grad: Tensor, x: Tensor) -> Tensor:
-    """Call the operator, which itself cannot be pickled."""
-    return aten.hardsigmoid_backward(grad, x)  # type: ignore[no-any-return]
-
-
-def _hardtanh(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    return aten.hardtanh_backward(grad, x, low, high)  # type: ignore[no-any-return]
-
-
-def _hardshrink(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
-    return aten.hardshrink_backward(grad, x, lambd)  # type: ignore[no-any-return]
-
-
-def _softshrink(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
-    return aten.softshrink_backward(grad, x, lambd)  # type: ignore[no-any-return]
+    return Piecewise("softshrink", "Softshrink", Backward("softshrink", (lambd,)), (0.0, 1 + 2 * abs(lambd)))
 
 
 PIECEWISE = ("relu", "leaky_relu", "threshold", "relu6", "hardtanh", "hardsigmoid", "hardshrink", "softshrink")

@@ -22,9 +22,6 @@ def refuse_compiling(what: str, why: str) -> None:
 
     An exception while it traces would only make it run the forward uncompiled, and compile what that calls. So this
     also checks whether the compiler waits for frames that are called from here.
-
-    Raises:
-        ConversionError: This runs under ``torch.compile``.
     """
     if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
         raise ConversionError(
@@ -33,11 +30,7 @@ def refuse_compiling(what: str, why: str) -> None:
 
 
 def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError at once, not at the first run, for a model that is compiled or holds a compiled part.
-
-    Raises:
-        ConversionError: The model or a part is compiled.
-    """
+    """Raise a ConversionError at once, not at the first run, for a model that is compiled or holds a compiled part."""
     for path, part in module.named_modules():
         if is_compiled(part):
             found = f"{path!r} of this {type(module).__name__}" if path else f"this {_inside(module)}"
@@ -76,9 +69,6 @@ def refuse_second_order(what: str = "a layer that keeps less than its input for 
 
     It raises at once, not when that graph is differentiated: autograd skips a node that leads to none of the tensors
     whose gradient ``torch.autograd.grad`` was asked for, and packed tensors lead to none.
-
-    Raises:
-        RuntimeError: The backward pass makes a graph.
     """
     if torch.is_grad_enabled():
         raise RuntimeError(
@@ -131,50 +121,35 @@ class NotInParallel:
         self.what, self.why = what, why
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Check for ``DistributedDataParallel`` around the running model.
-
-        Raises:
-            ConversionError: It runs the model.
-        """
+        """Raise a ConversionError if ``DistributedDataParallel`` runs the model."""
         if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
             raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
 
 
 def refuse_unshared(module: nn.Module, who: str) -> None:
-    """Raise a ConversionError, told by ``who``, for a model with what does not go with several processes.
-
-    Raises:
-        ConversionError: It has a :class:`NotInParallel` hook.
-    """
+    """Raise a ConversionError, told by ``who``, for a model that has a :class:`NotInParallel` hook."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, NotInParallel):
             raise ConversionError(f"{who} does not go with {hook.what}: {hook.why}")
 
 
 def refuse_sharded(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError, with the reason, if FSDP has sharded the parameters of a model with ``what``.
-
-    Raises:
-        ConversionError: FSDP has sharded them.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    from torch.distributed.fsdp import FSDPModule  # imports as much as all of torch
-
+    """Raise a ConversionError, with the reason, if FSDP has sharded the parameters of a model with ``what``."""
     refuse_flattened(module, what, why)
-    if any(isinstance(part, FSDPModule) for part in module.modules()):
-        raise ConversionError(f"FSDP does not go with {what}: {why}")
+    if distributed.is_available() and distributed.is_initialized():
+        from torch.distributed.fsdp import FSDPModule  # imports as much as all of torch
+
+        _refuse_fsdp(FSDPModule, module, what, why)
 
 
 def refuse_flattened(module: nn.Module, what: str, why: str) -> None:
-    """Raise a ConversionError where FSDP1 has made vectors of the parameters of a model with ``what``, and say why.
+    """Raise a ConversionError where FSDP1 has made vectors of the parameters of a model with ``what``, and say why."""
+    if distributed.is_available() and distributed.is_initialized():
+        from torch.distributed.fsdp import FullyShardedDataParallel
 
-    Raises:
-        ConversionError: It has.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return
-    from torch.distributed.fsdp import FullyShardedDataParallel
+        _refuse_fsdp(FullyShardedDataParallel, module, what, why)
 
-    if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
+
+def _refuse_fsdp(kind: type[Any], module: nn.Module, what: str, why: str) -> None:
+    if any(isinstance(part, kind) for part in module.modules()):
         raise ConversionError(f"FSDP does not go with {what}: {why}")

@@ -130,12 +130,7 @@ _Change = tuple[nn.Module, str, nn.Module]
 
 
 def _visit(
-    module: nn.Module,
-    path: str,
-    rule: Rule,
-    memo: dict[int, nn.Module],
-    changes: list[_Change],
-    compiled: bool = False,
+    module: nn.Module, path: str, rule: Rule, memo: dict[int, nn.Module], changes: list[_Change], compiled: bool = False
 ) -> nn.Module:
     """Return a module's replacement or itself, and add the changes inside it to ``changes``."""
     if id(module) in memo:

@@ -70,10 +70,8 @@ def buffers_kept(module: nn.Module) -> Iterator[None]:
     copies: dict[Tensor, Tensor] = {}
     for part, buffers in before:
         for name, buffer in buffers.items():
-            if buffer is not None and not buffer.requires_grad and not is_lazy(buffer):
-                if buffer not in copies:
-                    copies[buffer] = buffer.clone()
-                part._buffers[name] = copies[buffer]
+            if buffer is not None and _may_be_copied(buffer):
+                part._buffers[name] = _copy(buffer, copies)
     try:
         yield
     finally:
@@ -239,11 +237,8 @@ class Rerun:
         now = [(part, name, part._buffers.get(name, _ABSENT)) for part, name, _ in self._held]
         copies: dict[Tensor, Tensor] = {}
         for part, name, before in self._held:
-            if isinstance(before, Tensor) and _may_be_copied(before):
-                if before not in copies:
-                    copies[before] = before.clone()
-                before = copies[before]
-            _put(part, name, before)
+            is_copied = isinstance(before, Tensor) and _may_be_copied(before)
+            _put(part, name, _copy(before, copies) if is_copied else before)
         try:
             yield list(copies.values())
         finally:
@@ -273,13 +268,18 @@ def _as_it_is(path: str, part: nn.Module, name: str, copies: dict[Tensor, Tensor
     value = part._buffers[name]
     if value is None or not _may_be_copied(value):
         return _Buffer(path, part, name, value, None, None)
-    if value not in copies:
-        copies[value] = value.clone()
-    return _Buffer(path, part, name, value, _version(value), copies[value])
+    return _Buffer(path, part, name, value, _version(value), _copy(value, copies))
 
 
 def _may_be_copied(buffer: Tensor) -> bool:
     return not buffer.requires_grad and not is_lazy(buffer)
+
+
+def _copy(buffer: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
+    """Return the copy of a buffer, which several places may share."""
+    if buffer not in copies:
+        copies[buffer] = buffer.clone()
+    return copies[buffer]
 
 
 def _version(buffer: Tensor) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn import functional
 from actbench.codecs.tables import Table
 from actbench.nn import savedtensors
 from actbench.nn.layout import as_it_lay, constants, in_order, memory_order, told_apart
+from actbench.nn.piecewise import Piecewise
 from actbench.nn.refusals import first_order
 from actbench.nn.replacement import carry_hooks, without_hooks
 from actbench.ops import mask
@@ -77,8 +78,9 @@ def fused(
     return (output if order is None else output.data), codes
 
 
-class Steps(Protocol):
-    """The code that a layer packs of its input, and the gradient that backward computes from it.
+@dataclass(frozen=True)
+class TableSteps:
+    """The steps of a table: the gradient is multiplied by the level in place of the derivative.
 
     Attributes:
         bits: Bits per element, 1 to 8.
@@ -87,28 +89,6 @@ class Steps(Protocol):
         levels: ``2**bits`` numbers, one for each code.
         fusible: Whether the layer's one-pass operator, if it has one, gives these codes.
     """
-
-    @property
-    def bits(self) -> int: ...  # noqa: D102
-    @property
-    def fold(self) -> bool: ...  # noqa: D102
-    @property
-    def bounds(self) -> tuple[float, ...]: ...  # noqa: D102
-    @property
-    def levels(self) -> tuple[float, ...]: ...  # noqa: D102
-    @property
-    def fusible(self) -> bool: ...  # noqa: D102
-
-    def compared(self, x: Tensor) -> Tensor:
-        """Return the numbers to encode for x, contiguous like x."""
-
-    def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
-        """Return the gradient of x from its packed codes, the levels as a tensor, and the gradient of the output."""
-
-
-@dataclass(frozen=True)
-class TableSteps:
-    """The steps of a table: the gradient is multiplied by the level in place of the derivative."""
 
     bits: int
     fold: bool
@@ -123,13 +103,17 @@ class TableSteps:
         return cls(table.bits, table.fold, table.borders, table.levels)
 
     def compared(self, x: Tensor) -> Tensor:
-        """Return x."""
+        """Return the numbers to encode for x, contiguous like x: x itself."""
         return x
 
     def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
-        """Return ``grad * levels[code]``."""
+        """Return the gradient of x from its packed codes, the levels as a tensor and the output's gradient."""
         product: Tensor = decode(codes, levels, grad, self.bits)
         return product
+
+
+Steps = TableSteps | Piecewise
+"""The code that a layer packs of its input, and the gradient that backward computes from it."""
 
 
 class StepwiseGradient(torch.autograd.Function):

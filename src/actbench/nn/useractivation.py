@@ -153,16 +153,10 @@ def _on_probe(function: Callable[[Tensor], Any]) -> Any:
 
 def _same_class(one: type[Any], other: type[Any]) -> bool:
     """Return whether two classes are one class, or come from the same lines of a file that was run twice."""
-    if one is other:
-        return True
-    codes = [vars(kind).get("forward") for kind in (one, other)]
-    places = [
-        (code.__code__.co_filename, code.__code__.co_firstlineno, code.__qualname__)
-        for code in codes
-        if hasattr(code, "__code__")
-    ]
-    return len(places) == 2 and _resolved(places[0]) == _resolved(places[1])
+    return one is other or (_place(one) is not None and _place(one) == _place(other))
 
 
-def _resolved(place: tuple[str, int, str]) -> tuple[Path, int, str]:
-    return Path(place[0]).resolve(), place[1], place[2]
+def _place(kind: type[Any]) -> tuple[Path, int, str] | None:
+    forward = vars(kind).get("forward")
+    code = getattr(forward, "__code__", None)
+    return None if code is None else (Path(code.co_filename).resolve(), code.co_firstlineno, forward.__qualname__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -69,11 +69,8 @@ def sketch_variance(setup: TrainingSetup, batch: Batch, seed: int, repeats: int 
     length = sum(_square(gradient) for gradient in exact.values())
     if not length:
         return None
-    observed = 0.0
-    for repeat in range(repeats):
-        found = _gradients(setup, batch, weights, seed, repeat)
-        observed += sum(_square(found[weight] - gradient) for weight, gradient in exact.items())
-    return SketchVariance(formulas.predicted / length, observed / repeats / length, formulas.batch / length)
+    observed = _observed(setup, batch, exact, seed, repeats)
+    return SketchVariance(formulas.predicted / length, observed / length, formulas.batch / length)
 
 
 @dataclass(frozen=True)
@@ -128,11 +125,17 @@ def rounding_variance(
         if not length:
             return None
         of_batch = _variance_of_parts([_gradients(setup, part, weights, seed, 0) for part in _cut(batch, parts)])
+    observed = _observed(setup, batch, exact, seed, repeats)
+    return RoundingVariance(observed / length, None if of_batch is None else of_batch / length)
+
+
+def _observed(setup: TrainingSetup, batch: Batch, exact: dict[Tensor, Tensor], seed: int, repeats: int) -> float:
+    """Return the mean squared distance from the exact gradients over some repeats."""
     observed = 0.0
     for repeat in range(repeats):
-        found = _gradients(setup, batch, weights, seed, repeat)
+        found = _gradients(setup, batch, exact, seed, repeat)
         observed += sum(_square(found[weight] - gradient) for weight, gradient in exact.items())
-    return RoundingVariance(observed / repeats / length, None if of_batch is None else of_batch / length)
+    return observed / repeats
 
 
 def _packers(module: nn.Module) -> Iterator[SavedTensors]:
@@ -147,13 +150,13 @@ def _packers(module: nn.Module) -> Iterator[SavedTensors]:
 @contextmanager
 def _whole(packers: Iterable[SavedTensors]) -> Iterator[None]:
     """Make packers leave tensors whole."""
-    codecs = [(packer, packer.codec) for packer in packers]
-    for packer, _ in codecs:
+    codecs = {packer: packer.codec for packer in packers}
+    for packer in codecs:
         packer.codec = Identity()
     try:
         yield
     finally:
-        for packer, codec in codecs:
+        for packer, codec in codecs.items():
             packer.codec = codec
 
 
@@ -213,7 +216,7 @@ class _Formulas:
 
 
 def _gradients(
-    setup: TrainingSetup, batch: Batch, weights: Sequence[Tensor], seed: int, repeat: int
+    setup: TrainingSetup, batch: Batch, weights: Iterable[Tensor], seed: int, repeat: int
 ) -> dict[Tensor, Tensor]:
     """Return the gradients of the weights that get one; all repeats with one seed have the same dropout masks."""
     torch.manual_seed(seed)

@@ -132,11 +132,7 @@ class WrappedForward(ReboundForward):
         return self.wrapper.uncompilable
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model as a pass.
-
-        Raises:
-            ConversionError: Under ``torch.compile``, if gradients are needed.
-        """
+        """Run the model as a pass; raise a ConversionError under ``torch.compile``, if gradients are needed."""
         module = self.module
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
@@ -152,11 +148,7 @@ class Entry(ReboundForward):
         self.path, self.wrapper = path, wrapper
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module, as a separate pass if no other pass runs around it.
-
-        Raises:
-            ConversionError: Under ``torch.compile``.
-        """
+        """Run the module, as a pass of its own if none runs around it; raise a ConversionError as the model does."""
         module = self.module
         if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)

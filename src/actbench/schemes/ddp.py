@@ -132,7 +132,7 @@ class Zero1(_Replicated):
             ConversionError: As of ``ddp``; or there is no optimizer, or one that needs whole parameters, or a parameter
                 has gaps in memory.
         """
-        from actbench.nn.parallel.flatshards import has_gaps, on_flat_shards
+        from actbench.nn.parallel.replicated import has_gaps, on_flat_shards
 
         if setup.make_optimizer is None:
             raise ConversionError(f"{self.spec}: a model brings no optimizer; apply it to a TrainingSetup with one")

@@ -95,8 +95,7 @@ class Fsdp(DataParallel):
             ConversionError: There are not as many processes, torch cannot share out a parameter, or another scheme
                 does not go with it.
         """
-        from actbench.nn.parallel.localshards import on_local_shards  # imports as much as all of torch
-        from actbench.nn.parallel.sharded import ShardedModel
+        from actbench.nn.parallel.sharded import ShardedModel, on_local_shards  # imports as much as all of torch
 
         module = setup.module
         refuse_untrained(self.name, module)

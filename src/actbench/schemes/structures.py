@@ -21,7 +21,7 @@ from actbench.nn.encoded import (
     quantized_modules,
     rounded,
 )
-from actbench.nn.encoded.gradients import BY_PARAMETER
+from actbench.nn.encoded.form import BY_PARAMETER
 from actbench.nn.hooked import HookedForward, Hooks
 from actbench.nn.hooked.forward import HOOKS, OffloadedForward
 from actbench.nn.refusals import NotInParallel, refuse_compiled, refuse_sharded

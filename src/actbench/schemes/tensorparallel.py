@@ -8,10 +8,9 @@ from torch import nn
 from actbench.nn.parallel.mesh import DATA, TENSOR, rank_along
 from actbench.nn.refusals import refuse_compiled
 from actbench.nn.tensorparallel.crossings import Entry
-from actbench.nn.tensorparallel.cutting import check
+from actbench.nn.tensorparallel.cutting import check, share_layers
 from actbench.nn.tensorparallel.plan import Plan, plan_of
 from actbench.nn.tensorparallel.ranks import Ranks
-from actbench.nn.tensorparallel.sharing import share_layers
 from actbench.nn.tensorparallel.vocabulary import Vocabulary, share, vocabulary_of
 from actbench.ops.noise import draw_as
 from actbench.results.records import Site, Unreached

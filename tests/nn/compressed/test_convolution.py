@@ -101,13 +101,10 @@ def test_autocast_keeps_nothing_that_hides_a_shared_weight_from_autograd():
 
 
 @pytest.mark.parametrize("padding", [0, (2, 1), [1], "same", "valid"])
-def test_a_call_is_what_torch_computes(padding):
-    x, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3)
-    geometry = Geometry.called(weight.shape[2:], 1, padding, (2, 1), 2)
+def test_a_geometry_computes_what_its_layer_computes(padding):
+    x, layer = torch.randn(2, 4, 9, 8), nn.Conv2d(4, 6, 3, padding=padding, dilation=(2, 1), groups=2, bias=False)
 
-    assert torch.equal(
-        geometry.forward(x, weight, None), F.conv2d(x, weight, padding=padding, dilation=(2, 1), groups=2)
-    )
+    assert torch.equal(Geometry.of(layer).forward(x, layer.weight, None), layer(x))
 
 
 def test_the_decoded_input_is_gone_before_the_gradient_of_the_input_is_made(monkeypatch):

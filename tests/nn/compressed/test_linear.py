@@ -50,7 +50,8 @@ def test_inputs_and_gradients_with_strides():
 
 def test_the_function_differentiates_an_input_and_a_weight_that_are_not_parameters():
     x, weight = torch.randn(10, 64, requires_grad=True), torch.randn(6, 64, requires_grad=True)
-    y = Product.apply(2 * x, weight.sin(), None, False, SavedTensors(Identity()), SiteState("", 8))
+    layer = compressed(nn.Linear(64, 6), SavedTensors(Identity()), SiteState("", 8))
+    y = Product.apply(2 * x, weight.sin(), None, layer)
     expected = torch.autograd.grad(F.linear(2 * x, weight.sin()).square().sum(), (x, weight))
 
     for one, other in zip(torch.autograd.grad(y.square().sum(), (x, weight)), expected, strict=True):

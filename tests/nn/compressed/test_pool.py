@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from actbench.nn.compressed import averages, pool, savedinput
+from actbench.nn.compressed import pool, savedinput
 from actbench.workloads.fake import fake_mode
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -32,8 +32,7 @@ def same(one, other):
 
 
 def ours(name):
-    place = pool if name.startswith("max") else averages
-    return partial(getattr(place, name[:-2]), int(name[-2]))
+    return partial(getattr(pool, name[:-2]), int(name[-2]))
 
 
 def check(name, x, *args):
@@ -159,7 +158,7 @@ def test_autocast_widens_what_torch_widens(name):
         check(name, torch.randn(2, 3, 4, 4, 4)[:, :, 0] if "2d" in name else torch.randn(2, 3, 4, 4, 4).bfloat16(), 2)
 
 
-@pytest.mark.parametrize("function", [pool.max_pool, averages.avg_pool, averages.adaptive_avg_pool])
+@pytest.mark.parametrize("function", [pool.max_pool, pool.avg_pool, pool.adaptive_avg_pool])
 def test_on_fake_tensors(function):
     with fake_mode():
         x = torch.empty(2, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
@@ -167,7 +166,7 @@ def test_on_fake_tensors(function):
         assert x.grad.stride() == x.stride()
 
 
-@pytest.mark.parametrize("function", [pool.max_pool, averages.avg_pool, averages.adaptive_avg_pool])
+@pytest.mark.parametrize("function", [pool.max_pool, pool.avg_pool, pool.adaptive_avg_pool])
 def test_a_retained_graph_and_no_second_derivative(function):
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     y = function(2, x, 2).square().sum()

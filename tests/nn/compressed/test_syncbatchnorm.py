@@ -70,19 +70,17 @@ def compare(rank, size, store, chunk, patch):
         x = (rank + torch.randn(3 + 2 * rank, 4, 6, 5, dtype=torch.double)).requires_grad_()
         weight, bias = (torch.rand(4, dtype=torch.double, requires_grad=True) for _ in range(2))
         running = torch.zeros(4).double(), torch.ones(4).double()
-        twin = tuple(each.clone() for each in running)
         group = distributed.group.WORLD
         packer = SavedTensors(GroupQuantization())
         packer.exclude.add([x])
         expected = Exact.apply(x, weight, bias, *running, EPS, MOMENTUM, group, size)
-        found = SyncBatchNormalization.apply(
-            x, weight, bias, twin, MOMENTUM, EPS, group, packer, SiteState("", 8, chunk=chunk)
-        )
+        layer = compressed(nn.SyncBatchNorm(4, EPS, MOMENTUM).double(), packer, SiteState("", 8, chunk=chunk))
+        found = SyncBatchNormalization.apply(x, weight, bias, layer, group)
         grad = torch.randn_like(x)
         gradients = [torch.autograd.grad(y, (x, weight, bias), grad) for y in (found, expected)]
 
         assert torch.equal(found, expected)
-        assert all(torch.equal(*each) for each in zip(running, twin, strict=True))
+        assert all(torch.equal(*each) for each in zip(running, layer.running(), strict=True))
         torch.testing.assert_close(*gradients)
     finally:
         distributed.destroy_process_group()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoModel, BertConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, PretrainedConfig
 
 from actbench import optim
+from actbench.nn.tensorparallel.cutting import share_layers
 from actbench.nn.tensorparallel.plan import plan_of
 from actbench.nn.tensorparallel.ranks import Ranks
-from actbench.nn.tensorparallel.sharing import share_layers
 from actbench.nn.tensorparallel.vocabulary import vocabulary_of
 
 WIDTH = 64

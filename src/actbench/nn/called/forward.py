@@ -30,11 +30,7 @@ class CalledForward(ReboundForward):
 
     So functions save the same bytes and have the same gradients as layers. It makes no difference whether the module
     itself or one inside it calls a function. Nothing is registered on the module: the layers are found by function,
-    arguments and device, and made when they are missing.
-
-    Args:
-        module: The module whose code calls them.
-        stand_in: Returns the layers.
+    arguments and device, and made by ``stand_in`` when they are missing.
     """
 
     def __init__(self, module: nn.Module, stand_in: StandIn) -> None:
@@ -172,10 +168,9 @@ def reach_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Modul
 
 
 def refuse_compiled_calls(model: nn.Module, stand_in: StandIn, is_left: Callable[[nn.Module], bool]) -> None:
-    """Refuse, before the model is changed, a model on which :func:`reach_calls` would bind a forward in vain.
+    """Raise a ConversionError if a module whose code calls functions is compiled, or is inside a compiled part.
 
-    Raises:
-        ConversionError: A module whose code calls functions is compiled, or is inside a compiled part.
+    There :func:`reach_calls` would bind a forward in vain. The model is not changed.
     """
     if any(map(is_compiled, model.modules())):
         for path, forward, _ in _calling(model, stand_in):

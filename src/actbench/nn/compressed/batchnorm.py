@@ -18,18 +18,9 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
-from actbench.nn.compressed.savedinput import (
-    Compressed,
-    RowByRow,
-    SavedInput,
-    is_differentiated,
-    load,
-    save,
-    summed,
-)
+from actbench.nn.compressed.savedinput import Compressed, RowByRow, SavedInput, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, wide
 from actbench.nn.refusals import first_order
-from actbench.nn.saved import SavedTensors, SiteState
 
 
 @dataclass(frozen=True)
@@ -56,17 +47,15 @@ def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tenso
 
     def of(piece: slice) -> tuple[Tensor, Tensor]:
         part = grad[piece].to(wide(grad.dtype))
-        return _per_channel(part), _per_channel(statistics.deviation(saved.rows(piece)).mul_(part))
+        return sum_of(part), sum_of(statistics.deviation(saved.rows(piece)).mul_(part))
 
-    gathered = summed(saved.pieces(), of)
-    assert gathered[0] is not None
-    assert gathered[1] is not None
-    return gathered[0], gathered[1]
+    found: Any = summed(saved.pieces(), of)
+    return found[0], found[1]
 
 
 def sum_of(grad: Tensor) -> Tensor:
     """Return the sum over each channel of dy, in float32 for halves."""
-    return grad.sum(_others(grad), dtype=wide(grad.dtype))
+    return grad.sum([dim for dim in range(grad.dim()) if dim != 1], dtype=wide(grad.dtype))
 
 
 def input_gradient(
@@ -89,45 +78,27 @@ def input_gradient(
     return found.whole
 
 
-def _per_channel(x: Tensor) -> Tensor:
-    return x.sum(_others(x))
-
-
 def _over_channels(values: Tensor, x: Tensor) -> Tensor:
     """Return a number for each channel, in a shape to combine with x, in float32 for half types."""
     return values.to(wide(x.dtype)).view(-1, *(1 for _ in range(x.dim() - 2)))
-
-
-def _others(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.dim()) if dim != 1]
 
 
 class BatchNormalization(torch.autograd.Function):
     """Batch norm by the operator that torch would choose, cuDNN's or its own."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running: tuple[Tensor | None, Tensor | None],
-        training: bool,
-        momentum: float,
-        eps: float,
-        packer: SavedTensors,
-        site: SiteState,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any) -> Tensor:
         """Return the normalised batch; update the running statistics in training."""
-        ctx.training, ctx.eps = training, eps
+        running, (training, momentum) = layer.running(), layer.mode()
+        ctx.training, ctx.eps = training, layer.eps
         ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
-        packed = packer.pack(x, site) if for_weight or (for_x and training) else None
+        packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
-            x, weight, bias, *running, training, momentum, eps, torch.backends.cudnn.enabled
+            x, weight, bias, *running, training, momentum, layer.eps, torch.backends.cudnn.enabled
         )
         used = (None, None) if training else running
-        save(ctx, packed, site, packer, weight, *used, mean, invstd, reserve)
+        save(ctx, packed, layer, weight, *used, mean, invstd, reserve)
         return output
 
     @staticmethod
@@ -141,7 +112,7 @@ class BatchNormalization(torch.autograd.Function):
         else:
             found = _in_pieces(ctx, grad, saved, others)
         wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:3], strict=True)
-        return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), *(None,) * 6
+        return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), None
 
 
 def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
@@ -184,9 +155,7 @@ class BatchNorm(Compressed):
             return exact
         layer: Any = self
         layer._check_input_dim(input)
-        output: Tensor = BatchNormalization.apply(
-            input, self.weight, self.bias, self.running(), *self.mode(), layer.eps, self.packer, self.site
-        )
+        output: Tensor = BatchNormalization.apply(input, self.weight, self.bias, self)
         return output
 
     def is_worth(self, x: Tensor) -> bool:
@@ -226,29 +195,18 @@ class SyncBatchNormalization(torch.autograd.Function):
     """Torch's own function, with a backward pass in pieces of the batch."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        running: tuple[Tensor | None, Tensor | None],
-        momentum: float,
-        eps: float,
-        group: Any,
-        packer: SavedTensors,
-        site: SiteState,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, group: Any) -> Tensor:
         """Return the normalised batch; update the running statistics."""
-        ctx.group = group
-        ctx.dtypes = dtypes_of(x, weight, bias)
-        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
+        running, (_, momentum) = layer.running(), layer.mode()
+        ctx.group, ctx.dtypes = group, dtypes_of(x, weight, bias)
+        packed = layer.packer.pack(x, layer.site) if any(ctx.needs_input_grad[:2]) else None
         exact = _Context()
         size = distributed.get_world_size(group)
         output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
-            exact, x, weight, bias, *running, eps, momentum, group, size
+            exact, x, weight, bias, *running, layer.eps, momentum, group, size
         )
         _, _, mean, invstd, counts = exact.load
-        save(ctx, packed, site, packer, weight, mean, invstd, counts)
+        save(ctx, packed, layer, weight, mean, invstd, counts)
         return output
 
     @staticmethod
@@ -269,7 +227,7 @@ class SyncBatchNormalization(torch.autograd.Function):
                 both = torch.stack([sum_dy, sum_dy_deviation])
                 distributed.all_reduce(both, group=ctx.group)
                 found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
-        return *cast_all(found, ctx.dtypes), *(None,) * 6
+        return *cast_all(found, ctx.dtypes), None, None
 
 
 class _Context(SimpleNamespace):
@@ -292,8 +250,5 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
         if input.device.type == "cpu" or not self.is_worth(input):
             return nn.SyncBatchNorm.forward(self, input)  # which refuses a CPU
         self._check_input_dim(input)
-        _, momentum = self.mode()
-        output: Tensor = SyncBatchNormalization.apply(
-            input, self.weight, self.bias, self.running(), momentum, self.eps, group, self.packer, self.site
-        )
+        output: Tensor = SyncBatchNormalization.apply(input, self.weight, self.bias, self, group)
         return output

@@ -8,18 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from actbench.nn.compressed.geometry import Geometry, channels_last
-from actbench.nn.compressed.savedinput import (
-    Compressed,
-    SavedInput,
-    Sums,
-    is_differentiated,
-    load,
-    save,
-    summed,
-)
+from actbench.nn.compressed.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
-from actbench.nn.saved import SavedTensors, SiteState
 
 
 class Convolution(torch.autograd.Function):
@@ -36,17 +27,16 @@ class Convolution(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         geometry: Geometry,
-        packer: SavedTensors,
-        site: SiteState,
+        layer: Compressed,
     ) -> Tensor:
         """Return the convolution in autocast's type, where it is on."""
         ctx.geometry, ctx.shape = geometry, x.shape
         ctx.dtypes = dtypes_of(x, weight, bias)
         ctx.format = channels_last(x)
-        packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
-        if site.watched:
-            site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
-        save(ctx, packed, site, packer, weight, by_row=geometry.has_batch(x))
+        packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
+        if layer.site.watched:
+            layer.site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
+        save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
             return geometry.forward(x.to(dtype), weight.to(dtype), cast(bias, dtype))
@@ -69,7 +59,7 @@ class Convolution(torch.autograd.Function):
                 )
             if for_x:
                 found[0] = _input_gradient(ctx, grad, weight)
-        return *cast_all(found, ctx.dtypes), None, None, None
+        return *cast_all(found, ctx.dtypes), None, None
 
 
 def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weight: Tensor, for_bias: bool) -> Sums:
@@ -107,7 +97,7 @@ class Direct(Compressed):
         if not (_is_worth(input, self.weight, self.bias) and geometry.takes(input)):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
-        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self.packer, self.site)
+        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
         return output
 
 
@@ -129,7 +119,7 @@ class Transposed(Compressed):
             input, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.stride), layer.dilation
         )
         geometry = Geometry.of(self, padding)
-        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self.packer, self.site)
+        output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
         return output
 
 

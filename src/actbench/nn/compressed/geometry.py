@@ -1,4 +1,4 @@
-"""The constants of a convolution, read from torch's layers and functions into one value."""
+"""The constants of a convolution, read from torch's layers into one value."""
 
 from __future__ import annotations
 
@@ -57,34 +57,18 @@ class Geometry:
 
         ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
-        is_plain = layer.padding_mode == "zeros"
-        given = cls.called(
-            layer.kernel_size, layer.stride, layer.padding if is_plain else 0, layer.dilation, layer.groups
-        )
+        dims, is_plain = len(layer.kernel_size), layer.padding_mode == "zeros"
+        padding, dilation, pads = layer.padding if is_plain else 0, numbers(layer.dilation, dims), ()
+        if padding == "same":
+            padding, pads = _same(layer.kernel_size, dilation)
+        around = numbers(0 if isinstance(padding, str) else padding, dims)  # else the word is "valid"
+        given = cls(numbers(layer.stride, dims), around, dilation, layer.groups, pads=pads)
         if layer.transposed:
             wanted = layer.output_padding if output_padding is None else output_padding
             return replace(given, transposed=True, output_padding=tuple(wanted))
         if is_plain:
             return given
         return replace(given, pads=tuple(layer._reversed_padding_repeated_twice), mode=layer.padding_mode)
-
-    @classmethod
-    def called(
-        cls,
-        kernel: Sequence[int],
-        stride: Numbers = 1,
-        padding: Numbers | str = 0,
-        dilation: Numbers = 1,
-        groups: int = 1,
-    ) -> Geometry:
-        """Return the geometry of a call of ``F.conv1d`` to ``F.conv3d``; ``kernel`` is ``weight.shape[2:]``."""
-        dims = len(kernel)
-        steps = numbers(dilation, dims)
-        pads: tuple[int, ...] = ()
-        if padding == "same":
-            padding, pads = _same(kernel, steps)
-        around = numbers(0 if isinstance(padding, str) else padding, dims)  # else the word is "valid"
-        return cls(stride=numbers(stride, dims), padding=around, dilation=steps, groups=groups, pads=pads)
 
     def takes(self, x: Tensor) -> bool:
         """Return whether x has the dimensions of an input, with or without a batch."""

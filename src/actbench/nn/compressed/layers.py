@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from actbench.nn.activations import function_of
-from actbench.nn.compressed import averages, batchnorm, convolution, dropout, linear, pool, relu
+from actbench.nn.compressed import batchnorm, convolution, dropout, linear, pool, relu
 from actbench.nn.compressed import norms as norms_
 from actbench.nn.compressed.savedinput import Compressed
 from actbench.nn.piecewise import Piecewise
@@ -74,8 +74,8 @@ _POOLS: Functions = {
     for place, name, pool_of in (
         (F, "max_pool", pool.max_pool),
         (torch, "max_pool", pool.max_pool),
-        (F, "avg_pool", averages.avg_pool),
-        (F, "adaptive_avg_pool", averages.adaptive_avg_pool),
+        (F, "avg_pool", pool.avg_pool),
+        (F, "adaptive_avg_pool", pool.adaptive_avg_pool),
     )
     for dims in _DIMS
 }
@@ -87,16 +87,16 @@ _AVERAGING = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pa
 _CALLS: dict[type[nn.Module], tuple[Callable[..., Any], tuple[str, ...]]] = {
     nn.ReLU: (relu.relu, ("inplace",)),
     nn.Dropout: (dropout.dropout, _DROPPING),
-    nn.AvgPool1d: (partial(averages.avg_pool, 1), _AVERAGING),
-    nn.AvgPool2d: (partial(averages.avg_pool, 2), (*_AVERAGING, "divisor_override")),
-    nn.AvgPool3d: (partial(averages.avg_pool, 3), (*_AVERAGING, "divisor_override")),
+    nn.AvgPool1d: (partial(pool.avg_pool, 1), _AVERAGING),
+    nn.AvgPool2d: (partial(pool.avg_pool, 2), (*_AVERAGING, "divisor_override")),
+    nn.AvgPool3d: (partial(pool.avg_pool, 3), (*_AVERAGING, "divisor_override")),
 }
 """The function that a layer of a class calls, and the attributes that it passes, in order."""
 
 for _dims in _DIMS:
     _CALLS[getattr(nn, f"Dropout{_dims}d")] = partial(dropout.channel_dropout, _dims), _DROPPING
     _CALLS[getattr(nn, f"MaxPool{_dims}d")] = partial(pool.max_pool, _dims), _MAXIMA
-    _CALLS[getattr(nn, f"AdaptiveAvgPool{_dims}d")] = partial(averages.adaptive_avg_pool, _dims), ("output_size",)
+    _CALLS[getattr(nn, f"AdaptiveAvgPool{_dims}d")] = partial(pool.adaptive_avg_pool, _dims), ("output_size",)
 
 _STEPPED = (nn.LeakyReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink, nn.Threshold)
 

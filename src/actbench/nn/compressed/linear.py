@@ -12,19 +12,10 @@ from torch import Tensor, nn
 
 from actbench.codecs.sketch import Sketching, fresh_sketch, project
 from actbench.nn import savedtensors
-from actbench.nn.compressed.savedinput import (
-    Compressed,
-    SavedInput,
-    Sums,
-    is_differentiated,
-    load,
-    save,
-    summed,
-)
+from actbench.nn.compressed.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
 from actbench.nn.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.nn.refusals import first_order
 from actbench.nn.replacement import standing_in
-from actbench.nn.saved import SavedTensors, SiteState
 from actbench.nn.savedtensors import SharingTable, WeakTensors
 from actbench.ops.library import traced
 
@@ -33,20 +24,12 @@ class Product(torch.autograd.Function):
     """x W^T + b; the gradient of W is computed from the packed x."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        transposed: bool,
-        packer: SavedTensors,
-        site: SiteState,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
         """Return the product in autocast's type, where it is on."""
-        ctx.transposed, ctx.shape, ctx.dtypes = transposed, x.shape, dtypes_of(x, weight, bias)
-        packed = packer.pack(x, site) if ctx.needs_input_grad[1] else None
-        save(ctx, packed, site, packer, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
-        return _product(x, weight, bias, product_dtype(x), transposed)
+        ctx.transposed, ctx.shape, ctx.dtypes = layer.transposed, x.shape, dtypes_of(x, weight, bias)
+        packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
+        save(ctx, packed, layer, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
+        return _product(x, weight, bias, product_dtype(x), layer.transposed)
 
     @staticmethod
     @first_order
@@ -63,7 +46,7 @@ class Product(torch.autograd.Function):
                 for_x = _input_gradient(ctx, rows, weight)
             if ctx.needs_input_grad[2]:
                 for_bias = rows.sum(0)
-        return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None, None, None
+        return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None
 
 
 class SketchedProduct(torch.autograd.Function):
@@ -85,12 +68,8 @@ class SketchedProduct(torch.autograd.Function):
         transposed: bool,
     ) -> Tensor:
         """Return the product in the type of the sketch (autocast's, where it is on)."""
-        ctx.sketching, ctx.transposed, ctx.shape, ctx.dtypes = (
-            sketching,
-            transposed,
-            x.shape,
-            dtypes_of(x, weight, bias),
-        )
+        ctx.sketching, ctx.transposed = sketching, transposed
+        ctx.shape, ctx.dtypes = x.shape, dtypes_of(x, weight, bias)
         ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
         return _product(x, weight, bias, sketch.dtype, transposed)
 
@@ -152,7 +131,7 @@ class Linear(Compressed):
         if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
             exact: Tensor = super().forward(input)  # type: ignore[misc]
             return exact
-        output: Tensor = Product.apply(input, self.weight, self.bias, self.transposed, self.packer, self.site)
+        output: Tensor = Product.apply(input, self.weight, self.bias, self)
         return output
 
 

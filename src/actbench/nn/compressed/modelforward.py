@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -27,10 +27,11 @@ COMPRESSED = (
 """What cannot be compiled, and why."""
 
 
+@dataclass(eq=False)
 class PackingInputs(Wrapper):
     """Wraps the passes through a model whose layers pack their inputs.
 
-    Args:
+    Attributes:
         packer: The packer of the layers.
         allocation: Allocates bits to the layers; None leaves their bits unchanged.
         empty_cache_threshold: If less than this share of the memory that torch reserves on a CUDA device is in use, the
@@ -42,17 +43,12 @@ class PackingInputs(Wrapper):
 
     uncompilable = COMPRESSED
 
-    def __init__(
-        self,
-        packer: SavedTensors,
-        allocation: BitAllocation | None,
-        empty_cache_threshold: float | None,
-        hooked: bool,
-        whole_model: bool,
-    ) -> None:
-        self.packer, self.allocation, self.empty_cache_threshold = packer, allocation, empty_cache_threshold
-        self.hooked, self.whole_model = hooked, whole_model
-        self._first_entry: str | None = None
+    packer: SavedTensors
+    allocation: BitAllocation | None = None
+    empty_cache_threshold: float | None = None
+    hooked: bool = False
+    whole_model: bool = True
+    _first_entry: str | None = field(default=None, init=False)
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Exclude tensors that others hold, begin a step of the bit allocation, and run the pass."""
@@ -61,22 +57,17 @@ class PackingInputs(Wrapper):
             self.allocation.begin()
         if self.empty_cache_threshold is not None:
             _give_back(self.empty_cache_threshold)
-        with self._around():
-            return inner(module, *args, **kwargs)
+        try:
+            with self.running(), activated(OwnHooks(self.packer)) if self.hooked else nullcontext():
+                return inner(module, *args, **kwargs)
+        finally:
+            self.packer.settle()
 
     def _begins_step(self, entry: str) -> bool:
         """Return whether a pass is the first of its step; if a step calls several parts of a model, only one counts."""
         if self._first_entry is None and entry:
             self._first_entry = entry
         return entry in ("", self._first_entry)
-
-    @contextmanager
-    def _around(self) -> Iterator[None]:
-        try:
-            with self.running(), activated(OwnHooks(self.packer)) if self.hooked else nullcontext():
-                yield
-        finally:
-            self.packer.settle()
 
 
 class CompressedForward(WrappedForward):
@@ -117,11 +108,7 @@ class CompressedForward(WrappedForward):
 
     @classmethod
     def refuse(cls, scheme: str, module: nn.Module) -> None:
-        """Refuse to convert a model for a scheme.
-
-        Raises:
-            ConversionError: The model is compiled, or packs its saved tensors already.
-        """
+        """Raise a ConversionError if a model is compiled, or packs its saved tensors already."""
         refuse_compiled(module, scheme, COMPRESSED[1])
         if cls.of(module) is not None or HookedForward.of(module) is not None:
             raise ConversionError(f"{scheme}: the model packs its saved tensors already; convert the original model")
@@ -142,11 +129,7 @@ class CompressedForward(WrappedForward):
         return {"places": sites, "allocation": self.allocation and self.allocation.adapted()}
 
     def adapt(self, state: Any) -> None:
-        """Restore what :meth:`adapted` returned.
-
-        Raises:
-            KeyError: The state is of another model.
-        """
+        """Restore what :meth:`adapted` returned; raise a KeyError for the state of another model."""
         sites, device = self._sites(), next(self.module.parameters()).device
         for path, site in sites.items():
             site.adapt(tree_map_only(Tensor, lambda tensor: tensor.to(device), state["places"][path]), sites)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,31 +22,21 @@ from actbench.nn.compressed.savedinput import (
 )
 from actbench.nn.precision import cast, dtypes_of, no_autocast, norm_dtype
 from actbench.nn.refusals import first_order
-from actbench.nn.saved import SavedTensors, SiteState
 
 
 class LayerNormalization(torch.autograd.Function):
     """Layer norm from the packed input and the exact statistics of each row."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        normalized: Sequence[int],
-        eps: float,
-        packer: SavedTensors,
-        site: SiteState,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: CompressedLayerNorm) -> Tensor:
         """Return the normalised rows, in float32 under autocast on CUDA."""
-        ctx.normalized, ctx.cast = tuple(normalized), norm_dtype(x)
+        ctx.normalized, ctx.cast = tuple(layer.normalized_shape), norm_dtype(x)
         ctx.dtypes = dtypes_of(x, weight, bias)
-        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
+        packed = layer.packer.pack(x, layer.site) if any(ctx.needs_input_grad[:2]) else None
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (x, weight, bias))
-            output, mean, rstd = _layer_norm(wide, ctx.normalized, *parameters, eps)
-        save(ctx, packed, site, packer, weight, bias, mean, rstd, by_row=x.dim() > len(ctx.normalized))
+            output, mean, rstd = _layer_norm(wide, ctx.normalized, *parameters, layer.eps)
+        save(ctx, packed, layer, weight, bias, mean, rstd, by_row=x.dim() > len(ctx.normalized))
         return output
 
     @staticmethod
@@ -64,31 +54,22 @@ class LayerNormalization(torch.autograd.Function):
             )
 
         inner = len(ctx.normalized)
-        return *_finish(ctx, saved, grad, of, list(range(grad.dim() - inner))), *(None,) * 4
+        return *_finish(ctx, saved, grad, of, list(range(grad.dim() - inner))), None
 
 
 class GroupNormalization(torch.autograd.Function):
     """Group norm from the packed input and the exact statistics of each group."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        groups: int,
-        eps: float,
-        packer: SavedTensors,
-        site: SiteState,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: CompressedGroupNorm) -> Tensor:
         """Return the normalised groups, in float32 under autocast on CUDA."""
-        ctx.groups, ctx.cast = groups, norm_dtype(x)
+        ctx.groups, ctx.cast = layer.num_groups, norm_dtype(x)
         ctx.dtypes = dtypes_of(x, weight, bias)
-        packed = packer.pack(x, site) if any(ctx.needs_input_grad[:2]) else None
+        packed = layer.packer.pack(x, layer.site) if any(ctx.needs_input_grad[:2]) else None
         with no_autocast(x):
             wide, *parameters = (cast(each, ctx.cast) for each in (_laid_out(x, x), weight, bias))
-            output, mean, rstd = _group_norm(wide, *parameters, *_sizes(x), groups, eps)
-        save(ctx, packed, site, packer, weight, mean, rstd)
+            output, mean, rstd = _group_norm(wide, *parameters, *_sizes(x), ctx.groups, layer.eps)
+        save(ctx, packed, layer, weight, mean, rstd)
         return output
 
     @staticmethod
@@ -111,7 +92,7 @@ class GroupNormalization(torch.autograd.Function):
             )
 
         others = [dim for dim in range(grad.dim()) if dim != 1]
-        return *_finish(ctx, saved, grad, of, others), *(None,) * 4
+        return *_finish(ctx, saved, grad, of, others), None
 
 
 def _finish(
@@ -166,9 +147,7 @@ class CompressedLayerNorm(Compressed, nn.LayerNorm):
         if input.numel() == 0 or not is_differentiated(input, self.weight, self.bias):
             return super().forward(input)
         self.site.row = math.prod(self.normalized_shape)
-        output: Tensor = LayerNormalization.apply(
-            input, self.weight, self.bias, self.normalized_shape, self.eps, self.packer, self.site
-        )
+        output: Tensor = LayerNormalization.apply(input, self.weight, self.bias, self)
         return output
 
 
@@ -181,7 +160,5 @@ class CompressedGroupNorm(Compressed, nn.GroupNorm):
         if not (is_worth and is_differentiated(input, self.weight, self.bias)):
             return super().forward(input)
         self.site.row = input.numel() // (input.shape[0] * self.num_groups)
-        output: Tensor = GroupNormalization.apply(
-            input, self.weight, self.bias, self.num_groups, self.eps, self.packer, self.site
-        )
+        output: Tensor = GroupNormalization.apply(input, self.weight, self.bias, self)
         return output

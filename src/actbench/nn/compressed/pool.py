@@ -1,7 +1,8 @@
-"""Max pooling that packs the place of each maximum in its window, in place of its input and of 64-bit indices.
+"""Pools that save neither their input nor 64-bit indices.
 
-Output and gradient are torch's, bit for bit: torch's own operator gets its indices back, a piece of the batch at a
-time. It reads only shape and layout of the input.
+Max pooling packs the place of each maximum in its window. Average pooling packs nothing: its gradient depends on the
+shape of the input alone. Output and gradient are torch's, bit for bit: torch's own operators compute them, and of the
+input they read only shape and layout. That of maxima gets its indices back, a piece of the batch at a time.
 """
 
 from __future__ import annotations
@@ -60,12 +61,9 @@ class Windows:
         """Return whether places have at most 8 bits, and every window has an element of the input's plane."""
         dims = len(self.kernel)
         whole = all(len(of) == dims for of in (self.stride, self.padding, self.dilation))
-        return (
-            whole
-            and len(shape) - dims in (1, 2)
-            and self.bits <= 8
-            and all(step <= size for step, size in zip(self.dilation, shape[-dims:], strict=True))
-        )
+        if not whole or len(shape) - dims not in (1, 2) or self.bits > 8:
+            return False
+        return all(step <= size for step, size in zip(self.dilation, shape[-dims:], strict=True))
 
     def reach(self, plane: Sequence[int]) -> int:
         """Return the greatest offset of a place, plus one."""
@@ -76,9 +74,8 @@ class Windows:
         """Return the offset of each place, int64 ``(places,)``."""
         places = torch.arange(math.prod(self.kernel), device=device)
         found = torch.zeros_like(places)
-        for size, step, stride, below in zip(
-            self.kernel, self.dilation, _strides(plane), _strides(self.kernel), strict=True
-        ):
+        along = zip(self.kernel, self.dilation, _strides(plane), _strides(self.kernel), strict=True)
+        for size, step, stride, below in along:
             found += (places // below % size) * (step * stride)
         return found
 
@@ -109,7 +106,7 @@ class MaxPooled(torch.autograd.Function):
         output, indices = pool.default(x, *windows.arguments)
         maxima: Tensor = output
         ctx.windows, ctx.of, ctx.shape = windows, x.shape, maxima.shape
-        ctx.order, ctx.out_order = torch_order(x), torch_order(indices)
+        ctx.order, ctx.out_order = _torch_order(x), _torch_order(indices)
         plane = x.shape[-dims:]
         offsets = windows.offsets(plane, x.device)
         place_at = offsets.new_zeros(windows.reach(plane), dtype=torch.uint8)
@@ -129,7 +126,7 @@ class MaxPooled(torch.autograd.Function):
         windows, dims = ctx.windows, len(ctx.windows.kernel)
         offsets = windows.offsets(ctx.of[-dims:], grad.device)
         starts = windows.starts(ctx.of[-dims:], ctx.shape[-dims:], grad.device)
-        found = blank(ctx.of, ctx.order, grad)
+        found = _blank(ctx.of, ctx.order, grad)
         row = ctx.shape[1:].numel()
         for first, last in pieces(ctx.shape[0], row):
             places = unpacked(codes, windows.bits, first * row, last * row)
@@ -148,12 +145,12 @@ def _scatter(grad: Tensor, indices: Tensor, windows: Windows, found: Tensor) -> 
         found.copy_(aten.max_pool3d_with_indices_backward.default(grad, found, *windows.arguments, indices))
 
 
-def torch_order(x: Tensor) -> list[int] | None:
+def _torch_order(x: Tensor) -> list[int] | None:
     """Return the order of the dimensions in memory if it is torch's channels last, else None."""
     return None if channels_last(x) is None else [0, *range(2, x.dim()), 1]
 
 
-def blank(shape: Sequence[int], order: list[int] | None, like: Tensor) -> Tensor:
+def _blank(shape: Sequence[int], order: list[int] | None, like: Tensor) -> Tensor:
     """Return an empty tensor of a shape and memory order, with device and type of ``like``."""
     return _laid_out(like.new_empty(math.prod(shape)), shape, order)
 
@@ -162,10 +159,14 @@ def _laid_out(flat: Tensor, shape: Sequence[int], order: list[int] | None) -> Te
     return as_it_lay(flat.view([shape[dim] for dim in order or range(len(shape))]), order)
 
 
-def widened(x: Tensor, dims: int) -> Tensor:
-    """Return the input in the type that torch pools in: autocast on the CPU widens 3d inputs of half types."""
-    is_half = x.dtype in (torch.float16, torch.bfloat16)
-    return x.float() if dims == 3 and is_half and x.is_cpu and torch.is_autocast_enabled("cpu") else x
+def _pooled(function: type[torch.autograd.Function], dims: int, x: Tensor, *arguments: Any) -> Tensor:
+    """Apply a function of planes; as in torch, a row is a plane, and autocast on the CPU widens 3d inputs of halves."""
+    if dims == 1:
+        x = x.unsqueeze(-2)
+    elif dims == 3 and x.dtype in (torch.float16, torch.bfloat16) and x.is_cpu and torch.is_autocast_enabled("cpu"):
+        x = x.float()
+    found: Tensor = function.apply(x, *arguments)
+    return found.squeeze(-2) if dims == 1 else found
 
 
 def max_pool(
@@ -188,7 +189,85 @@ def max_pool(
     windows = None if return_indices or not needs_codes(input) else Windows.of(dims, *given)
     if windows is None or not windows.fit(input.shape):
         return exact(input, *given, return_indices)
-    if dims > 1:
-        return MaxPooled.apply(widened(input, dims), windows)
-    flat = Windows((1, *windows.kernel), (1, *windows.stride), (0, *windows.padding), (1, *windows.dilation), ceil_mode)
-    return MaxPooled.apply(input.unsqueeze(-2), flat).squeeze(-2)  # which is what torch does
+    if dims == 1:
+        kernel, stride, padding, dilation, _ = windows.arguments
+        windows = Windows((1, *kernel), (1, *stride), (0, *padding), (1, *dilation), ceil_mode)
+    return _pooled(MaxPooled, dims, input, windows)
+
+
+class Averaged(torch.autograd.Function):
+    """Average pooling over the last two or three dimensions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: int, arguments: tuple[Any, ...]) -> Tensor:
+        """Return the averages."""
+        ctx.shape, ctx.dims, ctx.arguments = x.shape, dims, arguments
+        ctx.order = _torch_order(x) if dims == 2 else None  # the layout of torch's gradient
+        averages: Tensor = (aten.avg_pool2d if dims == 2 else aten.avg_pool3d).default(x, *arguments)
+        return averages
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient; torch does not read the input's values, so it gets the result's memory as input."""
+        found = _blank(ctx.shape, ctx.order, grad)
+        write = aten.avg_pool2d_backward if ctx.dims == 2 else aten.avg_pool3d_backward
+        write.grad_input(grad, found, *ctx.arguments, grad_input=found)
+        return found, None, None
+
+
+class AveragedTo(torch.autograd.Function):
+    """Average pooling over the last two or three dimensions to an output of a given size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, size: Sequence[int]) -> Tensor:
+        """Return the averages."""
+        ctx.shape, ctx.dims, ctx.order = x.shape, len(size), _torch_order(x)
+        pool = aten._adaptive_avg_pool2d if len(size) == 2 else aten._adaptive_avg_pool3d
+        averages: Tensor = pool.default(x, size)
+        return averages
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient; torch reads only the layout of the input."""
+        in_torch_order = ctx.dims == 2 and ctx.order is not None
+        like = _blank(ctx.shape, ctx.order, grad) if in_torch_order else grad.new_zeros(()).expand(ctx.shape)
+        spread = aten._adaptive_avg_pool2d_backward if ctx.dims == 2 else aten._adaptive_avg_pool3d_backward
+        return spread.default(grad, like), None
+
+
+def avg_pool(
+    dims: int,
+    input: Tensor,  # noqa: A002
+    kernel_size: Numbers,
+    stride: Numbers = None,
+    padding: Numbers = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Return ``F.avg_pool1d`` to ``F.avg_pool3d``, of the same arguments."""
+    exact: Callable[..., Tensor] = getattr(F, f"avg_pool{dims}d")
+    divisor = () if dims == 1 and divisor_override is None else (divisor_override,)  # one dimension has no divisor
+    if not needs_codes(input) or input.dim() - dims not in (1, 2) or (dims == 1 and divisor):
+        return exact(input, kernel_size, stride, padding, ceil_mode, count_include_pad, *divisor)
+    kernel = numbers(kernel_size, dims)
+    steps, pads = numbers(stride, dims) or kernel, numbers(padding, dims)
+    if dims == 1:
+        kernel, steps, pads = (1, *kernel), (1, *steps), (0, *pads)
+    arguments = (kernel, steps, pads, ceil_mode, count_include_pad, divisor_override)
+    return _pooled(Averaged, dims, input, max(dims, 2), arguments)
+
+
+def adaptive_avg_pool(dims: int, input: Tensor, output_size: Any) -> Tensor:  # noqa: A002
+    """Return ``F.adaptive_avg_pool1d`` to ``F.adaptive_avg_pool3d``, of the same arguments."""
+    exact: Callable[..., Tensor] = getattr(F, f"adaptive_avg_pool{dims}d")
+    asked = numbers(output_size, dims) or (None,) * dims
+    if not needs_codes(input) or input.dim() - dims not in (1, 2) or len(asked) != dims:
+        return exact(input, output_size)
+    sizes = zip(asked, input.shape[-dims:], strict=True)
+    size = tuple(there if wanted is None else wanted for wanted, there in sizes)
+    if all(each == 1 for each in size):
+        return exact(input, output_size)  # a mean, for which torch saves nothing
+    return _pooled(AveragedTo, dims, input, (1, *size) if dims == 1 else size)

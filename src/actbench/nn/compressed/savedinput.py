@@ -101,20 +101,19 @@ class SavedInput:
         return self.packed.rows(piece.start, piece.stop)
 
 
-def save(
-    ctx: Any, packed: Packed | None, site: SiteState, packer: SavedTensors, *others: Tensor | None, by_row: bool = True
-) -> None:
-    """Save other tensors and the packed input, or None if the backward pass does not need it.
+def save(ctx: Any, packed: Packed | None, layer: Compressed, *others: Tensor | None, by_row: bool = True) -> None:
+    """Save other tensors and the packed input of a layer, or None if the backward pass does not need it.
 
     Parts are saved, not put on ``ctx``: autograd frees them after backward, and under non-re-entrant checkpointing they
     come from the recomputation. Hooks around the layer do not pack the ``others``: weights and statistics. With
     ``by_row`` the backward pass can be cut into pieces of the batch.
     """
-    if packed is None:  # the backward pass does not need the input
+    site = layer.site
+    if packed is None:
         site.owner, site.elements = None, 0
     ctx.packed, ctx.site, ctx.by_row = None if packed is None else packed._replace(parts=()), site, by_row
     ctx.others = len(others)
-    packer.exclude.add(tensor for tensor in others if tensor is not None)
+    layer.packer.exclude.add(tensor for tensor in others if tensor is not None)
     ctx.save_for_backward(*others, *(() if packed is None else packed.parts))
 
 

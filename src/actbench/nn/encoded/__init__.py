@@ -1,8 +1,7 @@
 """Number formats for data of a training step: saved tensors, gradient maps, gradients and weights."""
 
 from actbench.nn.encoded.fakequant import EncodedOutputs, RoundedState, RoundedWeights, quantized_modules, rounded
-from actbench.nn.encoded.form import Encoded, encoded, through
-from actbench.nn.encoded.gradients import PackedGradients, StepByParameter
+from actbench.nn.encoded.form import Encoded, PackedGradients, StepByParameter, encoded, through
 
 __all__ = [
     "Encoded",

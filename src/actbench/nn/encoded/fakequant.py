@@ -50,11 +50,7 @@ class EncodedOutputs:
         self.forward, self.maps = forward, maps
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Return the output of a module, rounded for the rest of the model.
-
-        Raises:
-            ConversionError: Under ``torch.compile``.
-        """
+        """Return the output of a module, rounded for the model's rest; a ConversionError under ``torch.compile``."""
         refuse_compiling(*self.uncompilable)
         given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
 
@@ -102,9 +98,6 @@ class RoundedWeights:
     """Rounds each stepped parameter of two dimensions or more to a format; biases and norms stay exact.
 
     No exact copy is kept, so rounding should be stochastic: rounding to the nearest loses small updates.
-
-    Args:
-        encoding: The format.
     """
 
     def __init__(self, encoding: Encoding) -> None:
@@ -117,12 +110,7 @@ class RoundedWeights:
 
 @contextmanager
 def rounded(parameters: Iterable[Tensor], encoding: Encoding) -> Iterator[None]:
-    """Round parameters as after a step inside the context, and restore them at its end.
-
-    Args:
-        parameters: Rounded are those that :class:`RoundedWeights` would round after a step.
-        encoding: The format.
-    """
+    """Round parameters as :class:`RoundedWeights` does after a step inside the context, and restore them at its end."""
     exact = [(parameter, parameter.detach().clone()) for parameter in parameters if _is_weight(parameter)]
     try:
         _round((parameter for parameter, _ in exact), encoding)
@@ -145,11 +133,7 @@ def _is_weight(parameter: Tensor) -> bool:
 
 
 class RoundedState:
-    """Rounds each tensor of a stepped parameter's state to a format; second moments stay at least zero.
-
-    Args:
-        encoding: The format.
-    """
+    """Rounds each tensor of a stepped parameter's state to a format; second moments stay at least zero."""
 
     def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -102,7 +103,7 @@ class HookedForward(WrappedForward):
 
     def _twin(self, module: nn.Module) -> Self:
         """Return this forward for a replica, which lives for one step and does not change its bits."""
-        return type(self)(module, self.hooks.twin())
+        return type(self)(module, copy.deepcopy(self.hooks))
 
 
 OFFLOAD = ("offload", "it works by saved-tensor hooks, which torch.compile does not trace")
@@ -128,7 +129,7 @@ class Offloading(HookWrapper):
         """Run a pass under saved-tensor hooks."""
         self.packer.exclude.add(own_tensors(module))
         try:
-            with self.running(), saved_tensors_hooks(self._pack, _unpack):
+            with self.running(), saved_tensors_hooks(self._pack, lambda saved: saved.unpack()):
                 return inner(module, *args, **kwargs)
         finally:
             self.packer.settle()
@@ -153,14 +154,6 @@ class OffloadedForward(WrappedForward):
         self.wrapper = Offloading()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model as a pass.
-
-        Raises:
-            ConversionError: Under ``torch.compile``, without gradients too.
-        """
+        """Run the model as a pass; raise a ConversionError under ``torch.compile``, without gradients too."""
         self.wrapper.refuse_compiling()
         return super().__call__(*args, **kwargs)
-
-
-def _unpack(saved: StaysHere | Packed) -> Tensor:
-    return saved.unpack()

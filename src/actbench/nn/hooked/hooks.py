@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -53,13 +52,7 @@ class Hooks:
     """
 
     def __init__(
-        self,
-        packer: SavedTensors,
-        bits: float,
-        rules: Rules,
-        *,
-        whole_model: bool = True,
-        leaves_inputs: bool = True,
+        self, packer: SavedTensors, bits: float, rules: Rules, *, whole_model: bool = True, leaves_inputs: bool = True
     ) -> None:
         self.packer, self.rules = packer, rules
         self._whole_model, self._leaves_inputs = whole_model, leaves_inputs
@@ -127,10 +120,6 @@ class Hooks:
         with activated(self), intercepted, saved_tensors_hooks(pack, self.unpack):
             yield
 
-    def twin(self) -> Hooks:
-        """Return separate hooks for a replica of the model."""
-        return copy.deepcopy(self)
-
     def pack(self, tensor: Tensor) -> PackedAtSite | StaysHere:
         """Pack a tensor that autograd saves."""
         operator = current_rule()
@@ -160,11 +149,7 @@ class Hooks:
         return PackedAtSite(packed, site.owner or site)
 
     def unpack(self, saved: PackedAtSite | StaysHere) -> Tensor:
-        """Return the saved tensor, decoded if it was packed.
-
-        Raises:
-            RuntimeError: The tensor was packed, and the backward pass builds a graph.
-        """
+        """Return the saved tensor, decoded; if it was packed, raise a RuntimeError where backward builds a graph."""
         if isinstance(saved, StaysHere):
             return saved.unpack()
         refuse_second_order("a model whose saved tensors are packed")

@@ -31,11 +31,7 @@ distinguished, even if the inputs have their first lengths.
 
 
 class Occurrences:
-    """The sites of a model's saved tensors, made as they are first seen.
-
-    Args:
-        bits: Bits of a new site.
-    """
+    """The sites of a model's saved tensors, made as they are first seen; ``bits`` are those of a new site."""
 
     def __init__(self, bits: float) -> None:
         self.bits = bits

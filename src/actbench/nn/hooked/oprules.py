@@ -56,10 +56,6 @@ def _never(_: Tensor) -> bool:
     return False
 
 
-def _always(_: Tensor) -> bool:
-    return True
-
-
 class OpRule(NamedTuple):
     """How to treat the tensors that an operator saves.
 
@@ -111,7 +107,7 @@ def op_rules() -> Rules:
         F.nll_loss: _of_likelihood,
         F.ctc_loss: _of_paths,
         torch.ctc_loss: _of_paths,
-        **dict.fromkeys(_PRODUCTS, _of_product),
+        **dict.fromkeys(_PRODUCTS, lambda *_, **__: OpRule(is_product=True)),
     }
     return {function: functools.partial(_under, tell, function) for function, tell in tells.items()}
 
@@ -167,13 +163,9 @@ def _of_likelihood(input: Tensor, *_: Any, **__: Any) -> OpRule:  # noqa: A002
     return OpRule(is_shape=lambda tensor: tensor.requires_grad and tensor.numel() == elements)
 
 
-def _of_product(*_: Any, **__: Any) -> OpRule:
-    return OpRule(is_product=True)
-
-
 def _of_paths(*_: Any, **__: Any) -> OpRule:
     """Return that all saved tensors stay whole: the sums over paths exponentiate differences between them."""
-    return OpRule(is_statistic=_always)
+    return OpRule(is_statistic=lambda _: True)
 
 
 MOST_CHANNELS = 2**16

@@ -103,7 +103,8 @@ class Probing:
             stack.enter_context(_random_numbers_kept(module))
             stack.enter_context(buffers_kept(module))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(_detached, _itself))  # hooks outside see nothing of this pass
+            # Hooks outside see nothing of this pass. Detached: a node that saves its own output is never freed.
+            stack.enter_context(saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor))
             hooks.probing = True
             stack.callback(setattr, hooks, "probing", False)
             stack.callback(setattr, hooks, "disturbed", frozenset())
@@ -129,14 +130,6 @@ def _random_numbers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach()  # a node that saves its own output is never freed
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _is_recomputed(loss: Tensor) -> bool:

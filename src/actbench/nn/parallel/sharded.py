@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import distributed, nn
+from torch import Tensor, distributed, nn, optim
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from actbench.errors import ConversionError
 from actbench.nn.hooked import HookedForward
 from actbench.nn.saved import SavedTensors
 from actbench.nn.saved.packer import own_tensors
+from actbench.optim.inbackward import StepInBackward
+from actbench.optim.shardoptimizer import ShardOptimizer, by_element
 
 
 class ShardedModel:
@@ -87,3 +91,40 @@ def _leave_gathered(packer: SavedTensors, units: Sequence[nn.Module]) -> None:
 
     for unit in units:
         unit.register_forward_pre_hook(leave)
+
+
+class _LocalShards:
+    """The tensors of this process that DTensors are made of."""
+
+    def of(self, parameter: nn.Parameter) -> Tensor:
+        return _local(parameter.detach())
+
+    def of_gradient(self, parameter: nn.Parameter) -> Tensor | None:
+        return None if parameter.grad is None else _local(parameter.grad)
+
+    def stepped(self, parameters: Sequence[nn.Parameter]) -> None:
+        pass
+
+
+def on_local_shards(make: Callable[[nn.Module], optim.Optimizer]) -> Callable[[nn.Module], optim.Optimizer]:
+    """Return what makes optimizers that step fake shares as the plain tensors they are.
+
+    What is allocated is the same. The updates of a DTensor are decided on operator by operator, which takes most of the
+    time of a simulated step. Real parameters stay DTensors, which torch's distributed checkpoints know; and so do those
+    of an optimizer that needs whole matrices, or that steps when FSDP2 has averaged the gradient of a DTensor.
+    """
+
+    def made(module: nn.Module) -> optim.Optimizer:
+        shared = any(isinstance(parameter, DTensor) for parameter in module.parameters())
+        if not shared or not any(isinstance(_local(parameter), FakeTensor) for parameter in module.parameters()):
+            return make(module)
+        optimizer = ShardOptimizer(make, module, _LocalShards())
+        if by_element(optimizer) and not isinstance(optimizer.inner, StepInBackward):
+            return optimizer
+        return make(module)
+
+    return made
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

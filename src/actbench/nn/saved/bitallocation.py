@@ -93,11 +93,7 @@ class BitAllocation:
         return {"watching": self._watching, "wait": self._wait, "seen": self._seen and self._seen.written()}
 
     def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
-        """Restore what :meth:`adapted` returned, given the sites of the model by path.
-
-        Raises:
-            KeyError: The state is of another model.
-        """
+        """Restore what :meth:`adapted` returned, given sites by path; raise a KeyError for another model's state."""
         self._watching, self._wait = state["watching"], state["wait"]
         self._seen = state["seen"] and _Seen.read(state["seen"], sites)
 
@@ -137,10 +133,7 @@ class _Seen:
         """Return the state as plain values and a tensor."""
         if self.copied is not None:
             self.copied.synchronize()
-        return {
-            "shares": [(share.site.path, share.rows, share.elements) for share in self.shares],
-            "costs": self.costs,
-        }
+        return {"shares": [(share.site.path, share.rows, share.elements) for share in self.shares], "costs": self.costs}
 
     @classmethod
     def read(cls, state: Any, sites: Mapping[str, SiteState]) -> _Seen:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actbench.nn.layout import Layout, flat_of, memory_order
+from actbench.nn.layout import Layout, flat_of
 from actbench.nn.saved.codecs import Codec, Parts
 from actbench.nn.saved.groups import USUAL, GroupCodec, Groups, OneGroup, as_usual
 from actbench.nn.saved.sitestate import SiteState
@@ -66,8 +66,7 @@ class GroupQuantization(Codec):
         Rows that are not contiguous in memory would need a copy larger than all that is packed. For rows shorter than a
         group, a word for each row would cost more than different bits gain.
         """
-        order = memory_order(x)
-        return x.dim() > 1 and (order is None or order[0] == 0) and x[0].numel() >= self.group_size
+        return x.dim() > 1 and Layout.of(x).has_rows and x[0].numel() >= self.group_size
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,25 +33,15 @@ class Copied(NamedTuple):
     settle: Callable[[], None]
 
 
-class Copies(Protocol):
-    """Copies between the device and host memory."""
-
-    def away(self, tensors: Tensors) -> Copied:
-        """Start to copy tensors of the device to host memory."""
-
-    def back(self, tensors: Tensors) -> Copied:
-        """Start to copy tensors in host memory to the device."""
-
-
 class AtOnce:
-    """Copies at once, when asked."""
+    """Copies between a device and host memory at once, when asked."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def away(self, tensors: Tensors) -> Copied:
         """Copy to host memory."""
-        return Copied(tuple(to_host(tensor) for tensor in tensors), _nothing)
+        return Copied(tuple(map(to_host, tensors)), _nothing)
 
     def back(self, tensors: Tensors) -> Copied:
         """Copy to the device."""
@@ -67,14 +57,13 @@ class OnTheSide:
 
     def away(self, tensors: Tensors) -> Copied:
         """Queue copies to page-locked memory."""
-        return self._queued(lambda: tuple(to_host(tensor) for tensor in tensors))
+        return self._queued(lambda: tuple(map(to_host, tensors)))
 
     def back(self, tensors: Tensors) -> Copied:
         """Queue copies to blocks that are allocated on the current stream."""
-        blocks = tuple(torch.empty_like(tensor, device=self._device) for tensor in tensors)
-        return self._queued(
-            lambda: tuple(block.copy_(held, non_blocking=True) for block, held in zip(blocks, tensors, strict=True))
-        )
+        blocks = [torch.empty_like(tensor, device=self._device) for tensor in tensors]
+        pairs = tuple(zip(blocks, tensors, strict=True))
+        return self._queued(lambda: tuple(block.copy_(held, non_blocking=True) for block, held in pairs))
 
     def _queued(self, copy: Callable[[], Tensors]) -> Copied:
         computing = torch.cuda.current_stream(self._device)
@@ -122,7 +111,7 @@ class Lane:
     fetched tensor is freed, the fetched tensor is freed too.
     """
 
-    def __init__(self, copies: Copies, prefetch: bool = True) -> None:
+    def __init__(self, copies: AtOnce | OnTheSide, prefetch: bool = True) -> None:
         self._copies, self._prefetch = copies, prefetch
         self._leaving: _Leaving | None = None
         self._torn: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -201,11 +190,7 @@ def _drop_ahead_of(lane: weakref.ref[Lane], storage: weakref.ref[torch.UntypedSt
 
 
 class HostOffload:
-    """Moves parts to host memory and back, with one lane for each device; a copy of this starts empty.
-
-    Args:
-        prefetch: Whether the next tensor is fetched ahead.
-    """
+    """Moves parts to host memory and back, with one lane for each device; a copy of this starts empty."""
 
     def __init__(self, prefetch: bool = True) -> None:
         self.prefetch = prefetch
@@ -218,7 +203,7 @@ class HostOffload:
         """Return copies of one or more tensors in host memory, which only :meth:`back` may read."""
         device = parts[0].device
         if device not in self._lanes:
-            copies: Copies = OnTheSide(device) if device.type == "cuda" else AtOnce(device)
+            copies = OnTheSide(device) if device.type == "cuda" else AtOnce(device)
             self._lanes[device] = Lane(copies, self.prefetch)
         return self._lanes[device].away(parts)
 

@@ -113,12 +113,7 @@ class SavedTensors:
     """
 
     def __init__(
-        self,
-        codec: Codec,
-        *,
-        exclude: Exclude | None = None,
-        placement: HostOffload | None = None,
-        dedup: bool = True,
+        self, codec: Codec, *, exclude: Exclude | None = None, placement: HostOffload | None = None, dedup: bool = True
     ) -> None:
         self.codec, self.placement = codec, placement
         self.exclude = Exclude() if exclude is None else exclude

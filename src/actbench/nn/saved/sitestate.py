@@ -107,11 +107,7 @@ class SiteState:
         }
 
     def adapt(self, state: Any, sites: Mapping[str, SiteState]) -> None:
-        """Restore what :meth:`adapted` returned, given the sites of the model by path.
-
-        Raises:
-            KeyError: The state is of another model.
-        """
+        """Restore what :meth:`adapted` returned, given sites by path; raise a KeyError for another model's state."""
         for name in _OF_A_STEP:
             setattr(self, name, state[name])
         self.kept = state.get("kept")  # older states have none
@@ -120,15 +116,8 @@ class SiteState:
             self.sample_gradients.adapt(state["history"])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "was_finite": False,
-            "watched": False,
-            "ranges": None,
-            "gradients": None,
-            "elements": 0,
-            "owner": None,
-        }
+        of_a_step = {"was_finite": False, "watched": False, "ranges": None, "gradients": None, "elements": 0}
+        return vars(self) | of_a_step | {"owner": None}
 
 
 def _squared_norms(grad: Tensor, by_row: bool) -> Tensor:

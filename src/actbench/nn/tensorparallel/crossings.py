@@ -13,39 +13,45 @@ from torch import Tensor, nn
 
 from actbench.errors import UsageError
 from actbench.nn.tensorparallel import ranks as across
-from actbench.nn.tensorparallel.drawing import OwnNumbers
-from actbench.nn.tensorparallel.ranks import Ranks
+from actbench.nn.tensorparallel.ranks import OwnNumbers, Ranks
 
 _SEQUENCE = 1
 """The dimension of tokens in what blocks are called with: (samples, tokens, width)."""
 
 
 class _Hook:
-    """A hook of a model that is shared among processes."""
+    """A hook of a model that is shared among processes.
+
+    Args:
+        ranks: The processes.
+        numbers: Drawn from by what is inside, from an entry to the exit behind it; None where it draws none.
+        of_sequence: Whether outside of the modules each process has a part of the tokens.
+    """
 
     uncompilable: ClassVar[tuple[str, str]] = (
         "a model whose layers are shared among processes",
         "its hooks change generators and parameters",
     )
 
+    def __init__(self, ranks: Ranks, numbers: OwnNumbers | None = None, *, of_sequence: bool = False) -> None:
+        self.ranks, self.numbers, self.of_sequence = ranks, numbers, of_sequence
+
+    def _begin(self, module: nn.Module, x: Tensor) -> None:
+        if self.numbers is not None and module.training:
+            self.numbers.begin(x)
+
+    def _end(self) -> None:
+        if self.numbers is not None:
+            self.numbers.end()
+
 
 class Entry(_Hook):
-    """A forward pre-hook: what goes into a module is used by each process in its own part.
-
-    Args:
-        ranks: The processes.
-        numbers: Drawn from by what is inside; None where it draws none.
-        of_sequence: Whether each process has a part of the tokens before.
-    """
-
-    def __init__(self, ranks: Ranks, numbers: OwnNumbers | None, *, of_sequence: bool) -> None:
-        self.ranks, self.numbers, self.of_sequence = ranks, numbers, of_sequence
+    """A forward pre-hook: what goes into a module is used by each process in its own part."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments with their gradients summed over the processes."""
         first = first_tensor(args, kwargs)
-        if self.numbers is not None and module.training:
-            self.numbers.begin(first)
+        self._begin(module, first)
 
         def crossed(value: Any) -> Any:
             if value is first and self.of_sequence:
@@ -58,21 +64,11 @@ class Entry(_Hook):
 
 
 class Exit(_Hook):
-    """A forward hook: what processes compute in parts is summed.
-
-    Args:
-        ranks: The processes.
-        numbers: Those of the entry before.
-        of_sequence: Whether each process goes on with a part of the tokens.
-    """
-
-    def __init__(self, ranks: Ranks, numbers: OwnNumbers | None, *, of_sequence: bool) -> None:
-        self.ranks, self.numbers, self.of_sequence = ranks, numbers, of_sequence
+    """A forward hook: what processes compute in parts is summed."""
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor | None) -> Tensor | None:
         """Return the sum, or this process's part of it."""
-        if self.numbers is not None:
-            self.numbers.end()
+        self._end()
         if output is None:  # the layer has raised something
             return None
         if self.of_sequence:
@@ -82,9 +78,6 @@ class Exit(_Hook):
 
 class SequenceEntry(_Hook):
     """A forward pre-hook of the first block: each process takes its part of the tokens."""
-
-    def __init__(self, ranks: Ranks, numbers: OwnNumbers) -> None:
-        self.ranks, self.numbers = ranks, numbers
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the arguments with the part of the tokens.
@@ -98,8 +91,7 @@ class SequenceEntry(_Hook):
                 f"tp with sequence=true: the blocks are given a tensor of shape {tuple(first.shape)}, (samples, tokens,"
                 f" width), whose tokens do not divide among {self.ranks.size} processes; take another --sequence-length"
             )
-        if module.training:
-            self.numbers.begin(first)
+        self._begin(module, first)
 
         def crossed(value: Any) -> Any:
             return across.part(value, self.ranks, _SEQUENCE) if value is first else value
@@ -110,12 +102,9 @@ class SequenceEntry(_Hook):
 class SequenceExit(_Hook):
     """A forward hook of the last block: all processes have all tokens again."""
 
-    def __init__(self, ranks: Ranks, numbers: OwnNumbers) -> None:
-        self.ranks, self.numbers = ranks, numbers
-
     def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Return all tokens."""
-        self.numbers.end()
+        self._end()
         if output is None:  # the block has raised something
             return None
         first, *others = output if isinstance(output, tuple) else (output,)
@@ -128,13 +117,10 @@ class SummedGradients(_Hook):
 
     The gradient of such a parameter is the sum over the processes. While the module runs, what stands in place of the
     parameter has a gradient that is; a hook on the parameter would be lost where FSDP makes others of it.
-
-    Args:
-        ranks: The processes.
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+        super().__init__(ranks)
         self._before: dict[str, nn.Parameter] = {}
 
     def bind(self, module: nn.Module) -> None:
@@ -144,19 +130,13 @@ class SummedGradients(_Hook):
 
     def begin(self, module: nn.Module, args: Any) -> None:
         """Let tensors with the same values stand in place of the parameters."""
-        self._end(module)
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.requires_grad:
-                self._before[name] = parameter
+        self(module, args, None)
         parameters: Any = module._parameters
-        for name, parameter in self._before.items():
-            parameters[name] = across.shared(parameter, self.ranks)
+        self._before = {name: each for name, each in parameters.items() if each is not None and each.requires_grad}
+        parameters.update({name: across.shared(each, self.ranks) for name, each in self._before.items()})
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Put the parameters back."""
-        self._end(module)
-
-    def _end(self, module: nn.Module) -> None:
         module._parameters.update(self._before)
         self._before = {}
 

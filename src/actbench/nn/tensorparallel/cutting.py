@@ -1,4 +1,4 @@
-"""Cutting the parameters of a model down to one process's part, in place: the Parameter objects stay."""
+"""A model made into one process's part of it, in place: its Parameter objects stay, and are cut."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from actbench.errors import ConversionError
 from actbench.nn.compressed.linear import is_conv1d
+from actbench.nn.tensorparallel.crossings import Entry, Exit, SequenceEntry, SequenceExit, SummedGradients
 from actbench.nn.tensorparallel.plan import Cut, Place, Plan
-from actbench.nn.tensorparallel.ranks import Ranks
+from actbench.nn.tensorparallel.ranks import OwnNumbers, Ranks
 
 
 def check(model: nn.Module, plan: Plan, size: int, scheme: str) -> None:
@@ -39,14 +40,43 @@ def check(model: nn.Module, plan: Plan, size: int, scheme: str) -> None:
             )
 
 
-def cut(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
-    """Cut the layers of a plan, in place; what :func:`check` accepts."""
+def share_layers(model: nn.Module, plan: Plan, ranks: Ranks, *, of_sequence: bool) -> None:
+    """Cut the layers of a plan, in place, and put hooks where their tensors cross between processes.
+
+    Args:
+        model: The model.
+        plan: What :func:`check` accepts for it.
+        ranks: The processes.
+        of_sequence: Whether each process has a part of the tokens outside of the layers that are cut.
+    """
+    numbers = OwnNumbers(ranks)
+    inside = None if of_sequence else numbers
     for place in plan.places:
-        _cut_layer(model.get_submodule(place.path), place, ranks)
-    for entry in plan.entries:
-        module: Any = model.get_submodule(entry)
+        layer = model.get_submodule(place.path)
+        _cut_layer(layer, place, ranks)
+        if place.cut == "rows":
+            layer.register_forward_hook(Exit(ranks, inside, of_sequence=of_sequence), always_call=True)
+    for path in plan.entries:
+        module: Any = model.get_submodule(path)
         if isinstance(getattr(module, "split_size", None), int):  # how wide GPT-2 takes queries, keys and values to be
             module.split_size //= ranks.size
+        module.register_forward_pre_hook(Entry(ranks, inside, of_sequence=of_sequence), with_kwargs=True)
+    if of_sequence:
+        blocks = list(model.get_submodule(plan.blocks).children())
+        blocks[0].register_forward_pre_hook(SequenceEntry(ranks, numbers), with_kwargs=True)
+        blocks[-1].register_forward_hook(SequenceExit(ranks, numbers), always_call=True)
+    for part in _uncut(model, plan, of_sequence=of_sequence):
+        SummedGradients(ranks).bind(part)
+
+
+def _uncut(model: nn.Module, plan: Plan, *, of_sequence: bool) -> list[nn.Module]:
+    """Return the modules with parameters that all processes have and use with a part of the data each."""
+    layers = {model.get_submodule(place.path): place.cut for place in plan.places}
+    taken = {base(layer) for layer in layers}
+    taken |= {matrix for layer, side in layers.items() for matrix in cut_adapters(layer, side)}
+    around = [plan.blocks] if of_sequence else [*plan.entries, *(place.path for place in plan.places)]
+    found = [part for path in around for part in model.get_submodule(path).modules() if part not in taken]
+    return [part for part in dict.fromkeys(found) if any(True for _ in part.parameters(recurse=False))]
 
 
 def base(layer: nn.Module) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -87,11 +87,7 @@ class Plan:
 
 
 def plan_of(model: nn.Module, scheme: str) -> Plan:
-    """Return how the layers of a model are cut.
-
-    Args:
-        model: A model of transformers.
-        scheme: For messages.
+    """Return how the layers of a model of transformers are cut; ``scheme`` is for messages.
 
     Raises:
         NothingToConvertError: Nobody says how its layers are to be cut.
@@ -124,23 +120,20 @@ def _styles(model: nn.Module, scheme: str) -> dict[str, str]:
     prefix = getattr(model, "base_model_prefix", "")
     base = f"{prefix}." if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
     patterns = {re.compile(re.escape(base + path).replace(r"\*", r"\d+")): style for path, style in plan.items()}
-    found = dict(_matching(model, patterns))
+    found: dict[str, str] = {}
+    for path, _ in model.named_modules():
+        style = next((style for pattern, style in patterns.items() if pattern.fullmatch(path)), None)
+        if style is not None:
+            found[path] = style
     other = next(((path, style) for path, style in found.items() if style not in _CUTS and style != _UNCUT), None)
     if other is not None:
         raise ConversionError(
             f"{scheme}: the plan of this {kind} wants {other[0]} cut {other[1]!r}, and only whole layers are cut here, "
-            f"{' and '.join(('colwise', 'rowwise'))}; take fsdp, which shares any model out"
+            "colwise and rowwise; take fsdp, which shares any model out"
         )
     if not found:
         raise NothingToConvertError(f"{scheme}: this {kind} has none of the layers that its plan names: {list(plan)}")
     return found
-
-
-def _matching(model: nn.Module, patterns: Mapping[re.Pattern[str], str]) -> Iterator[tuple[str, str]]:
-    for path, _ in model.named_modules():
-        style = next((style for pattern, style in patterns.items() if pattern.fullmatch(path)), None)
-        if style is not None:
-            yield path, style
 
 
 def _check_entry(entry: str, module: nn.Module, styles: Mapping[str, str], scheme: str) -> None:

@@ -1,4 +1,4 @@
-"""The processes that share layers, and what crosses between them, forward and backward.
+"""The processes that share layers: what crosses between them, forward and backward, and their random numbers.
 
 A group is known by its name, so that a model with hooks that know it can be copied and pickled.
 """
@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 Crossing = Callable[[Tensor], Tensor]
@@ -110,3 +111,46 @@ def shared_parts(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
 def part_of_sum(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
     """Return this process's part of the sum of what the processes have."""
     return _cross(x, lambda x: ranks.part_of_sum(x, dim), lambda gradient: shared_parts(gradient, ranks, dim))
+
+
+class OwnNumbers:
+    """Lets a process draw numbers and seeds of its own between :meth:`begin` and :meth:`end`.
+
+    Processes draw alike where they compute the same, and numbers of their own where they do not. Their own follow from
+    one number of the CPU's generator, which all processes draw, and from which process this is: what runs again from
+    the same state of that generator, as checkpointing does, draws the same numbers.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._before: list[tuple[torch.Generator, Tensor]] = []
+
+    def begin(self, x: Tensor) -> None:
+        """Draw own numbers from now on, on the CPU and the device of a tensor; nothing where that is fake."""
+        self.end()
+        if isinstance(x, FakeTensor):
+            return
+        common = int(torch.randint(2**48, (), device="cpu"))
+        for generator in _generators(x.device):
+            self._before.append((generator, generator.get_state()))
+            generator.manual_seed(common * self._ranks.size + self._ranks.rank)
+
+    def end(self) -> None:
+        """Go on with the numbers that all processes draw."""
+        for generator, state in self._before:
+            generator.set_state(state)
+        self._before = []
+
+    def __deepcopy__(self, memo: Any) -> OwnNumbers:
+        return memo.setdefault(id(self), type(self)(self._ranks))  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._ranks,)
+
+
+def _generators(device: torch.device) -> list[torch.Generator]:
+    """Return the generators that what runs on a device draws from; seeds of packing are drawn on the CPU."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]

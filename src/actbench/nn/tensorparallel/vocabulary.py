@@ -45,34 +45,26 @@ def vocabulary_of(model: nn.Module, size: int) -> Vocabulary:
 
 def share(vocabulary: Vocabulary, ranks: Ranks) -> None:
     """Cut the layers, in place, and let their results be what they were."""
-    cut: set[int] = set()
-    for found in (vocabulary.embedding, vocabulary.head):
-        for parameter in () if found is None else found[1].parameters():
-            if id(parameter) not in cut:
-                cut_parameter(parameter, 0, ranks)
-                cut.add(id(parameter))
+    layers = [found[1] for found in (vocabulary.embedding, vocabulary.head) if found is not None]
+    for parameter in dict.fromkeys(each for layer in layers for each in layer.parameters()):
+        cut_parameter(parameter, 0, ranks)
     if vocabulary.embedding is not None:
         SharedEmbedding(vocabulary.embedding[1], ranks).bind()
     if vocabulary.head is not None:
-        layer = vocabulary.head[1]
-        layer.out_features //= ranks.size
-        layer.register_forward_pre_hook(Entry(ranks, None, of_sequence=False), with_kwargs=True)
-        layer.register_forward_hook(Gathered(ranks))
+        head = vocabulary.head[1]
+        head.out_features //= ranks.size
+        head.register_forward_pre_hook(Entry(ranks), with_kwargs=True)
+        head.register_forward_hook(Gathered(ranks))
 
 
 class SharedEmbedding(ReboundForward):
-    """The forward of an embedding of which each process has some words: the others' are zeros, and all are summed.
+    """The forward of a cut embedding: each process has some words, the others' are zeros, and all are summed."""
 
-    Args:
-        module: The ``nn.Embedding``, cut.
-        ranks: The processes.
-    """
+    uncompilable = Entry.uncompilable
 
     def __init__(self, module: nn.Module, ranks: Ranks) -> None:
         super().__init__(module)
         self._ranks = ranks
-
-    uncompilable = Entry.uncompilable
 
     def bind(self) -> None:
         """Make this the forward of the module, which then knows its own words only."""
@@ -102,9 +94,6 @@ class SharedEmbedding(ReboundForward):
 
 class Gathered(Exit):
     """A forward hook: all processes have the logits of all words."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        super().__init__(ranks, None, of_sequence=False)
 
     def __call__(self, module: nn.Module, args: Any, output: Tensor | None) -> Tensor | None:
         """Return the logits, (..., words)."""

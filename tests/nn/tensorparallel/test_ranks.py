@@ -4,8 +4,7 @@ import pickle
 import pytest
 import torch
 
-from actbench.nn.tensorparallel.drawing import OwnNumbers
-from actbench.nn.tensorparallel.ranks import Ranks
+from actbench.nn.tensorparallel.ranks import OwnNumbers, Ranks
 
 
 @pytest.fixture(autouse=True)
