@@ -89,15 +89,15 @@ class BatchNormalization(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any) -> Tensor:
         """Return the normalised batch; update the running statistics in training."""
-        running, (training, momentum) = layer.running(), layer.mode()
+        (mean_now, variance_now), (training, momentum) = layer.running(), layer.mode()
         ctx.training, ctx.eps = training, layer.eps
         ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
         packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
-            x, weight, bias, *running, training, momentum, layer.eps, torch.backends.cudnn.enabled
+            x, weight, bias, mean_now, variance_now, training, momentum, layer.eps, torch.backends.cudnn.enabled
         )
-        used = (None, None) if training else running
+        used = (None, None) if training else (mean_now, variance_now)
         save(ctx, packed, layer, weight, *used, mean, invstd, reserve)
         return output
 
@@ -197,13 +197,13 @@ class SyncBatchNormalization(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, group: Any) -> Tensor:
         """Return the normalised batch; update the running statistics."""
-        running, (_, momentum) = layer.running(), layer.mode()
+        (mean_now, variance_now), (_, momentum) = layer.running(), layer.mode()
         ctx.group, ctx.dtypes = group, dtypes_of(x, weight, bias)
         packed = layer.packer.pack(x, layer.site) if any(ctx.needs_input_grad[:2]) else None
         exact = _Context()
         size = distributed.get_world_size(group)
         output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
-            exact, x, weight, bias, *running, layer.eps, momentum, group, size
+            exact, x, weight, bias, mean_now, variance_now, layer.eps, momentum, group, size
         )
         _, _, mean, invstd, counts = exact.load
         save(ctx, packed, layer, weight, mean, invstd, counts)

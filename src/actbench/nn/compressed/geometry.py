@@ -58,7 +58,8 @@ class Geometry:
         ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
         dims, is_plain = len(layer.kernel_size), layer.padding_mode == "zeros"
-        padding, dilation, pads = layer.padding if is_plain else 0, numbers(layer.dilation, dims), ()
+        padding, dilation = layer.padding if is_plain else 0, numbers(layer.dilation, dims)
+        pads: tuple[int, ...] = ()
         if padding == "same":
             padding, pads = _same(layer.kernel_size, dilation)
         around = numbers(0 if isinstance(padding, str) else padding, dims)  # else the word is "valid"

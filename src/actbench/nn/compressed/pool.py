@@ -190,8 +190,8 @@ def max_pool(
     if windows is None or not windows.fit(input.shape):
         return exact(input, *given, return_indices)
     if dims == 1:
-        kernel, stride, padding, dilation, _ = windows.arguments
-        windows = Windows((1, *kernel), (1, *stride), (0, *padding), (1, *dilation), ceil_mode)
+        sizes, steps, pads, gaps, _ = windows.arguments
+        windows = Windows((1, *sizes), (1, *steps), (0, *pads), (1, *gaps), ceil_mode)
     return _pooled(MaxPooled, dims, input, windows)
 
 

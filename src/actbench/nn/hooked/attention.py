@@ -56,7 +56,7 @@ class FusedAttention(torch.autograd.Function):
         ctx.saved = [(packed._replace(parts=()), site, len(packed.parts)) for packed, site in saved]
         ctx.save_for_backward(mask, *(part for packed, _ in saved for part in packed.parts))
         # A graph changes torch's choice of operator; no backward pass runs through this one, so that it saves nothing.
-        with saved_tensors_hooks(lambda _: None, lambda _: None), torch.enable_grad():
+        with saved_tensors_hooks(_nothing, _nothing), torch.enable_grad():
             return _attend(_inputs([query, key, value, mask], ctx.needs_input_grad), options).detach()
 
     @staticmethod
@@ -119,6 +119,10 @@ def _inputs(tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Te
 
 def _attend(inputs: Sequence[Any], options: Options) -> Tensor:
     return F.scaled_dot_product_attention(*inputs, **options)
+
+
+def _nothing(_: Any) -> Any:
+    """Save nothing for a graph that no backward pass runs through."""
 
 
 class _Surroundings:
